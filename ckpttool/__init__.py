@@ -9,6 +9,7 @@ One line each::
     ckpttool.merge("checkpoint/", "strategy.ckpt", "merged.h5")
     ckpttool.split("merged.h5", "new_strategy.ckpt", "split/")
     ckpttool.reshard("checkpoint/", "strategy.ckpt", "new_strategy.ckpt", "new/")
+    ckpttool.convert("checkpoint/", "converted/", format="safetensors")
     ckpttool.verify("merged.h5", deep=True)
     ckpttool.diff("checkpoint/", "merged.h5", "strategy.ckpt")
 
@@ -24,6 +25,7 @@ from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:  # an alias makes a name public
+    from ckpttool.api import convert as convert
     from ckpttool.api import diff as diff
     from ckpttool.api import explain as explain
     from ckpttool.api import inspect as inspect
@@ -44,6 +46,7 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.execution.memory import fit_memory as fit_memory
     from ckpttool.formats import read_index as read_index
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
+    from ckpttool.operations.plans import plan_convert as plan_convert
     from ckpttool.operations.plans import plan_merge as plan_merge
     from ckpttool.operations.plans import plan_reshard as plan_reshard
     from ckpttool.operations.plans import plan_split as plan_split
@@ -83,6 +86,7 @@ _MODULES = {
     "merge": "ckpttool.api",
     "split": "ckpttool.api",
     "reshard": "ckpttool.api",
+    "convert": "ckpttool.api",
     "inspect": "ckpttool.api",
     "verify": "ckpttool.api",
     "diff": "ckpttool.api",
@@ -113,6 +117,7 @@ _MODULES = {
     "fit_memory": "ckpttool.execution.memory",
     "OpenCheckpoint": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
+    "plan_convert": "ckpttool.operations.plans",
     "plan_merge": "ckpttool.operations.plans",
     "plan_reshard": "ckpttool.operations.plans",
     "plan_split": "ckpttool.operations.plans",

@@ -25,11 +25,13 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import OnOverflow, TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
+from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
-from ckpttool.operations.convert import Conversion, convert
+from ckpttool.operations.convert import Conversion
+from ckpttool.operations.convert import convert as run_plan
 from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
@@ -110,14 +112,20 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class InspectKeywords(SourceKeywords, total=False):
-    """The fields of `SourceOptions` and `TensorOptions`."""
+    """The fields of `SourceOptions`, and those of `TensorOptions` that choose tensors."""
 
     include: str | Collection[str]
     exclude: str | Collection[str]
     weights_only: bool
 
 
-class ReadKeywords(InspectKeywords, total=False):
+class _TensorKeywords(InspectKeywords, total=False):
+    rename: Mapping[str, str] | Collection[str | Rename]
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
+
+
+class ReadKeywords(_TensorKeywords, total=False):
     """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
@@ -129,7 +137,9 @@ class ReadKeywords(InspectKeywords, total=False):
     manifest: ManifestChoice
 
 
-class _WriteKeywords(ReadKeywords, total=False):
+class _OutputKeywords(TypedDict, total=False):
+    """The fields of `RunOptions`, and of `OutputOptions` whatever is written."""
+
     format: str | None
     crc: bool
     part: tuple[int, int] | str | None
@@ -138,6 +148,19 @@ class _WriteKeywords(ReadKeywords, total=False):
     no_locks: bool
     engine: str
     max_memory_bytes: int | str | None
+
+
+class _WriteKeywords(ReadKeywords, _OutputKeywords, total=False):
+    pass
+
+
+class ConvertKeywords(_TensorKeywords, _OutputKeywords, total=False):
+    """The fields of all options of `convert`."""
+
+    strict: bool
+    manifest: ManifestChoice
+    max_shard_bytes: int | str | None
+    ranks: Collection[int] | str | None
 
 
 class MergeKeywords(_WriteKeywords, total=False):
@@ -406,6 +429,56 @@ def reshard(
     """
     given = _Keywords("reshard", options)
     return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
+
+
+@overload
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: Literal[False] = ...,
+    progress: Progress = ...,
+    **options: Unpack[ConvertKeywords],
+) -> Conversion: ...
+
+
+@overload
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: Literal[True],
+    progress: Progress = ...,
+    **options: Unpack[ConvertKeywords],
+) -> Estimate: ...
+
+
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: bool = False,
+    progress: Progress = None,
+    **options: Unpack[ConvertKeywords],
+) -> Conversion | Estimate:
+    """Write each file of a checkpoint again, in another format; no strategy is needed.
+
+    Parameters
+    ----------
+    src
+        The checkpoint: a path, or what `scan` returns.
+    out
+        The output file, or the output folder for files of ranks and for numbered files.
+    dry_run, progress, options
+        As for `merge`; the default format of a folder is that of ``src``.
+
+    Raises
+    ------
+    CkptToolError
+        As `merge` does.
+    """
+    given = _Keywords("convert", options)
+    return _convert(given, src, None, None, out, progress, dry_run=dry_run)
 
 
 def inspect(
@@ -734,11 +807,13 @@ def _convert(
     catalog, of_src, of_dst = load(
         source,
         _files(target),
-        find_strategy=given.function != "split" and not resolving.replicated,
+        find_strategy=given.function in ("merge", "reshard") and not resolving.replicated,
         open_count=shown.open_count,
     )
     make_plan: Callable[..., tuple[Plan, Assignment]]
-    if given.function == "merge":
+    if given.function == "convert":
+        make_plan = partial(plans.plan_convert, catalog, path, resolving, output)
+    elif given.function == "merge":
         make_plan = partial(plans.plan_merge, catalog, of_src, path, resolving, output)
     elif of_dst is None:
         raise TypeError(f"{given.function} needs target=, the strategy of the outputs")
@@ -747,7 +822,7 @@ def _convert(
     else:
         make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
     column = severities("convert", strict=resolving.strict)
-    return (estimate if dry_run else convert)(
+    return (estimate if dry_run else run_plan)(
         make_plan,
         run,
         open_progress=shown.open_progress,

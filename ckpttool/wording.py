@@ -33,18 +33,28 @@ def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | Non
     >>> format_numbers([0, 3, 4, 5, 7], ", ", most=2)
     '0, 3-5, 7'
     """
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1].append(number)
-        else:
-            ranges.append([number])
+    ranges = find_runs(numbers)
     more = 0 if most is None else sum(map(len, ranges[most:]))
     shown = ranges[:most] if more > 1 else ranges
     texts = (
         f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in shown
     )
     return separator.join(texts) + (f" and {more} more" if more > 1 else "")
+
+
+def find_runs(numbers: Iterable[int]) -> list[range]:
+    """Return distinct numbers as ranges without a gap, as few as possible.
+
+    Examples
+    --------
+    >>> find_runs([0, 1, 2, 5, 7, 8])
+    [range(0, 3), range(5, 6), range(7, 9)]
+    """
+    runs: list[range] = []
+    for number in sorted(set(numbers)):
+        start = runs.pop().start if runs and runs[-1].stop == number else number
+        runs.append(range(start, number + 1))
+    return runs
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -258,7 +268,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
             *("format", "prefix", "not_in_target", "part", "ignore"),
-            *("include", "exclude"),
+            *("include", "exclude", "rename", "dtype", "on_overflow"),
         )
     },
 }

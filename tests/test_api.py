@@ -104,13 +104,14 @@ def test_a_call_does_what_the_command_does(tmp_path):
     }
 
 
-@pytest.mark.parametrize("function", ["merge", "split", "reshard"])
+@pytest.mark.parametrize("function", ["merge", "split", "reshard", "convert"])
 def test_a_dry_run_writes_nothing_and_says_what_a_run_does(function, tmp_path):
     ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
     words = {
         "merge": (SRC, STRATEGY),
         "split": (tmp_path / "m.h5", TARGET),
         "reshard": (SRC, STRATEGY, TARGET),
+        "convert": (SRC,),
     }[function]
     call, out = getattr(ckpttool, function), tmp_path / "out"
     said = call(*words, out, format="safetensors", dry_run=True)
@@ -352,6 +353,9 @@ def test_keywords_are_the_fields_of_the_options():
     writing = {*typing.get_type_hints(api.MergeKeywords)}
     writing |= {*typing.get_type_hints(api.ReshardKeywords)}
     assert writing == reading | names(OutputOptions, RunOptions)
+    of_strategies = {"replicated", "unlisted", "trust_strategy", "optimizer_shard", "prefix"}
+    of_strategies |= {"check_replicas", "not_in_target", "strategy_path"}
+    assert {*typing.get_type_hints(api.ConvertKeywords)} == writing - of_strategies
 
 
 def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
@@ -452,7 +456,7 @@ def test_names_in_a_table_are_escaped():
     assert "<script>" not in strategy._repr_html_()
 
 
-@pytest.mark.parametrize("command", ["merge", "split", "reshard", "verify", "diff"])
+@pytest.mark.parametrize("command", ["merge", "split", "reshard", "convert", "verify", "diff"])
 def test_every_option_that_a_message_may_name_is_a_keyword(command):
     """A message of Python never names an option, but a keyword that the call takes."""
     known = {*typing.get_type_hints(api.MergeKeywords), *typing.get_type_hints(api.ReshardKeywords)}
@@ -492,13 +496,13 @@ def test_the_page_lists_the_options_whose_keywords_have_other_names():
     assert {*of_python} <= {row.split("`")[1] for row in rows}
 
 
-LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
+LINE_ONLY = {"--rename-file", "--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
 
 
 def test_help_shows_the_calls_first():
     text = pydoc.render_doc(ckpttool, renderer=pydoc.plaintext)
     shown = text[: text.index("PACKAGE CONTENTS")]
-    for name in ("open", "inspect", "merge", "split", "reshard", "verify", "diff"):
+    for name in ("open", "inspect", "merge", "split", "reshard", "convert", "verify", "diff"):
         assert f"ckpttool.{name}(" in shown
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import (
-    EachFile,
+    Files,
     Tensor,
     find_rank_slices,
     full_tensor,
     interpret,
     listed_names,
+    records_of_files,
 )
 from ckpttool.checkpoint.presence import (
     PartlyHeld,
@@ -30,6 +31,7 @@ from ckpttool.checkpoint.presence import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, find_training_state, parse_name
+from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
     FullTensor,
@@ -96,7 +98,7 @@ class ResolveOptions:
         How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
         some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
     tensors
-        Which tensors are wanted.
+        Which tensors are wanted, and in which element types.
 
     Examples
     --------
@@ -136,8 +138,9 @@ class Checkpoint(Brief):
         The choices of the user.
     records
         A record for each tensor, in the order of the files, before the user's choices.
-    are_joined
-        Whether files of ranks are joined; else each file is read by itself.
+    files
+        How the files are taken: ``"joined"``, or each by itself: as one of full tensors
+        (``"full"``), or as one whose tensors stay in a file of its own (``"kept"``).
     find_needed
         Returns the slices that the wanted ranks of a target need; None if all are needed.
     needed
@@ -176,7 +179,7 @@ class Checkpoint(Brief):
     strategy: Strategy
     options: ResolveOptions = ResolveOptions()
     records: Iterable[Tensor] = ()
-    are_joined: bool = True
+    files: Files = "joined"
     find_needed: Callable[[Checkpoint], NeededSlices] | None = None
     needed: NeededSlices | None = None
     is_recorded: bool = False
@@ -203,6 +206,11 @@ class Checkpoint(Brief):
         yield ("tensor", "dtype", "shape")
         for one in self.tensors:
             yield (str(one.name), one.meta.dtype, format_shape(one.meta.shape))
+
+    @property
+    def are_joined(self) -> bool:
+        """Whether files of ranks are joined; else each file is read by itself."""
+        return self.files == "joined"
 
     def knowing(self, **contents: object) -> Checkpoint:
         """Return the checkpoint with more of what contents show."""
@@ -240,7 +248,7 @@ class Checkpoint(Brief):
         return replace(
             self,
             catalog=catalog,
-            records=tuple(records) if self.are_joined else EachFile(catalog),
+            records=tuple(records) if self.are_joined else records_of_files(catalog, self.files),
             correction=correction,
             sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
@@ -260,6 +268,14 @@ class Checkpoint(Brief):
         return options.choose({**whole.metas, **dict.fromkeys(whole.listed)}, training)
 
     @cached_property
+    def renamed(self) -> Mapping[str, str]:
+        """The wanted names that change, with their new names."""
+        whole, rules = self.whole, self.options.tensors.renames
+        names = {**whole.metas, **dict.fromkeys(whole.listed)} if rules else {}
+        changed = rename(rules, names, whole.states)
+        return {name: new for name, new in changed.items() if name in self.wanted}
+
+    @cached_property
     def training_state(self) -> frozenset[str]:
         """The names that are no weights: optimizer state, gradients, master copies, counters."""
         return find_training_state(self.listed, self.metas)
@@ -269,6 +285,13 @@ class Checkpoint(Brief):
         """Name to full tensor, or to a slice of one that is incomplete."""
         joined = self.records if self.are_joined else ()
         return {**self.catalog.metas, **{one.name: one.meta for one in joined}}
+
+    def wanted_dtype(self, meta: TensorMeta) -> str:
+        """Return the element type in which the user wants a tensor."""
+        options = self.options.tensors
+        if not options.casts:
+            return meta.dtype
+        return options.dtype_of(meta, meta.name not in self.whole.training_state)
 
     @property
     def left_out(self) -> Mapping[str, TensorMeta]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
     correct_layouts,
@@ -31,6 +31,7 @@ from ckpttool.model.slicing import (
     KnownBy,
     LayoutSlicing,
     Listed,
+    Own,
     RankGroups,
     Unlisted,
     Whole,
@@ -46,6 +47,9 @@ from ckpttool.wording import format_ranks, shorten
 _T = TypeVar("_T", bound=Hashable)
 
 Tensor = FullTensor | BrokenTensor
+# How files are taken: joined, or each by itself: as one of full tensors, or as one of tensors that
+# stay in a file of their own.
+Files = Literal["joined", "full", "kept"]
 ContentGroups = Mapping[str, RankGroups]  # name to the groups of ranks with equal contents
 
 
@@ -95,6 +99,25 @@ class EachFile:
         for rank, file in self.catalog.files.items():
             for name in file.header:
                 yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
+
+
+def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
+    """Return a record for each tensor of each distinct header, which its files do not share."""
+    ranks_of: dict[tuple[TensorMeta, ...], list[int]] = {}
+    for ranks, header in catalog.headers.items():
+        metas = tuple(tensor.meta for tensor in header.values())
+        ranks_of.setdefault(metas, []).extend(ranks)
+    return tuple(
+        full_tensor(catalog, meta.name, Own(tuple(sorted(ranks))), min(ranks))
+        for metas, ranks in ranks_of.items()
+        for meta in metas
+    )
+
+
+def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
+    """Return a record for each tensor of files that are not joined."""
+    are_own = files == "kept" and not catalog.is_merged
+    return _own_tensors(catalog) if are_own else EachFile(catalog)
 
 
 def full_tensor(

@@ -396,6 +396,29 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
+def miss_listed_ranks(catalog: Catalog) -> Catalog:
+    """Return the catalog that misses the ranks of its manifest without a file, and no others.
+
+    For who writes each file again: without a strategy, nothing else tells which were the last.
+    `ckpttool.checks.manifest.check_source` reports a manifest that cannot be read.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not catalog.needs_strategy or not is_file(path):
+        return catalog
+    catalog = limit_to_written_ranks(catalog, None)
+    try:
+        outputs = ManifestFile.read(path).manifest().outputs
+    except FormatError:
+        return catalog
+    listed = {os.path.normpath(path.parent / output.path) for output in outputs}
+    known = {*catalog.files, *catalog.damaged, *catalog.missing_ranks}
+    lost = tuple(sorted({output.rank for output in outputs} - known))
+    if not lost or not listed.issuperset(map(os.path.normpath, catalog.paths)):
+        return catalog  # of another set than the files
+    one = Diagnostic("missing_rank", f"listed in {path}", ranks=lost)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, one))
+
+
 def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
     """Return whether a manifest lists all these files, and that they have this strategy.
 

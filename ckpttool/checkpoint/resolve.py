@@ -23,9 +23,10 @@ from ckpttool.checkpoint.contents import (
     sample_states,
 )
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
-from ckpttool.checkpoint.interpret import EachFile, decided_by_contents
+from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     is_recorded,
+    miss_listed_ranks,
     note_written_ranks,
     other_strategy,
     quarantine_all_empty,
@@ -74,7 +75,7 @@ def resolve(
     *,
     contents: Contents = "all",
     is_refused: Callable[[Checkpoint], bool],
-    by_file: bool = False,
+    files: Files = "joined",
     purpose: Purpose = Purpose(),
 ) -> Checkpoint:
     """Return a record for each tensor of a checkpoint, and what contents show.
@@ -90,7 +91,7 @@ def resolve(
         *(catalog, strategy, options),
         contents=contents,
         is_refused=is_refused,
-        by_file=by_file,
+        files=files,
         purpose=purpose,
     )
     evidence = Evidence()
@@ -104,7 +105,7 @@ def resolving(
     *,
     contents: Contents,
     is_refused: Callable[[Checkpoint], bool],
-    by_file: bool,
+    files: Files = "joined",
     purpose: Purpose,
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint; `answer` answers its questions, with what was read of the files before.
@@ -125,8 +126,9 @@ def resolving(
     is_refused
         Returns whether the headers refuse the checkpoint, so that its layouts are not checked
         against contents.
-    by_file
-        Read each file by itself, as one of full tensors.
+    files
+        ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
+        itself, whatever its tensors are slices of, since they stay in files of their own.
     purpose
         What the checkpoint is resolved for.
 
@@ -137,8 +139,11 @@ def resolving(
     """
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
-    if by_file or (strategy is None and catalog.is_merged):
-        found = yield from _resolve_files(catalog, options, contents == "samples", is_refused)
+    if files == "joined" and strategy is None and catalog.is_merged:
+        files = "full"
+    if files != "joined":
+        by_samples = contents == "samples"
+        found = yield from _resolve_files(catalog, options, files, by_samples, is_refused)
         return found.chosen
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
@@ -155,17 +160,20 @@ def resolving(
 def _resolve_files(
     catalog: Catalog,
     options: ResolveOptions,
+    files: Files,
     by_samples: bool,
     is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Checkpoint]:
-    """Resolve a checkpoint whose files hold full tensors."""
+    """Resolve a checkpoint whose files are not joined."""
     catalog = quarantine_all_empty(catalog)
+    if files == "kept" and options.manifest != "ignore":
+        catalog = miss_listed_ranks(catalog)
     found = Checkpoint(
         catalog=catalog,
         strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
         options=options,
-        records=EachFile(catalog),
-        are_joined=False,
+        records=records_of_files(catalog, files),
+        files=files,
     )
     try:
         found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import other_strategy_hint
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, severities
@@ -18,9 +18,10 @@ from ckpttool.problems import Command, Diagnostic, severities
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
 _DECIDING: tuple[Command, ...] = ("verify", "diff", "convert")
 _ALL: tuple[Command, ...] = (*_EXAMINING, "convert")
-Source = Literal["ranks", "files"]
-_FILES: tuple[Source, ...] = ("files",)
-_BOTH: tuple[Source, ...] = ("ranks", "files")
+_FILES: tuple[Files, ...] = ("full",)
+_KEPT: tuple[Files, ...] = ("kept",)
+_BOTH: tuple[Files, ...] = ("joined", "full")
+_ANY: tuple[Files, ...] = (*_BOTH, *_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Check:
     commands
         The commands that run it.
     of
-        What it is about: ranks whose files are joined, files that are read by themselves, or both.
+        How the files are taken that it is about; see `Checkpoint`.
     needs_contents
         Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
         of a strategy that the user trusts.
@@ -47,7 +48,7 @@ class Check:
     find: Callable[[Checkpoint], Iterable[Diagnostic]]
     why: str
     commands: tuple[Command, ...] = _ALL
-    of: tuple[Source, ...] = ("ranks",)
+    of: tuple[Files, ...] = ("joined",)
     needs_contents: bool = False
     supersedes: tuple[Callable[[Checkpoint], Iterable[Diagnostic]], ...] = ()
 
@@ -61,8 +62,11 @@ CHECKS = (
         readings.check_damage, "what else is wrong may follow from these files", ("verify",), _BOTH
     ),
     Check(readings.check_checksums, "the same of files whose bytes changed", ("verify",), _BOTH),
-    Check(presence.check_scan, "which files were chosen explains all that follows", of=_BOTH),
+    Check(presence.check_scan, "which files were chosen explains all that follows", of=_ANY),
     Check(presence.check_missing_files, "files that are not there are not read", of=_FILES),
+    Check(
+        presence.check_kept_files, "the same for who writes each of them again", ("convert",), _KEPT
+    ),
     Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
     Check(
         unlisted.check_copies,
@@ -74,16 +78,23 @@ CHECKS = (
         unlisted.check_ignored_copies,
         "the same for who writes one copy anyway",
         ("convert",),
-        _FILES,
+        (*_FILES, *_KEPT),
     ),
     Check(layouts.check_options, "an option that cannot apply changes all that follows", of=_BOTH),
     Check(
         presence.check_choice,
         "a pattern is an option, too",
         ("verify", "inspect", "convert"),
-        _BOTH,
+        _ANY,
     ),
-    Check(presence.check_left_out, "what is not wanted is not judged", of=_BOTH),
+    Check(
+        presence.check_casts,
+        "a pattern of a cast is an option, too",
+        ("verify", "inspect", "convert"),
+        _ANY,
+    ),
+    Check(presence.check_left_out, "what is not wanted is not judged", of=_ANY),
+    Check(presence.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
     Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
@@ -136,6 +147,7 @@ CHECKS = (
         ("verify",),
         _FILES,
     ),
+    Check(headers.check_kept, "a file that was cut short stays so", ("convert",), _KEPT),
     Check(
         headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
     ),
@@ -192,13 +204,9 @@ def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
     superseded = {find for check in CHECKS for find in check.supersedes}
     for check in CHECKS:
         is_said = "contents" in checkpoint.read and check.find in superseded
-        is_for = command in check.commands and _source(checkpoint) in check.of
+        is_for = command in check.commands and checkpoint.files in check.of
         if is_for and not is_said and not (check.needs_contents and is_closed):
             yield check
-
-
-def _source(checkpoint: Checkpoint) -> Source:
-    return "ranks" if checkpoint.are_joined else "files"
 
 
 def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
@@ -211,7 +219,7 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
         one
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
-        if _source(checkpoint) in check.of
+        if checkpoint.files in check.of
         for one in check.find(checkpoint)
         if errors[one.code] == "error"
     )

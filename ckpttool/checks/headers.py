@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import disagreement, group_ranks
+from ckpttool.checkpoint.presence import has_redundancy_mark
 from ckpttool.checks.unlisted import odd_state_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
@@ -26,6 +28,23 @@ def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for name in catalog.metas:
         yield from _check_types(catalog, catalog.metas_of(name))
     yield from _truncated_files(catalog)
+
+
+def check_kept(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the files of ranks that will hold nothing, and those that look cut short.
+
+    Only a strategy says what they should hold.
+    """
+    catalog, chosen = checkpoint.whole.catalog, checkpoint.catalog.files
+    if catalog.is_merged:
+        return
+    empty = [r for r, file in catalog.files.items() if file.tensors and not chosen[r].tensors]
+    if empty and checkpoint.catalog.metas:
+        text = f"{format_ranks(empty)}: no tensor is chosen, so the files hold none"
+        yield Diagnostic("empty", text, ranks=tuple(empty))
+    if not has_redundancy_mark(catalog):
+        hint = f"ckpttool verify {quote(catalog.root)} -s STRATEGY, which shows it"
+        yield from (replace(one, hint=hint) for one in _truncated_files(catalog))
 
 
 def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -16,9 +16,10 @@ from ckpttool.checkpoint.presence import (
     has_redundancy_mark,
 )
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
-from ckpttool.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
 
@@ -40,6 +41,14 @@ def check_missing_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         if one.code == "missing_rank" and ranks:
             text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
             yield replace(one, message=text, ranks=ranks)
+
+
+def check_kept_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of ranks without a file, if every file is written again by itself."""
+    there = format_numbers(checkpoint.catalog.files)
+    for one in check_missing_files(checkpoint):
+        hint = f"the folder with all ranks as SRC, or --rank {there} for those that are there"
+        yield replace(one, code="missing", hint=hint)
 
 
 def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -474,13 +483,33 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 
+def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
+    options, whole = checkpoint.options.tensors, checkpoint.whole
+    if options.casts:
+        metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
+        yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
+
+
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors that are not wanted."""
-    left_out, is_shown = checkpoint.left_out, checkpoint.options.tensors.shown_by
-    if left_out and checkpoint.catalog.metas and not is_shown:
+    left_out = checkpoint.left_out
+    if left_out and checkpoint.catalog.metas:
         size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
         text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
         yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")
+
+
+def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on the tensors with new names, and the problems of the rules for names."""
+    names, renamed = checkpoint.catalog.metas, checkpoint.renamed
+    changed = {name: new for name, new in renamed.items() if name in names}
+    rules, where = checkpoint.options.tensors.renames, checkpoint.catalog.root
+    if names:
+        yield from rename_problems(rules, names, changed, where)
+    if changed:
+        examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
+        yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")
 
 
 def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -67,7 +67,7 @@ sides = options.OptionGroup(
 @sides()
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
-    *options.OF_TENSORS,
+    *(name for name in options.OF_TENSORS if name != "on_overflow"),
     replicated=options.flag(
         "Every rank of a side without a strategy of its own holds all tensors in full."
     ),

@@ -43,6 +43,7 @@ def _print(found: Estimate, outputs: str, verbose: bool) -> None:
         "Dry run": [f"{outputs}, from {source}"],
         "beside": [f"{one.kind} {one.path}" for one in done.documents],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
+        "casts": [str(cast)] if (cast := done.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],
         "needs": [_needs(supplies, noun, verbose)] if supplies else [],

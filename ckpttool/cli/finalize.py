@@ -41,5 +41,7 @@ def finalize(folder: str, report: ReportOptions) -> None:
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
     if not report.quiet:
+        if (cast := manifest.cast) is not None:
+            tables.print_text(f"Cast {count(cast.elements, 'number')}; {cast}")
         files = count(len(manifest.outputs), "file")
         tables.print_text(f"{folder}: complete: {files}, {size}{step}")

@@ -133,7 +133,7 @@ page_options = options.OptionGroup(
 @options.crc
 @look()
 @page_options()
-@options.resolve_options("manifest", *OF_VALUES, *options.OF_TENSORS)
+@options.resolve_options("manifest", *OF_VALUES, *options.OF_CHOICE)
 @options.report_options()
 def inspect(
     source: Side,

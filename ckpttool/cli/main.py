@@ -37,6 +37,7 @@ COMMANDS = {
     "merge": "How do I get one file with the full tensors?",
     "split": "How do I shard a merged checkpoint for the ranks of a strategy?",
     "reshard": "How do I go on with other ranks, or another parallelism?",
+    "convert": "How do I get the same checkpoint in another file format?",
     "verify": "Is anything damaged, missing or different between replicas?",
     "diff": "Are two checkpoints equal, under any layouts and formats?",
     "strategy": "What does a strategy say, and which one fits?",
@@ -252,8 +253,8 @@ def _report(error: BaseException, as_json: bool) -> int:
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
-    Inspect, merge, split, reshard, verify and compare MindSpore distributed checkpoints, on any
-    machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.
+    Inspect, merge, split, reshard, convert, verify and compare MindSpore distributed checkpoints,
+    on any machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.
 
     `ckpttool help exit-codes` lists the exit codes.
     """,

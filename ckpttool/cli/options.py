@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,14 @@ from click.core import ParameterSource
 
 from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
+    CAST,
     ENGINE,
     NAME_PATTERN,
     PART,
     PATTERN,
     RANKS,
+    RENAME,
+    RENAME_FILE,
     SIZE,
     Choice,
     Existing,
@@ -399,6 +403,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
 
     given = {name: one for name, one in values.items() if one is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    if files := of_tensors.pop("rename_file", ()):
+        of_tensors["rename"] = (*of_tensors["rename"], *chain(*files))
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
@@ -501,7 +507,8 @@ ignore_manifest = option(
 
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
-OF_TENSORS = ("include", "exclude", "weights_only")
+OF_CHOICE = ("include", "exclude", "weights_only")
+OF_TENSORS = (*OF_CHOICE, "rename", "rename_file", "dtype", "on_overflow")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -530,6 +537,34 @@ resolve_options = OptionGroup(
         "exclude": option("No tensors whose names match PATTERN; repeat it for more.", **NAMES),
         "weights_only": flag(
             "No optimizer state, gradients, master copies or counters.", heading=TENSORS
+        ),
+        "rename": option(
+            "Rename what matches OLD, a glob or re:REGEX; state follows.  Repeatable.",
+            type=RENAME,
+            multiple=True,
+            metavar="OLD=NEW",
+            heading=TENSORS,
+        ),
+        "rename_file": option(
+            "A YAML file with such rules; to-pytorch and to-mindspore come with ckpttool.",
+            type=RENAME_FILE,
+            multiple=True,
+            metavar="FILE",
+            heading=TENSORS,
+        ),
+        "dtype": option(
+            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
+            type=CAST,
+            multiple=True,
+            metavar="TYPE",
+            heading=TENSORS,
+        ),
+        "on_overflow": option(
+            "What becomes of numbers too large for their new type: error or inf.",
+            type=Choice(["error", "inf"]),
+            metavar="HOW",
+            default="error",
+            heading=TENSORS,
         ),
     },
 )

@@ -272,7 +272,7 @@ def parse_pattern(text: str) -> str:
 
 def parse_name_pattern(text: str) -> str:
     """Return a pattern of names of tensors; refuse a malformed regular expression."""
-    from ckpttool.model.choices import Pattern
+    from ckpttool.model.patterns import Pattern
 
     try:
         return Pattern(text).text
@@ -339,8 +339,46 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
     return start, stop, step
 
 
+def parse_rename(text: str) -> object:
+    """Return a rule for names."""
+    from ckpttool.model.renames import parse_renames
+
+    try:
+        (rule,) = parse_renames([text])
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="*.gamma=*.weight") from error
+    return rule
+
+
+def parse_rename_file(path: str) -> object:
+    """Return the rules for names in a file, or in one that comes with the package."""
+    from ckpttool.strategy_files.rename_files import SHIPPED, read_renames
+
+    if path not in SHIPPED:
+        try:
+            Existing("a YAML file").check(path)
+        except UsageProblem as problem:
+            if near := nearest(path, SHIPPED):
+                raise UsageProblem(problem.message, instead=near) from problem
+            raise
+    return read_renames(path)
+
+
+def parse_cast(text: str) -> str:
+    """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
+    from ckpttool.model.choices import Cast
+
+    try:
+        return Cast(text).text
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="bf16") from error
+
+
 RANK_FILES = Parsed("pattern", parse_rank_files)
+RENAME = Parsed("rename", parse_rename)
+RENAME_FILE = Parsed("rename file", parse_rename_file)
 PATTERN = Parsed("pattern", parse_pattern)
+CAST = Parsed("type", parse_cast)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @options.source_options()
 @options.resolve_options(
     "replicated",
-    *options.OF_TENSORS,
+    *options.OF_CHOICE,
     manifest=options.option(
         "Compare all contents with the manifest; needs no strategy.",
         "--check-manifest",

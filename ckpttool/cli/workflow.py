@@ -152,6 +152,8 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
     if done.shapes_to_check:
         tables.print_text(f"Check the full shapes: {done.shapes_to_check}")
+    if (cast := done.casting) is not None:
+        tables.print_text(f"Cast {cast}")
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""
@@ -174,8 +176,9 @@ def _outputs_text(done: Conversion, verbs: tuple[str, str] = ("Wrote", "Kept")) 
     if done.is_one_file:
         facts.insert(1, count(outputs[0].tensors, "tensor"))
         return f"{verb} {paths[0]} ({', '.join(facts)})"
-    if not done.plan.target.is_merged:
-        paths = [path.parent for path in paths]
+    folders = [path.parent for path in paths]
+    if not done.plan.target.is_merged and len({*folders}) == len(paths):
+        paths = folders
     shown = [str(paths[0]), *(path.name for path in paths[1:])]
     names = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} ... {shown[-1]}"
     of_kept = [f"{kept} kept, {len(outputs) - kept} written"] if kept else []

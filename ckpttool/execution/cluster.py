@@ -349,6 +349,7 @@ def _write(task: FileTask, path: str) -> Filled:
         return Filled(
             sum(one.nbytes for one in filled),
             tuple(unit for one in filled for unit in one.hashes),
+            casts=tuple(cast for one in filled for cast in one.casts),
             read=tuple(unit for one in filled for unit in one.read),
             attempt=path,
         )

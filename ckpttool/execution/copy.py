@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ckpttool.model.manifest import CastStats
 from ckpttool.model.manifest import units as units_of
 from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
@@ -24,7 +25,7 @@ from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, find_runs, read_band
+from ckpttool.storage.region_io import CAST_BUFFER_BYTES, FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -85,6 +86,11 @@ class TensorUnit:
         return TensorUnit, (self.tensor, self.region, output, self.number)
 
     @property
+    def dtype(self) -> str:
+        """The element type of the output."""
+        return self.tensor.meta.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the unit."""
         return self.region.size * self.tensor.meta.itemsize
@@ -107,17 +113,27 @@ class UnitHash(NamedTuple):
     sha256: str
 
 
+class TensorCast(NamedTuple):
+    """What a cast did to elements of a tensor in the file at ``path``."""
+
+    path: str
+    name: str
+    stats: CastStats
+
+
 @dataclass(frozen=True, slots=True)
 class Filled:
     """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
 
-    ``read`` has the hashes of source units that it read as a whole, if these are requested.
+    ``casts`` has the statistics of tensors that it cast.  ``read`` has the hashes of source units
+    that it read as a whole, if these are requested.
     ``attempt`` is the temporary name of a file that a worker of a cluster wrote by itself.
     """
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
     crcs: tuple[CrcExtent, ...] = ()
+    casts: tuple[TensorCast, ...] = ()
     read: tuple[ReadUnit, ...] = ()
     attempt: str = ""
 
@@ -147,6 +163,16 @@ class FillTask:
     def nbytes(self) -> int:
         """Bytes that the task writes."""
         return sum(unit.nbytes for unit in self.units)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of sources that the task needs."""
+        return sum(unit.region.size * unit.output.stored_itemsize for unit in self.units)
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of the buffers for casts; 0 without any."""
+        return CAST_BUFFER_BYTES if any(unit.output.is_cast for unit in self.units) else 0
 
     @property
     def buffer_bytes(self) -> int:
@@ -252,6 +278,7 @@ def fill(task: FillTask) -> Filled:
     """
     hashes: list[UnitHash] = []
     states: dict[tuple[str, str, int], HASH] = {}
+    casts: dict[tuple[str, str], CastStats] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
@@ -259,6 +286,9 @@ def fill(task: FillTask) -> Filled:
             path, meta = unit.tensor.file.path, unit.tensor.meta
             if not is_there(path):  # the coordinator removed the file: the run has ended
                 raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+            if files.caster is not None and unit.output.is_cast:
+                before = casts.get((path, meta.name), CastStats())
+                casts[path, meta.name] = before.merged(files.caster.take_stats())
             files.write_bytes(unit.tensor, _offset(band, meta.shape) * meta.itemsize, data)
             key = path, meta.name, unit.number
             states.setdefault(key, sha256()).update(data.data)
@@ -269,6 +299,7 @@ def fill(task: FillTask) -> Filled:
         task.nbytes,
         tuple(hashes),
         () if crc is None else tuple(crc.extents()),
+        tuple(TensorCast(*key, stats) for key, stats in casts.items()),
         () if read is None else tuple(read.found()),
     )
 

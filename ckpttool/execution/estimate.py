@@ -6,8 +6,10 @@ The tasks are those of `schedule`, and `CountingFiles` decides on each read as a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -94,6 +96,7 @@ class _Counts:
 
     tasks: int
     reads: Reads
+    needed: int
     written: int
     buffer_bytes: int
     used: tuple[Mapping[int, int], ...]
@@ -133,7 +136,7 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
         reads += counts.reads
         written += counts.written
         buffer_bytes = max(buffer_bytes, counts.buffer_bytes)
-        over_read += max(0, counts.reads.nbytes - counts.written)
+        over_read += max(0, counts.reads.nbytes - counts.needed)
     return Work(
         tasks,
         reads,
@@ -141,8 +144,17 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
         written,
         buffer_bytes,
         {rank: sizes[kind] for rank, kind in kind_of.items()},
-        _join_alike(Supply(*one) for one in zip(alike, used, strict=True)),
+        _join_alike(chain.from_iterable(map(partial(_supplies, plan), alike, used))),
     )
+
+
+def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[int, int]) -> Iterator[Supply]:
+    """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first one."""
+    if not any(transfer.is_own for transfer in plan.transfers):
+        yield Supply(ranks, used)
+        return
+    for rank in ranks:  # each needs as much of its own rank as the first of its own
+        yield Supply((rank,), {rank: sum(used.values())})
 
 
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
@@ -169,14 +181,20 @@ class _Survey:
         self._kinds = {id(one.terms): _kind(one.terms) for one in plan.transfers}
         self._known: dict[Hashable, _TensorCounts] = {}
 
+    def _kind(self, terms: tuple[Term, ...]) -> Hashable:
+        """Return the `_kind` of terms; those that an output has for itself are in no transfer."""
+        known = self._kinds.get(id(terms))
+        return _kind(terms) if known is None else known
+
     def count(self, batch: Batch, indexes: list[FileIndex]) -> _Counts:
         """Return what the tasks of a batch do."""
         number = {index.path: i for i, index in enumerate(indexes)}
         used = [Counter[int]() for _ in indexes]
-        tasks = written = buffer_bytes = 0
+        tasks = needed = written = buffer_bytes = 0
         reads = Reads()
         for task in batch.tasks(indexes):
             tasks += 1
+            needed += task.needed_bytes
             written += task.nbytes
             buffer = np.empty(task.buffer_bytes, np.uint8)
             with CountingFiles(task.band_bytes) as files:
@@ -185,8 +203,9 @@ class _Survey:
                     reads += of_tensor
                     for unit, of_unit in zip(units, of_units, strict=True):
                         used[number[unit.tensor.file.path]].update(of_unit)
-                buffer_bytes = max(buffer_bytes, len(buffer) + files.scratch_peak)
-        return _Counts(tasks, reads, written, buffer_bytes, tuple(used))
+                most = len(buffer) + files.scratch_peak + task.cast_bytes
+                buffer_bytes = max(buffer_bytes, most)
+        return _Counts(tasks, reads, needed, written, buffer_bytes, tuple(used))
 
     def _count_tensor(
         self, units: Sequence[TensorUnit], files: CountingFiles, buffer: Bytes, band_bytes: int
@@ -194,7 +213,10 @@ class _Survey:
         """Return the reads of the units of one tensor, and the bytes of source ranks by unit."""
         key = (
             files.scratch_used,
-            *((self._kinds[id(one.output.terms)], one.output.region, one.region) for one in units),
+            *(
+                (self._kind(one.output.terms), one.output.region, one.region, one.dtype)
+                for one in units
+            ),
         )
         if key not in self._known:
             used = {id(unit): Counter[int]() for unit in units}

@@ -26,7 +26,7 @@ from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats.local import describe_os_error, more_files_hint
-from ckpttool.model.manifest import ListedOutput
+from ckpttool.model.manifest import CastStats
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
@@ -41,10 +41,11 @@ from ckpttool.problems import (
     notes_of,
 )
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
-from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
+from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
+from ckpttool.wording import count
 
 
 def _failure(
@@ -98,6 +99,7 @@ class Job:
     open_tasks: int = 1  # and one until all are submitted
     hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
     crcs: list[CrcExtent] = field(default_factory=list)
+    casts: dict[str, CastStats] = field(default_factory=dict)  # by tensor
 
     def accept(self, filled: Filled) -> None:
         """Add the part of a call's result that belongs to this output."""
@@ -108,6 +110,9 @@ class Job:
         for unit_hash in filled.hashes:
             if unit_hash.path == path:
                 self.hashes.setdefault(unit_hash.name, {})[unit_hash.unit] = unit_hash.sha256
+        for of, name, stats in filled.casts:
+            if of == path:
+                self.casts[name] = self.casts.get(name, CastStats()).merged(stats)
         self.crcs += (crc_extent for crc_extent in filled.crcs if crc_extent.path == path)
 
 
@@ -181,7 +186,8 @@ def execute(
     ExecutionError
         An output could not be written, or a source file has changed since.  Unless the source has
         changed, the error names the complete outputs, which a resumed run keeps.  Unfinished
-        outputs are removed.
+        outputs are removed.  Or numbers are too large for the type to which they are cast; then all
+        outputs of this run are removed.
     """
     options = options or CopyOptions()
     mine = plan.limited_to(assignment.ranks)
@@ -195,7 +201,7 @@ def execute(
     for note in transaction.notes:
         on_note(note)
     executor = executor or InlineExecutor()
-    run = _Run(executor, options, on_progress, check, plan.listed, transaction)
+    run = _Run(executor, options, on_progress, check, plan, transaction)
     rest = [rank for rank in assignment.ranks if rank not in transaction.kept]
     try:
         run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
@@ -204,6 +210,7 @@ def execute(
             run.start(batch)
         while run.pending:
             run.collect()
+        run.refuse_overflow()
         transaction.finish()
     except BaseException as error:
         try:
@@ -227,22 +234,35 @@ class _Run:
     options: CopyOptions
     on_progress: Callable[[int], None]
     check: Callable[[], None]
-    listed: Mapping[str, ListedOutput]  # source files
+    plan: Plan
     transaction: Transaction
     current: str = ""  # path of the output in work, for the error
     pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    overflows: dict[str, CastStats] = field(default_factory=dict)  # by tensor
+    _holders: Mapping[int, frozenset[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._holders = self.plan.holders()
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
         """Record the outputs that an earlier run completed as written."""
+        casts = self.transaction.read_casts() if any(self._holders.values()) else {}
+        folder = Path(self.plan.target.manifest_path).parent
         for output in outputs:
-            self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
+            cast = casts.get(os.path.relpath(output.path, folder))
+            nbytes = Path(output.path).stat().st_size
+            self._note_written(output, nbytes, is_kept=True, cast=cast)
             self.on_progress(sum(meta.nbytes for meta in output.metas))
 
-    def _note_written(self, output: OutputFile, nbytes: int, is_kept: bool = False) -> None:
-        tensors = len(output.tensors)
-        entry = Written(output.rank, output.path, output.format, nbytes, tensors, is_kept)
+    def _note_written(
+        self, output: OutputFile, nbytes: int, *, is_kept: bool = False, cast: CastStats | None
+    ) -> None:
+        entry = Written(
+            *(output.rank, output.path, output.format, nbytes),
+            *(len(output.tensors), is_kept, cast),
+        )
         self.written.append(entry)
 
     def written_by_rank(self) -> tuple[Written, ...]:
@@ -291,10 +311,31 @@ class _Run:
                 job.accept(result)
                 self._commit_if_done(job)
 
+    def refuse_overflow(self) -> None:
+        """Raise `ExecutionError` if casts made Inf of numbers; remove the outputs of this run.
+
+        The run reads all of its source before that, so the error names every such tensor.
+        """
+        if not self.overflows:
+            return
+        for one in self.written:
+            if not one.is_kept:
+                remove_document(one.path)
+        self.written = [one for one in self.written if one.is_kept]
+        dtypes = {transfer.name: transfer.dtype for transfer in self.plan.transfers}
+        found = [
+            f"{name}: {stats.infinities} beyond {dtypes[name]}, the largest {stats.largest:.6g}"
+            for name, stats in self.overflows.items()
+        ]
+        number = sum(stats.infinities for stats in self.overflows.values())
+        cause = f"{count(number, 'number')} too large for the new type"
+        hint = "--on-overflow inf, or --dtype with another type for them"
+        raise ExecutionError(self.current, cause, (), hint, join_first(found))
+
     def _check_read(self, filled: Filled) -> None:
         """Raise `SourceHashError` if a unit that was read has not the hash that is listed."""
         for path, name, number, digest in filled.read:
-            listed, unit = self.listed.get(path), (name, number)
+            listed, unit = self.plan.listed.get(path), (name, number)
             if listed is None or listed.digest(unit) == digest:
                 continue
             text = f"{name}: changed since the file was written"
@@ -323,11 +364,23 @@ class _Run:
 
     def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
+        held = self._holders[job.output.rank]
+        first = {name: stats for name, stats in job.casts.items() if name in held}
+        if self.plan.tensors.on_overflow == "error":
+            for name, stats in first.items():
+                if stats.infinities:
+                    before = self.overflows.get(name, CastStats())
+                    self.overflows[name] = before.merged(stats)
+            if self.overflows or any(stats.infinities for stats in job.casts.values()):
+                job.file.discard()
+                self.jobs.remove(job)
+                return
+        cast = CastStats.sum(first.values()) or (CastStats() if job.casts else None)
         nbytes = job.file.seal(crc)
-        self.transaction.record_complete(job.output, nbytes, job.hashes)
+        self.transaction.record_complete(job.output, nbytes, job.hashes, cast)
         job.file.rename()
         self.jobs.remove(job)
-        self._note_written(job.output, nbytes)
+        self._note_written(job.output, nbytes, cast=cast)
         self.transaction.record_placed(job.output)
 
     def abandon(self, error: BaseException) -> None:

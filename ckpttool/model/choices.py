@@ -1,87 +1,54 @@
-r"""Which tensors of a checkpoint are wanted, and in what form.
-
-A pattern is a glob such as ``*.weight``, in which ``*`` also stands for dots, or ``re:`` and a
-regular expression such as ``re:layers\.[0-3]\.``, which may begin and end anywhere in a name.
-"""
+"""Which tensors of a checkpoint are wanted, and in what form."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import translate
-from shlex import quote
+from typing import Literal, get_args
 
+from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
+from ckpttool.model.patterns import Pattern, unmatched_problems
+from ckpttool.model.renames import Rename, parse_renames
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.wording import count, nearest, shorten
+from ckpttool.wording import any_of, count, shorten
+
+OnOverflow = Literal["error", "inf"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """A pattern of names; a name without special characters matches itself.
+class Cast:
+    """A request for an element type: of the tensors that match a pattern, or of all weights.
 
     Raises
     ------
     ValueError
-        The regular expression is malformed.
+        The text does not begin with a type, or its regular expression is malformed.
 
     Examples
     --------
-    >>> Pattern("layers.*.weight").matches("layers.0.mlp.weight")
-    True
-    >>> Pattern("re:^adam_[mv]").matches("adam_m.layers.0.weight")
-    True
-    >>> Pattern("layers.0.weight").matches("adam_m.layers.0.weight")
-    False
+    >>> Cast("bf16:adam_*").dtype, Cast("float16").pattern
+    ('BFloat16', None)
     """
 
     text: str
-    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    dtype: str = field(init=False)
+    pattern: Pattern | None = field(init=False)
 
     def __post_init__(self) -> None:
-        is_regex = self.text.startswith("re:")
-        try:
-            regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
-        except re.error as error:
-            raise ValueError(f"{self.text!r} is no regular expression: {error}") from error
-        object.__setattr__(self, "regex", regex)
-
-    def matches(self, name: str) -> bool:
-        """Return whether a name matches."""
-        return name == self.text or self.regex.search(name) is not None
-
-
-def unmatched(
-    option: str, patterns: Iterable[Pattern], names: Collection[str], where: str
-) -> Iterator[Diagnostic]:
-    """Yield the problem of each pattern that matches no name, with what was perhaps meant.
-
-    ``option`` takes the patterns, and ``where`` is what has the names.
-    """
-    for pattern in patterns:
-        if not any(map(pattern.matches, names)):
-            text = f"no tensor matches {pattern.text!r}"
-            near = _nearest(pattern, names)
-            facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-            hint = f"{option} {quote(near)}" if near else "`ckpttool inspect --all` lists the names"
-            yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
-
-
-def _nearest(pattern: Pattern, names: Collection[str]) -> str:
-    """Return the pattern with its unknown words replaced by near ones, or a near name, or ""."""
-    if pattern.text.startswith("re:"):
-        return nearest(pattern.text[3:], names)
-    words = dict.fromkeys(word for name in names for word in name.split("."))
-    parts = re.split(r"([.*?])", pattern.text)
-    near = Pattern("".join(one if one in words else nearest(one, words) or one for one in parts))
-    if any(map(near.matches, names)):
-        return near.text
-    return nearest(pattern.text, names)
+        word, colon, pattern = self.text.partition(":")
+        found = find_word(word)
+        dtype = CAST_WORDS.get(word.lower(), "" if found is None else found.name)
+        if dtype not in CAST_WORDS.values():
+            text = f"{word!r} is no type to cast to; expected {any_of(CAST_WORDS)}"
+            raise ValueError(text)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "pattern", Pattern(pattern) if colon else None)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOptions:
-    """Which tensors are wanted.
+    """Which tensors are wanted, under which names and in which element types.
 
     Attributes
     ----------
@@ -90,14 +57,22 @@ class TensorOptions:
         none of ``exclude``, in whatever order they are given.
     weights_only
         Leave out optimizer state, accumulated gradients, master copies and counters.
+    rename
+        Rules for new names, the first that matches counts: a mapping of patterns to names, or texts
+        such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
     shown_by
         The option that takes ``include``, of a command that only looks at these tensors; "" for
         a command that leaves out the others.
+    dtype
+        Element types, each as ``"bf16"`` or ``"bf16:PATTERN"``.  Without a pattern it is for the
+        weights in Float64, Float32, Float16 or BFloat16 that match no other pattern.
+    on_overflow
+        What becomes of a number that is too large for its new type: an error, or Inf.
 
     Raises
     ------
     ValueError
-        A regular expression is malformed.
+        A regular expression or a rule is malformed, or a type is unknown.
 
     Examples
     --------
@@ -108,16 +83,26 @@ class TensorOptions:
     include: Collection[str] = ()
     exclude: Collection[str] = ()
     weights_only: bool = False
+    rename: Mapping[str, str] | Collection[str | Rename] = ()
     shown_by: str = ""
+    dtype: Collection[str] = ()
+    on_overflow: OnOverflow = "error"
     included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
     excluded: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
+    renames: tuple[Rename, ...] = field(init=False, repr=False, compare=False)
+    casts: tuple[Cast, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, compiled in (("include", "included"), ("exclude", "excluded")):
+        for name in ("include", "exclude", "dtype"):
             given: Collection[str] = getattr(self, name)
-            patterns = (given,) if isinstance(given, str) else tuple(given)
-            object.__setattr__(self, name, patterns)
-            object.__setattr__(self, compiled, tuple(map(Pattern, patterns)))
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        object.__setattr__(self, "included", tuple(map(Pattern, self.include)))
+        object.__setattr__(self, "excluded", tuple(map(Pattern, self.exclude)))
+        object.__setattr__(self, "renames", tuple(parse_renames(self.rename)))
+        object.__setattr__(self, "casts", tuple(map(Cast, self.dtype)))
+        if self.on_overflow not in get_args(OnOverflow):
+            text = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
+            raise ValueError(text)
 
     @property
     def are_all_wanted(self) -> bool:
@@ -136,5 +121,56 @@ class TensorOptions:
 
     def unmatched(self, names: Collection[str], where: str) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing."""
-        yield from unmatched(self.shown_by or "--include", self.included, names, where)
-        yield from unmatched("--exclude", self.excluded, names, where)
+        yield from unmatched_problems(self.shown_by or "--include", self.included, names, where)
+        yield from unmatched_problems("--exclude", self.excluded, names, where)
+
+    def _casts_of(self, meta: TensorMeta, is_weight: bool) -> list[Cast]:
+        """Return the requests for a tensor, those with a pattern if there are any."""
+        if meta.dtype not in CASTABLE:
+            return []
+        matching = [one for one in self.casts if one.pattern and one.pattern.matches(meta.name)]
+        return matching or [one for one in self.casts if one.pattern is None and is_weight]
+
+    def dtype_of(self, meta: TensorMeta, is_weight: bool) -> str:
+        """Return the element type in which a tensor is wanted."""
+        return next((one.dtype for one in self._casts_of(meta, is_weight)), meta.dtype)
+
+    def cast_problems(
+        self, metas: Mapping[str, TensorMeta], training: Collection[str], where: str
+    ) -> Iterator[Diagnostic]:
+        """Yield the problems of casts that name no tensor, none of numbers, or one in two types.
+
+        Parameters
+        ----------
+        metas
+            The tensors.
+        training
+            Those that are no weights.
+        where
+            What has them.
+        """
+        if not metas:
+            return
+        contradicted: dict[tuple[Cast, ...], list[str]] = {}
+        for name, meta in metas.items():
+            casts = self._casts_of(meta, name not in training)
+            if len({one.dtype for one in casts}) > 1:
+                contradicted.setdefault(tuple(casts), []).append(name)
+        for several, names in contradicted.items():
+            texts = " and ".join(repr(one.text) for one in several)
+            text = f"two types for the same {count(len(names), 'tensor')}: {texts}"
+            hint = "--dtype with patterns that do not overlap"
+            yield Diagnostic("options", text, hint=hint, facts=shorten(names, 3), where=where)
+        for cast in self.casts:
+            if cast.pattern is None:
+                continue
+            named = [one for one in metas.values() if cast.pattern.matches(one.name)]
+            if not named:
+                before = f"{cast.text.partition(':')[0]}:"
+                yield from unmatched_problems("--dtype", [cast.pattern], metas, where, before)
+            elif not any(one.dtype in CASTABLE for one in named):
+                text = f"no tensor that {cast.text!r} names can be cast"
+                facts = shorten((f"{one.name} is {one.dtype}" for one in named), 3)
+                facts += f", and not {any_of(sorted(CASTABLE))}"
+                hint = "--dtype with another pattern"
+                yield Diagnostic("options", text, hint=hint, facts=facts, where=where)

@@ -91,6 +91,9 @@ ALL_DTYPES = DTYPES | SAFETENSORS_DTYPES
 
 FLOATS = frozenset(name for name in DTYPES if "Float" in name)  # real floating-point numbers
 
+CAST_WORDS = {"fp32": "Float32", "fp16": "Float16", "bf16": "BFloat16"}  # of --dtype
+CASTABLE = frozenset({"Float64", *CAST_WORDS.values()})  # what is cast, and to what
+
 # MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.
 ALIASES = {"Uint8": "UInt8"}
 

@@ -23,12 +23,18 @@ A document that does not match it, byte for byte, is damaged.
     Step of the source, or null.
 ``inputs``, ``strategies``
     What the run read.  Inputs are named from the folder that holds SRC, strategies by file name.
+``renamed``
+    Name in the outputs to name in the source, where they differ; left out if none does.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
 ``outputs``
     Paths, like those of ``dst_strategies``, are relative to the document's folder.  A tensor has
     the SHA-256 of each of its `units`, in order.  A tensor of up to 8 MiB has one unit, an empty
     one has none.  The hash of a string is that of its UTF-8 bytes.
+
+``cast``
+    Of an output with tensors that were cast to another type: `CastStats`, for those slices that no
+    output of a lower rank has, too.  So the sum over all outputs is that of the full tensors.
 
 The document holds no times, hosts or keys, so equal inputs give equal documents.
 """
@@ -39,12 +45,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from itertools import accumulate, islice, pairwise
 from typing import TypeAlias
 
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
+from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
@@ -98,6 +106,8 @@ class Provenance:
         Whether the outputs store a checksum; None if only a manifest tells of the run.
     command
         The command line, for the user; empty if only a manifest tells of the run.
+    renamed
+        Name in the outputs to name in the source, where they differ.
     """
 
     ckpttool: str
@@ -108,6 +118,7 @@ class Provenance:
     dst_strategies: tuple[StrategyFile, ...] = ()
     crc: bool | None = field(default=None, compare=False)
     command: str = field(default="", compare=False)
+    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def digest(self) -> str:
@@ -130,6 +141,7 @@ class Provenance:
             ],
             "strategies": [asdict(file) for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
+            **({"renamed": self.renamed} if self.renamed else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:
@@ -149,6 +161,55 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CastStats:
+    """What a cast to another floating-point type did to some elements.
+
+    Attributes
+    ----------
+    elements
+        Their number.
+    infinities, largest
+        How many finite ones became Inf, and the largest magnitude among these.
+    zeros
+        How many became 0 that were not.
+    max_abs, max_rel
+        The largest ``|x - y|``, and the largest ``|x - y| / |x|``, where both are finite.
+    """
+
+    elements: int = 0
+    infinities: int = 0
+    largest: float = 0.0
+    zeros: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+
+    def merged(self, other: CastStats) -> CastStats:
+        """Return what it did to both together."""
+        return CastStats(
+            self.elements + other.elements,
+            self.infinities + other.infinities,
+            max(self.largest, other.largest),
+            self.zeros + other.zeros,
+            max(self.max_abs, other.max_abs),
+            max(self.max_rel, other.max_rel),
+        )
+
+    @classmethod
+    def sum(cls, parts: Iterable[CastStats | None]) -> CastStats | None:
+        """Return what casts did to all parts together; None if there were no casts."""
+        found = [one for one in parts if one is not None]
+        return reduce(cls.merged, found) if found else None
+
+    def __str__(self) -> str:
+        texts = []
+        if self.max_abs:
+            texts = [f"largest error {self.max_abs:.3g}, relative {self.max_rel:.3g}"]
+        texts += [f"{count(self.zeros, 'number')} became 0"] if self.zeros else []
+        texts += [f"{count(self.infinities, 'number')} became Inf"] if self.infinities else []
+        return ", ".join(texts) or "nothing was lost"
+
+
+@dataclass(frozen=True, slots=True)
 class OutputEntry:
     """A complete output, as a manifest lists it.
 
@@ -158,6 +219,8 @@ class OutputEntry:
         Its rank, its path from the manifest's folder, its format, and its size.
     tensors
         Its tensors, in order.
+    cast
+        What casts did to the slices that no output of a lower rank has; None without casts.
     """
 
     rank: int
@@ -165,6 +228,7 @@ class OutputEntry:
     format: str
     nbytes: int
     tensors: tuple[TensorEntry, ...]
+    cast: CastStats | None = None
 
     def __post_init__(self) -> None:
         require_below(self.path)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
@@ -42,6 +43,10 @@ class Term:
     source: FullTensor
     weight: float = 1.0
     input: int = 0
+
+    def of_rank(self, rank: int) -> Term:
+        """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
+        return Term(self.source.of_rank(rank), self.weight, self.input)
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
@@ -83,9 +88,15 @@ class OutputTensor:
     terms: tuple[Term, ...]
 
     @classmethod
-    def full(cls, tensor: FullTensor) -> OutputTensor:
-        """Return a copy of a full tensor."""
-        return cls(tensor.meta, Region.whole(tensor.meta.shape), (Term(tensor),))
+    def full(cls, tensor: FullTensor, dtype: str = "") -> OutputTensor:
+        """Return a copy of a full tensor, cast to ``dtype`` if that is given."""
+        meta = tensor.meta.of_dtype(dtype) if dtype else tensor.meta
+        return cls(meta, Region.whole(meta.shape), (Term(tensor),))
+
+    @property
+    def source(self) -> FullTensor:
+        """The only source; see `single_source`."""
+        return single_source(self.terms)
 
     @classmethod
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
@@ -93,6 +104,11 @@ class OutputTensor:
         shape = tensor.meta.shape
         slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
         return cls.full(FullTensor(tensor.meta, slicing, Whole(((0,),))))
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the elements are cast."""
+        return any(term.source.meta.dtype != self.meta.dtype for term in self.terms)
 
     @property
     def stored_itemsize(self) -> int:
@@ -153,6 +169,8 @@ class Target:
         of safetensors files.  `Plan.provenance` has more.
     is_numbered
         Whether the output is a folder of numbered files.
+    folder
+        The folder that holds the rank folders, if the names of the outputs do not show it.
     """
 
     format: str
@@ -161,6 +179,7 @@ class Target:
     strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
+    folder: str | None = None
 
     def limited_to(self, ranks: Iterable[int]) -> Target:
         """Return the target with only the outputs of ``ranks``, in the same order."""
@@ -175,6 +194,8 @@ class Target:
     @property
     def output_folder(self) -> str:
         """The folder that holds the output files, or the rank folders."""
+        if self.folder is not None:
+            return self.folder
         folder = posixpath.dirname(next(iter(self.paths.values())))
         return (folder if self.is_merged else posixpath.dirname(folder)) or "."
 
@@ -256,6 +277,20 @@ class Transfer:
         """Return the transfer of a tensor that keeps its name, type and elements."""
         return cls(tensor.name, tensor.meta.dtype, (Term(tensor),), layouts)
 
+    def terms_of(self, rank: int) -> tuple[Term, ...]:
+        """Return the sources of an output of ``rank``."""
+        return tuple(term.of_rank(rank) for term in self.terms) if self.is_own else self.terms
+
+    @property
+    def is_own(self) -> bool:
+        """Whether each output takes what the file of its own rank has."""
+        return any(term.source.own_ranks for term in self.terms)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the elements are cast."""
+        return any(term.source.meta.dtype != self.dtype for term in self.terms)
+
     @property
     def source(self) -> FullTensor:
         """The only source; see `single_source`."""
@@ -291,6 +326,8 @@ class Plan(Brief):
         The attributes that say how the outputs were made.
     listed
         The source files that a manifest lists, by path.
+    tensors
+        What the user wants of the tensors, and what becomes of numbers that overflow.
     """
 
     inputs: tuple[Catalog, ...]
@@ -303,6 +340,7 @@ class Plan(Brief):
     strategies: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+    tensors: TensorOptions = TensorOptions()
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -314,6 +352,12 @@ class Plan(Brief):
         sizes = self.sizes
         for rank, path in self.target.paths.items():
             yield (path, format_bytes(sizes[rank]))
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """Name in the outputs to name in the source, where they differ."""
+        pairs = ((one.name, one.source.name) for one in self.transfers)
+        return {new: old for new, old in pairs if new != old}
 
     @property
     def attrs(self) -> Mapping[str, str]:
@@ -353,6 +397,28 @@ class Plan(Brief):
             nbytes.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
         return nbytes
 
+    def holders(self) -> Mapping[int, frozenset[str]]:
+        """Return rank to the cast tensors of which its output is the first to hold the slice.
+
+        What all outputs hold of these tensors are the full tensors, once.
+        """
+        by_layouts: dict[tuple[Layout, ...], list[str]] = {}
+        for transfer in self.transfers:
+            if transfer.is_cast:
+                by_layouts.setdefault(transfer.layouts, []).append(transfer.name)
+        found: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
+        for layouts, names in by_layouts.items():
+            # Pipeline stages that share a tensor hold it several times: the first one counts.
+            held = ((one, sorted(found.keys() & one.ranks)) for one in layouts)
+            layout, ranks = next((pair for pair in held if pair[1]), (layouts[0], []))
+            seen = set[tuple[int, ...]]()
+            for rank in ranks:
+                index = layout.slice_index(rank)
+                if index not in seen:
+                    seen.add(index)
+                    found[rank].update(names)
+        return {rank: frozenset(names) for rank, names in found.items()}
+
     @property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of the outputs, those with equal tensors together; data parallel ranks have."""
@@ -374,7 +440,7 @@ class Plan(Brief):
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
             stored = [
-                (region, transfer.terms)
+                (region, transfer.terms_of(rank))
                 for transfer, index in entries
                 if (region := regions[index]) is not None
             ]

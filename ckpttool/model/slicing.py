@@ -207,7 +207,14 @@ class Unlisted:
     odd_shapes: str = ""
 
 
-KnownBy = Listed | Follows | Whole | Unlisted
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Each file of these ``ranks``, ascending, has a tensor of its own; they are not joined."""
+
+    ranks: tuple[int, ...]
+
+
+KnownBy = Listed | Follows | Whole | Unlisted | Own
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +258,20 @@ class FullTensor:
         """The layout of a tensor that a strategy shards, or that one file holds in full."""
         assert isinstance(self.slicing, LayoutSlicing), f"{self.meta.name}: described, no layout"
         return self.slicing.layout
+
+    @property
+    def own_ranks(self) -> tuple[int, ...]:
+        """The ranks that have a tensor of their own; () if it is one tensor for all."""
+        return self.known_by.ranks if isinstance(self.known_by, Own) else ()
+
+    def of_rank(self, rank: int) -> FullTensor:
+        """Return the tensor that an output of ``rank`` takes: its own, or the one for all."""
+        if not self.own_ranks:
+            return self
+        assert isinstance(self.slicing, LayoutSlicing), "a file holds it in full"
+        layout = Layout.unsharded(len(self.meta.shape), 1, rank)
+        slicing = LayoutSlicing(layout, self.slicing.shape, self.slicing.tensors)
+        return FullTensor(self.meta, slicing, self.known_by)  # `replace` takes three times as long
 
     @property
     def is_sharded(self) -> bool:

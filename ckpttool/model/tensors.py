@@ -78,6 +78,10 @@ class TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
         return self if shape == self.shape else replace(self, shape=shape)
 
+    def of_dtype(self, dtype: str) -> TensorMeta:
+        """Return a copy with another element type; the same object if the type is equal."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
     @property
     def header_shape(self) -> tuple[int, ...]:
         """Elements along each axis, as a header lists them."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
+from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.wording import Brief, count, format_bytes, format_sizes
@@ -25,6 +27,37 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
+
+
+@dataclass(frozen=True, slots=True)
+class Casting:
+    """What --dtype did.
+
+    Attributes
+    ----------
+    tensors
+        The number of tensors that were cast, by their old and new types.
+    kept
+        The number of other tensors.
+    saved_bytes
+        By how many bytes the tensors of the outputs are smaller.
+    stats
+        What the casts did to the numbers of the full tensors; None if that is not known.
+    """
+
+    tensors: Mapping[tuple[str, str], int]
+    kept: int
+    saved_bytes: int
+    stats: CastStats | None
+
+    def __str__(self) -> str:
+        if not self.tensors:
+            return f"no tensor, {self.kept} as stored"
+        texts = (f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in self.tensors.items())
+        more = "less" if self.saved_bytes >= 0 else "more"
+        saved = f"{format_bytes(abs(self.saved_bytes))} {more}"
+        lost = "" if self.stats is None else f"; {self.stats}"
+        return f"{', '.join(texts)}, {self.kept} as stored; {saved}{lost}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,6 +97,26 @@ class Conversion(Brief):
         """The checkpoint that was read."""
         (catalog,) = self.plan.inputs
         return catalog
+
+    @property
+    def casting(self) -> Casting | None:
+        """What --dtype did; None without it."""
+        if not self.plan.tensors.casts:
+            return None
+        stored = {one.name: one.source.meta for one in self.plan.transfers}
+        types = {one.name: (stored[one.name].dtype, one.dtype) for one in self.plan.transfers}
+        tensors = Counter(pair for pair in types.values() if pair[0] != pair[1])
+        mine = self.plan.limited_to(self.assignment.ranks)
+        saved = sum(
+            len(ranks)
+            * (meta.nbytes // meta.itemsize)
+            * (stored[meta.name].itemsize - meta.itemsize)
+            for ranks, metas in mine.headers.items()
+            for meta in metas
+            if types[meta.name] in tensors
+        )
+        stats = CastStats.sum(one.cast for one in self.outputs)
+        return Casting(dict(sorted(tensors.items())), len(types) - tensors.total(), saved, stats)
 
     @property
     def src_bytes(self) -> int:

@@ -14,13 +14,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.manifest import check_source
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.source import resolve
@@ -225,8 +224,9 @@ def diff(
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
-        sides: list[Sequence[FullTensor]] = []
-        names: dict[str, object] = {}
+        sides: list[Sequence[OutputTensor]] = []
+        metas: dict[str, TensorMeta] = {}
+        training: set[str] = set()
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -235,6 +235,8 @@ def diff(
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
             own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if side == "B":  # it has the new names
+                own = replace(own, tensors=replace(own.tensors, rename=()))
             if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
@@ -258,10 +260,13 @@ def diff(
             errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            names |= checkpoint.whole.metas
-            sides.append(checkpoint.tensors)
-        unmatched = options.tensors.unmatched(names, f"{a.root} and {b.root}")
-        errors += [PlanError(wrong)] if not errors and (wrong := [*unmatched]) else []
+            metas |= checkpoint.whole.metas
+            training |= checkpoint.whole.training_state if options.tensors.casts else set()
+            sides.append([*_outputs(checkpoint)])
+        where = f"{a.root} and {b.root}"
+        wrong = [*options.tensors.unmatched(metas, where)]
+        wrong += options.tensors.cast_problems(metas, training, where)
+        errors += [PlanError(wrong)] if wrong and not errors else []
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
@@ -278,6 +283,14 @@ def diff(
             compare.tolerance,
             changes,
         )
+
+
+def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
+    """Yield the tensors with the names and in the types that they would get."""
+    for one in checkpoint.tensors:
+        output = OutputTensor.full(one, checkpoint.wanted_dtype(one.meta))
+        name = checkpoint.renamed.get(one.name, one.name)
+        yield replace(output, meta=replace(output.meta, name=name))
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
@@ -299,8 +312,8 @@ class _Pair:
 
     name: str
     rank: int | None
-    a: FullTensor | None
-    b: FullTensor | None
+    a: OutputTensor | None
+    b: OutputTensor | None
 
     @property
     def kind(self) -> Kind | None:
@@ -329,10 +342,10 @@ class _Pair:
     @property
     def sides(self) -> tuple[OutputTensor, ...]:
         """What is read of both sides to compare their values."""
-        return tuple(OutputTensor.full(one) for one in (self.a, self.b) if one is not None)
+        return tuple(one for one in (self.a, self.b) if one is not None)
 
 
-def _pairs(a: Sequence[FullTensor], b: Sequence[FullTensor]) -> Iterator[_Pair]:
+def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pair]:
     """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
@@ -344,12 +357,12 @@ def _pairs(a: Sequence[FullTensor], b: Sequence[FullTensor]) -> Iterator[_Pair]:
             yield _Pair(name, rank, in_a, in_b)
 
 
-def _by_name(sources: Sequence[FullTensor]) -> dict[str, dict[int | None, FullTensor]]:
-    """Return name to rank to source; the rank of a full tensor is None."""
-    by_name: dict[str, dict[int | None, FullTensor]] = {}
-    for source in sources:
-        rank = None if source.only_for is None else source.only_for[0]
-        by_name.setdefault(source.meta.name, {})[rank] = source
+def _by_name(tensors: Sequence[OutputTensor]) -> dict[str, dict[int | None, OutputTensor]]:
+    """Return name to rank to tensor; the rank of a full tensor is None."""
+    by_name: dict[str, dict[int | None, OutputTensor]] = {}
+    for tensor in tensors:
+        only_for = tensor.source.only_for
+        by_name.setdefault(tensor.meta.name, {})[only_for and only_for[0]] = tensor
     return by_name
 
 

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from ckpttool.formats.foreign import Device
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
+    from ckpttool.model.manifest import CastStats
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
-    from ckpttool.operations.convert import Conversion
+    from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
     from ckpttool.operations.estimate import Estimate
@@ -206,6 +207,8 @@ def convert(done: Conversion) -> Json:
         **_given(
             largest_sharded=sharded or None,
             left_out=_sizes(done.plan.left_out.values()),
+            renamed=len(done.plan.renamed) or None,
+            cast=done.casting and _casting(done.casting),
             not_in_target=None if target.is_merged else not_listed,
         ),
         notes=describe_diagnostics(done.notes, severities("convert")),
@@ -216,6 +219,22 @@ def convert(done: Conversion) -> Json:
             manifest=done.manifest,
         ),
     )
+
+
+def _casting(found: Casting) -> Json:
+    """Describe what was cast; a dry run has no ``stats``."""
+    return {
+        "tensors": [
+            {"from": before, "to": after, "tensors": number}
+            for (before, after), number in found.tensors.items()
+        ],
+        **_take(found, "kept saved_bytes"),
+        **_cast_stats(found.stats),
+    }
+
+
+def _cast_stats(stats: CastStats | None) -> Json:
+    return {} if stats is None else _take(stats, "elements zeros infinities max_abs max_rel")
 
 
 def _sizes(metas: Collection[TensorMeta]) -> Json | None:
@@ -258,6 +277,7 @@ def finalize(folder: str, manifest: Manifest) -> Json:
         path=folder,
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
+        **_given(cast=_cast_stats(manifest.cast) or None),
         notes=describe_diagnostics(manifest.notes, severities("convert")),
     )
 

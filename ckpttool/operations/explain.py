@@ -25,6 +25,7 @@ from ckpttool.model.slicing import (
     FullTensor,
     LayoutSlicing,
     Listed,
+    Own,
     RankGroups,
     Slicing,
     Unlisted,
@@ -477,7 +478,7 @@ def _known(one: Tensor) -> Known:
             return "listed"
         case Follows():
             return "follows"
-        case Whole():
+        case Whole() | Own():
             return "whole"
         case Unlisted():
             return "unlisted"

@@ -166,7 +166,7 @@ def _resolve(
         executor=executor,
         contents=contents,
         is_refused=partial(is_refused, command="inspect"),
-        by_file=by_file,
+        files="full" if by_file else "joined",
     )
     checkpoint = resolve_with(strategy)
     misfits = checkpoint.misfits
@@ -176,7 +176,7 @@ def _resolve(
     is_wrong = any(one.code == "strategy" for one in found)
     found.add(*misfits)
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
-        checkpoint = replace(checkpoint, are_joined=False)
+        checkpoint = replace(checkpoint, files="full")
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
     if by_file and catalog.is_merged and checkpoint.chosen_from is None:
         return replace(checkpoint, catalog=catalog)  # what an empty file should hold is not known

@@ -1,8 +1,9 @@
-"""Plan merge, split and reshard.
+"""Plan merge, split, reshard and convert.
 
 merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
-it.  All problems are collected before the first byte is written: those of the source, of the target
-and of the destination.
+it.  convert writes each file of the source again, so it needs no strategy.  All problems are
+collected before the first byte is written: those of the source, of the target and of the
+destination.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from shlex import quote
 
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
+from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -39,7 +41,7 @@ from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
-from ckpttool.wording import any_of, format_ranks
+from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -113,12 +115,15 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None) -> dict[str, str]:
+def _provenance_of(
+    catalog: Catalog, src: Strategy | None, dst: Strategy | None, files: Files
+) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
-    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy.
+    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy, and files that are
+    written again keep the strategy of their ranks.
     """
     kept = catalog.common_attrs
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
@@ -129,6 +134,8 @@ def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None)
         "src_strategy": _hash_strategy(src) or kept.get(f"{PROVENANCE}src_strategy"),
         "dst_strategy": _hash_strategy(dst),
     }
+    if files == "kept":
+        found["dst_strategy"] = kept.get(f"{PROVENANCE}dst_strategy")
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
@@ -152,15 +159,15 @@ class _Source:
         The files, their layouts and how they are resolved; see `resolve`.
     refusal
         An error if the command does not accept the source, else None.
-    by_file
-        Whether it is one file of full tensors, whatever its folder.
+    files
+        How its files are taken; see `resolve`.
     """
 
     catalog: Catalog
     strategy: Strategy | None
     options: ResolveOptions
     refusal: CkptToolError | None = None
-    by_file: bool = False
+    files: Files = "joined"
 
 
 def _plan_and_check(
@@ -190,7 +197,7 @@ def _plan_and_check(
     """
     catalog, executor = source.catalog, executor or InlineExecutor()
     diagnostics = Diagnostics(strict=source.options.strict)
-    extension = _extension(target, options)
+    extension = _extension(source, target, options)
     checkpoint, plan = _plan(source, target, options, executor, diagnostics, open_progress)
     if plan is not None and extension is not None:
         plan = extension.complete(plan, diagnostics)
@@ -252,7 +259,7 @@ def _plan(
             raise source.refusal
         checkpoint = resolve(
             *(catalog, source.strategy, choices, executor, diagnostics),
-            by_file=source.by_file,
+            files=source.files,
             open_progress=open_progress,
             find_needed=_find_needed(target, options),
         )
@@ -261,7 +268,10 @@ def _plan(
             diagnostics.extend(of_target)
             if plan is not None:
                 src = checkpoint.strategy if checkpoint.strategy.layouts else None
-                provenance = _provenance_of(catalog, src, target.strategy)
+                provenance = _provenance_of(catalog, src, target.strategy, source.files)
+                if casts := choices.tensors.casts:
+                    texts = sorted(one.text for one in casts)
+                    provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
                 plan = replace(plan, provenance=provenance, listed=listed)
     except CkptToolError as error:
         diagnostics.failures.append(error)
@@ -329,15 +339,22 @@ def plan_merge(
     """
     path, output = os.fspath(path), output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
-    format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    attrs = header_attrs(output.crc)
-    if format == "safetensors":
-        attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
-    target = Target(format, {0: path}, attrs=attrs)
-    if output.max_shard_bytes is not None:
-        target = numbered_target(path, format, attrs)
+    is_folder = output.max_shard_bytes is not None
+    target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     source = _Source(catalog, strategy, resolve_options)
     return _plan_and_check(source, target, output, executor, open_progress)
+
+
+def _merged(path: str, format: str, options: OutputOptions, is_folder: bool) -> Target:
+    """Return the target that writes full tensors, into one file or a folder of numbered files."""
+    attrs = header_attrs(options.crc)
+    if format == "safetensors":
+        attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
+    return (
+        numbered_target(path, format, attrs)
+        if is_folder
+        else Target(format, {0: path}, attrs=attrs)
+    )
 
 
 def plan_split(
@@ -384,7 +401,7 @@ def plan_split(
 def _source_of_split(catalog: Catalog, options: ResolveOptions) -> _Source:
     is_full = not (options.replicated or catalog.description is not None)
     refusal = _several_ranks_error(catalog) if is_full else None
-    return _Source(catalog, None, options, refusal, by_file=is_full)
+    return _Source(catalog, None, options, refusal, files="full" if is_full else "joined")
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -398,10 +415,13 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
-def _extension(target: Target, options: OutputOptions) -> ShardedOutput | StrategySidecar | None:
+def _extension(
+    source: _Source, target: Target, options: OutputOptions
+) -> ShardedOutput | StrategySidecar | None:
     """Return what completes the plan with documents; None if there are none."""
-    if options.max_shard_bytes is not None:
-        return ShardedOutput(target.output_folder, target.format, options.max_shard_bytes)
+    if target.is_numbered:
+        folder, limit = target.output_folder, options.max_shard_bytes
+        return ShardedOutput(folder, target.format, limit, is_kept=source.files == "kept")
     if options.strategy_path is not None:
         return StrategySidecar(options.strategy_path, options.part is not None)
     return None
@@ -450,6 +470,172 @@ def _source_of_reshard(
     if strategy is None and catalog.description is None and not options.replicated:
         refusal = no_strategy_error(catalog, "-s STRATEGY")
     return _Source(catalog, strategy, options, refusal)
+
+
+def plan_convert(
+    catalog: Catalog,
+    path: str | os.PathLike[str],
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan to write each file of a checkpoint again, in another format; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`.
+    path
+        The output file, or the folder for the files of ranks, or for numbered files.  Files of
+        ranks keep their names, but for the suffix.
+    resolve_options
+        Only ``strict`` and ``manifest`` act here.
+    output_options
+        Options of the outputs.  The default format of a folder is that of the source.
+    executor, open_progress
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to outputs of a strategy only.
+    """
+    path, output = os.fspath(path), output_options
+    output.refuse("prefix", "not_in_target", "strategy_path")
+    _refuse_url(path)
+    refusal = _described_error(catalog)
+    is_renamed = bool(resolve_options.tensors.renames)
+    noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
+    catalog = replace(catalog, diagnostics=tuple(noted))
+    if output.ranks is not None:
+        catalog = _limited_to(catalog, output.ranks)
+    is_folder = _is_folder(catalog, output)
+    format = (
+        output.format or _format_of(catalog) if is_folder else choose_format(path, output.format)
+    )
+    if catalog.is_merged:
+        target = _merged(path, format, output, is_folder)
+    else:
+        target = _again(catalog, path, format, output)
+    source = _Source(catalog, None, resolve_options, refusal, files="kept")
+    return _plan_and_check(source, target, output, executor, open_progress)
+
+
+def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
+    """Return whether the output of convert is a folder, as the source is."""
+    is_one_file = catalog.is_merged and not catalog.documents
+    return not is_one_file or options.max_shard_bytes is not None
+
+
+def _described_error(catalog: Catalog) -> PlanError | None:
+    """Return the error of a source whose files alone do not say how they fit together."""
+    if catalog.description is None:
+        return None
+    src = quote(catalog.root)
+    text = "the checkpoint describes its slices itself, which files of ranks cannot"
+    hint = f"ckpttool merge {src} -o OUT, or reshard {src} -d STRATEGY -o DIR"
+    facts = f"see {shorten(catalog.description.files, 2)}"
+    return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=catalog.root)])
+
+
+def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a scan, and that the strategies beside the files are not copied."""
+    found = list(catalog.strategy_files)
+    for one in catalog.diagnostics:
+        if one.code == "strategy_file" and one.path is not None:
+            found.append(one.path)
+        else:
+            yield one
+    if found:
+        text = f"{shorten(found, 1)}: a strategy, which is not copied"
+        facts = "it has the old names" if is_renamed else "it is that of the output, too"
+        yield Diagnostic("strategy_file", text, facts=facts)
+
+
+def _conversion_problems(
+    catalog: Catalog, path: str, options: OutputOptions
+) -> Iterator[Diagnostic]:
+    """Yield why files cannot be written again as the options say."""
+    src, is_merged = quote(catalog.root), catalog.is_merged
+    if options.max_shard_bytes is not None and not is_merged:
+        text, hint = "files of ranks cannot be numbered", f"ckpttool merge {src} -s STRATEGY ..."
+        yield Diagnostic("options", text, hint=hint, where=catalog.root)
+    there = {*catalog.files, *catalog.damaged}
+    absent = sorted({*(options.ranks or ())} - there - {*catalog.missing_ranks})
+    if options.ranks is not None and is_merged:
+        text, hint = "a merged checkpoint has no ranks", "the same command without --rank"
+        yield Diagnostic("options", text, hint=hint, where=catalog.root)
+    elif absent:
+        text, hint = f"{format_ranks(absent)}: not in the source", f"--rank {format_numbers(there)}"
+        yield Diagnostic("options", text, hint=hint, ranks=tuple(absent), where=catalog.root)
+    if not _is_folder(catalog, options):
+        return
+    if format_of_suffix(path) is not None:
+        text = "a folder is written, as the source is one, and the name is that of a file"
+        more = "" if is_merged else "-s STRATEGY "
+        hint = f"-o {Path(path).with_suffix('')}, or ckpttool merge {src} {more}-o {path}"
+        yield Diagnostic("options", text, hint=hint, where=path)
+    formats = {file.format for file in catalog.files.values()}
+    if options.format is None and len(formats) > 1:
+        text, facts = "the files have several formats", any_of(sorted(formats))
+        yield Diagnostic("options", text, hint="--format", facts=facts, where=catalog.root)
+
+
+def _format_of(catalog: Catalog) -> str:
+    """Return the format of the files of a source; any one if several or none can be read."""
+    return next((file.format for file in catalog.files.values()), "hdf5")
+
+
+def _limited_to(catalog: Catalog, ranks: Collection[int]) -> Catalog:
+    """Return the catalog of some ranks; the others need not be there, or be right."""
+    return replace(
+        catalog,
+        files={rank: file for rank, file in catalog.files.items() if rank in ranks},
+        damaged={rank: error for rank, error in catalog.damaged.items() if rank in ranks},
+        expected_ranks=frozenset(ranks),
+    )
+
+
+def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -> Target:
+    """Return the target that writes each file of ranks again, under the same name below a folder.
+
+    What all headers have in common beside tensors and checksums stays, where the format keeps it.
+    """
+    paths = {
+        rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
+        for rank, file in catalog.files.items()
+    }
+    kept = catalog.common_attrs if catalog.files else {}
+    attrs = {
+        key: text
+        for key, text in kept.items()
+        if key != "crc_num" and not key.startswith(PROVENANCE)
+    }
+    ranks = max(catalog.files, default=0) + 1
+    return Target(
+        format,
+        paths,
+        ranks=ranks,
+        strategy=Strategy.without_layouts(ranks),
+        attrs={**attrs, **header_attrs(options.crc)},
+        folder=folder,
+    )
+
+
+def _name_in(path: str, format: str) -> str:
+    """Return the name of a file in another format.
+
+    Examples
+    --------
+    >>> _name_in("rank_0/net-1_10.ckpt", "safetensors"), _name_in("rank_0/net-1.10", "ckpt")
+    ('rank_0/net-1_10.safetensors', 'rank_0/net-1.10.ckpt')
+    """
+    stem = path if format_of_suffix(path) is None else path.removesuffix(Path(path).suffix)
+    return stem + suffix_of(format)
 
 
 def plan_reading(

@@ -8,6 +8,7 @@ from functools import partial
 
 from ckpttool.checkpoint import resolve as steps
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
+from ckpttool.checkpoint.interpret import Files
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.checks.replicas import replica_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -23,7 +24,7 @@ def resolve(
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
     *,
-    by_file: bool = False,
+    files: Files = "joined",
     open_progress: OpenProgress = no_progress,
     find_needed: Callable[[Checkpoint], NeededSlices] | None = None,
 ) -> Checkpoint:
@@ -42,8 +43,9 @@ def resolve(
         Reads contents; by default the caller's own thread.
     diagnostics
         Collects problems and notes; without it all problems are raised as one error.
-    by_file
-        Read each file by itself, as one of full tensors.
+    files
+        ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
+        itself, whatever its tensors are slices of, since they stay in files of their own.
     open_progress
         Shows the phases that read contents.
     find_needed
@@ -67,7 +69,7 @@ def resolve(
             options,
             executor,
             is_refused=partial(is_refused, command=found.command),
-            by_file=by_file,
+            files=files,
             purpose=steps.Purpose(found.strategy_option, find_needed),
         )
     failures: list[CkptToolError] = [*catalog.damaged.values()]

@@ -150,7 +150,6 @@ def _try(
             ResolveOptions(),
             contents="samples",
             is_refused=partial(is_refused, command="verify"),
-            by_file=False,
             purpose=Purpose("a strategy"),
         )
         checkpoint = answer(steps, executor, evidence)

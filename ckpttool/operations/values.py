@@ -109,7 +109,7 @@ def read_values(
     catalog, strategy, options
         The checkpoint, as for `plan_merge`.
     patterns
-        Of the names of tensors; see `ckpttool.model.choices`.
+        Of the names of tensors; see `ckpttool.model.patterns`.
     rows
         A slice of rows; a tensor without axes has none and is read as a whole.
     executor

@@ -178,6 +178,7 @@ def verify(
         found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
     catalog = limit_to_written_ranks(catalog, strategy)
+    is_by_file = strategy is None and catalog.needs_strategy and not options.replicated
     with require_unmodified_sources(catalog):
         with open_progress(0, "sampling"):
             checkpoint = resolve(
@@ -187,7 +188,7 @@ def verify(
                 executor,
                 contents="slices" if deep else "samples",
                 is_refused=partial(is_refused, command="verify"),
-                by_file=strategy is None and catalog.needs_strategy and not options.replicated,
+                files="full" if is_by_file else "joined",
             )
         if checkpoint.misfits:
             raise PlanError(checkpoint.misfits)

@@ -336,7 +336,7 @@ def _find_stale_files(target: Target, options: OutputOptions) -> Iterator[Diagno
     """Yield the warning about files of ranks or formats that the set does not have."""
     if target.paths and not target.is_merged:
         ranks = range(target.ranks) if options.ranks is None else options.ranks
-        yield from stale_files(*next(iter(target.paths.items())), ranks)
+        yield from stale_files(target.paths, ranks)
 
 
 def preflight(

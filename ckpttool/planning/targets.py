@@ -48,7 +48,7 @@ from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
-from ckpttool.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
 
 
 def plan(
@@ -74,6 +74,9 @@ def plan(
     target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
     diagnostics.add(*check_nothing(checkpoint))
     is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
+    names = {checkpoint.renamed.get(name, name) for name in catalog.metas}
+    if "" in names or len(names) < len(catalog.metas):  # no file has such names; a check says so
+        is_incomplete = True
     if not transfers and not (is_incomplete or diagnostics.has_errors or checkpoint.left_out):
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if is_incomplete or diagnostics.has_errors:
@@ -87,6 +90,7 @@ def plan(
         not_listed=not_listed,
         left_out=checkpoint.left_out,
         strategies=files,
+        tensors=checkpoint.options.tensors,
     )
 
 
@@ -137,7 +141,11 @@ def _resolve_names(
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
-    return replace(target, strategy=strategy), problems
+    layouts = dict(strategy.layouts)
+    for name, new in checkpoint.renamed.items():
+        if name not in layouts and new in layouts:  # the strategy has the names of the outputs
+            layouts[name] = layouts.pop(new)
+    return replace(target, strategy=replace(strategy, layouts=layouts)), problems
 
 
 def _find_transfers(
@@ -155,7 +163,9 @@ def _find_transfers(
         if reasons := reasons - {None}:
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
         elif layouts:
-            transfers.append(Transfer.copy_of(tensor, layouts))
+            name = checkpoint.renamed.get(tensor.name, tensor.name)
+            dtype = checkpoint.wanted_dtype(tensor.meta)
+            transfers.append(replace(Transfer.copy_of(tensor, layouts), name=name, dtype=dtype))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
@@ -163,7 +173,7 @@ def _find_transfers(
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
+    written = {one.source.name for one in transfers}  # other ranks' values of the same name
     if unwritten := unwritten - written:
         names = _name(sorted(unwritten))
         text = f"left out, as no target rank takes the value of their ranks: {names}"
@@ -207,7 +217,7 @@ class _LayoutChooser:
     def layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
         """Return the layouts of a tensor in the target; none if no rank takes it."""
         strategy, name = self.target.strategy, tensor.name
-        if strategy is None or tensor.meta.text is not None:
+        if strategy is None or tensor.meta.text is not None or tensor.own_ranks:
             return self._full(tensor)
         if name in strategy.layouts and tensor.only_for is None:
             return self._listed(tensor, strategy)
@@ -230,8 +240,11 @@ class _LayoutChooser:
         return self._full(tensor)
 
     def _full(self, tensor: FullTensor) -> tuple[Layout, ...]:
-        """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
+        """Return layouts of a full tensor on every target rank, or on the ranks that take it."""
         ndim, ranks = len(tensor.meta.shape), self.target.ranks
+        if tensor.own_ranks:
+            runs = find_runs(tensor.own_ranks)
+            return tuple(Layout.unsharded(ndim, len(run), run.start) for run in runs)
         if tensor.only_for is None:
             return (Layout.unsharded(ndim, ranks),)
         first, step = tensor.only_for
@@ -330,10 +343,10 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
 def written_strategy(plan: Plan, target: Strategy) -> Strategy:
     """Return the strategy of the outputs of ``plan``, whose target strategy is ``target``.
 
-    It has the layouts of the transfers: rules are resolved, expanded tensor maps are folded, and
-    states that follow a parameter are listed by name.  Tensors that ``target`` does not list are
-    listed as full tensors in each stage.  For a parameter that only one of two strategies lists,
-    MindSpore's transform takes the slice of one rank for all.
+    It has the layouts of the transfers, by their names in the outputs: rules are resolved, expanded
+    tensor maps are folded, and states that follow a parameter are listed by name.  Tensors that
+    ``target`` does not list are listed as full tensors in each stage.  For a parameter that only
+    one of two strategies lists, MindSpore's transform takes the slice of one rank for all.
 
     Strings and values that differ between ranks are not listed.  Unsharded names with a ``-`` are
     not listed, since MindSpore cannot read such names.  Unlisted single values are not listed:
@@ -341,8 +354,8 @@ def written_strategy(plan: Plan, target: Strategy) -> Strategy:
     """
     layouts: dict[str, tuple[Layout, ...]] = {}
     for transfer in plan.transfers:
-        name = transfer.name
-        if _has_entry(transfer, name in target.layouts or name in plan.not_listed.followed):
+        name, known = transfer.name, transfer.source.name
+        if _has_entry(transfer, known in target.layouts or known in plan.not_listed.followed):
             placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
             layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
     return replace(target, layouts=layouts, rules=None)
@@ -453,12 +466,15 @@ class ShardedOutput:
     folder, format
         The output folder, and the format of the files.
     limit
-        Maximum bytes of each file.
+        Maximum bytes of each file; None for the files of the source.
+    is_kept
+        Whether tensors that the index of the source does not name stay unnamed.
     """
 
     folder: str
     format: str
-    limit: int
+    limit: int | None
+    is_kept: bool = False
 
     @property
     def documents(self) -> list[str]:
@@ -472,8 +488,11 @@ class ShardedOutput:
         """
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
-        metas = [transfer.meta for transfer in plan.transfers]
-        data = index_text(files, sum(meta.nbytes for meta in metas)).encode()
+        sizes = {transfer.name: transfer.meta.nbytes for transfer in plan.transfers}
+        for transfer in plan.transfers if self.is_kept else ():
+            if not all(one.common_tensors.get(transfer.source.name, True) for one in plan.inputs):
+                del files[transfer.name], sizes[transfer.name]
+        data = index_text(files, sum(sizes.values())).encode()
         if len(data) > MAX_INDEX_BYTES:
             text = "too many tensors for one index"
             hint = f"-o {quote(f'{self.folder}.ckpt')} without --max-shard-size"
@@ -483,18 +502,19 @@ class ShardedOutput:
             )
             return None
         documents = tuple(Document(path, data) for path in self.documents)
-        format, common = get_format(self.format), self._path(None, 0)
-        large = [
-            output.metas[0].name
-            for output in plan
-            if output.path != common
-            if len(output.metas) == 1
-            if format.header_bytes(output.metas, plan.attrs) + output.metas[0].nbytes > self.limit
-        ]
-        if large:
+        if self.limit is not None and (large := [*self._too_large(plan, self.limit)]):
             text = f"larger than the limit, in files of their own: {_name(large, 'tensor')}"
             diagnostics.add(Diagnostic("part", text))
         return replace(plan, documents=documents)
+
+    def _too_large(self, plan: Plan, limit: int) -> Iterator[str]:
+        """Yield the tensors that are alone in a numbered file, and larger than the limit."""
+        format, common = get_format(self.format), self._path(None, 0)
+        for output in plan:
+            if output.path != common and len(output.metas) == 1:
+                (meta,) = output.metas
+                if format.header_bytes((meta,), plan.attrs) + meta.nbytes > limit:
+                    yield meta.name
 
     def problems(self, plan: Plan) -> Iterator[Diagnostic]:
         """Yield a problem if the folder has files that a loader may read with this checkpoint."""
@@ -526,7 +546,7 @@ def numbered_target(folder: str, format: str, attrs: Mapping[str, str]) -> Targe
     return Target(format, paths, attrs=attrs, is_numbered=True)
 
 
-def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
+def number_files(plan: Plan, limit: int | None, path: Callable[[int | None, int], str]) -> Plan:
     """Return the plan of a merge with its one output spread over numbered files.
 
     Parameters
@@ -534,11 +554,42 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
     plan
         A plan whose one output holds everything.
     limit
-        Maximum bytes of a numbered file.
+        Maximum bytes of a numbered file; None to keep the tensors of each file of the source
+        together.
     path
         Returns the path for a number, from 0, and the count of numbered files.  The number is None
         for the common file.
     """
+    numbers = _numbers_in_source(plan) if limit is None else _numbers_by_size(plan, limit)
+    total = max((number + 1 for number in numbers if number is not None), default=0)
+    transfers = []
+    for transfer, number in zip(plan.transfers, numbers, strict=True):
+        ndim, at = len(transfer.meta.shape), total if number is None else number
+        transfers.append(replace(transfer, layouts=(Layout.unsharded(ndim, 1, at),)))
+    paths = {number: path(number, total) for number in range(total)}
+    if None in numbers:
+        paths[total] = path(None, total)
+    target = replace(plan.target, paths=paths, ranks=len(paths))
+    return replace(plan, target=target, transfers=tuple(transfers))
+
+
+def _numbers_in_source(plan: Plan) -> list[int | None]:
+    """Return the number of the file of each transfer, as the source has it; None if common.
+
+    A file of which nothing is written has no number.
+    """
+    (catalog,) = plan.inputs
+    files = [
+        None if transfer.source.name in catalog.common_tensors else transfer.source.layout.ranks[0]
+        for transfer in plan.transfers
+    ]
+    kept = sorted({file for file in files if file is not None})
+    number_of = {file: number for number, file in enumerate(kept)}
+    return [None if file is None else number_of[file] for file in files]
+
+
+def _numbers_by_size(plan: Plan, limit: int) -> list[int | None]:
+    """Return the number of the file of each transfer by their sizes; None if it is common."""
     numbers: list[int | None] = []
     total = 0
     format = get_format(plan.target.format)
@@ -557,15 +608,7 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
             total, header, contents = total + 1, every, 0
         header, contents = header + entry, contents + nbytes
         numbers.append(total - 1)
-    transfers = []
-    for transfer, number in zip(plan.transfers, numbers, strict=True):
-        ndim, at = len(transfer.meta.shape), total if number is None else number
-        transfers.append(replace(transfer, layouts=(Layout.unsharded(ndim, 1, at),)))
-    paths = {number: path(number, total) for number in range(total)}
-    if None in numbers:
-        paths[total] = path(None, total)
-    target = replace(plan.target, paths=paths, ranks=len(paths))
-    return replace(plan, target=target, transfers=tuple(transfers))
+    return numbers
 
 
 def _are_common(plan: Plan) -> Sequence[bool]:

@@ -32,6 +32,7 @@ from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.problems import FormatError
+from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.numbers import Bytes
 
@@ -49,6 +50,8 @@ WRITE_BYTES = 1 << 20
 # in 9.4 s.  Reads do not use it: Linux would drop a half-read page of 2 MiB and read it again (1.4
 # times as many bytes).
 RWF_DONTCACHE = 0x80
+STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
+CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
 
 
@@ -76,6 +79,8 @@ class FlatFiles:
     ----------
     scratch_used
         Bytes of the scratch buffer that are in use.
+    caster
+        Casts what is read, and has the statistics of that; None before the first cast.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class FlatFiles:
         self.scratch_used = 0
         self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
         self._uses_dontcache = _has_dontcache()
+        self._stage: Bytes | None = None
+        self.caster: Caster | None = None
 
     def __enter__(self) -> FlatFiles:
         return self
@@ -233,6 +240,21 @@ class FlatFiles:
     def _copy(self, out: Bytes, read: Bytes) -> None:
         np.copyto(out, read)
 
+    def stage(self, nbytes: int) -> Bytes:
+        """Return a buffer for at most `STAGE_BYTES` that are cast; the next call overwrites it."""
+        if self._stage is None:
+            self._stage = np.empty(STAGE_BYTES, np.uint8)
+        return self._stage[:nbytes]
+
+    def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
+        """Cast elements; ``out`` has their shape and one last axis of bytes."""
+        if self.caster is None:
+            self.caster = Caster()
+        flat = out.reshape(-1)  # a copy unless the elements are contiguous
+        self.caster.cast(data, src, flat, dst)
+        if not out.flags.c_contiguous:
+            out[...] = flat.reshape(out.shape)
+
     def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
         """Return the scratch buffer and its first free byte; clear it if it is too full."""
         if self._scratch is None:
@@ -252,7 +274,7 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     files
         Opens the source files.
     tensor
-        Has one term of its own element type, so that bytes can be copied; see `single_source`.
+        Has one term (see `single_source`), which is cast if its element type is another one.
     band
         Elements of the output slice.
     out
@@ -265,15 +287,29 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     FormatError
         A file has become shorter since its header was read.
     """
-    stored = single_source(tensor.terms).meta
-    assert stored.dtype == tensor.meta.dtype, f"{tensor.meta.name}: needs a cast"
+    stored, wanted = single_source(tensor.terms).meta, tensor.meta
+    if stored.dtype == wanted.dtype:
+        _read_pieces(files, tensor, band, out)
+        return
+    for part in band.bands(STAGE_BYTES // stored.itemsize):
+        data = files.stage(part.size * stored.itemsize)
+        _read_pieces(files, tensor, part, data.reshape(*part.shape, stored.itemsize))
+        files.cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
+
+
+def _read_pieces(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
+    """Read a band from the pieces of its source, in the stored element type."""
     filled = 0
     for piece in tensor.pieces(band):
-        inside = piece.dst.relative_to(band.start)
-        at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        files.read_piece(piece, out[at])
+        files.read_piece(piece, out[_within(piece.dst, band)])
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
+
+
+def _within(region: Region, band: Region) -> tuple[slice, ...]:
+    """Return the slices of an array of ``band`` that are those of a region in it."""
+    inside = region.relative_to(band.start)
+    return tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
 
 
 def _first_byte(tensor: StoredTensor) -> tuple[str, int]:

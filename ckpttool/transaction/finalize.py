@@ -217,8 +217,8 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
     """Yield a warning about files that readers would mistake for outputs of the set."""
     first = next(iter(outputs), None)
     if first is not None and Path(first.path).parent == Path(f"rank_{first.rank}"):
-        ranks = {output.rank for output in outputs}
-        yield from stale_files(first.rank, str(folder / first.path), ranks)
+        paths = {output.rank: str(folder / output.path) for output in outputs}
+        yield from stale_files(paths, paths)
 
 
 def _find_other_set(folder: Path) -> Path | None:

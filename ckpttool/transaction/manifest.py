@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -23,6 +23,7 @@ from ckpttool.formats.local import open_file, unreadable
 from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
+    CastStats,
     OutputEntry,
     Provenance,
 )
@@ -51,6 +52,8 @@ class Written:
         Number of its tensors.
     is_kept
         Whether an earlier run completed it, so that this run did not write it.
+    cast
+        See `OutputEntry`.
     """
 
     rank: int
@@ -59,6 +62,7 @@ class Written:
     nbytes: int
     tensors: int
     is_kept: bool = False
+    cast: CastStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,11 @@ class Manifest:
     step: str | None
     outputs: tuple[Written, ...]
     notes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def cast(self) -> CastStats | None:
+        """What casts did to the numbers of the full tensors; None without casts."""
+        return CastStats.sum(one.cast for one in self.outputs)
 
 
 def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
@@ -98,7 +107,8 @@ def entry_text(output: OutputEntry) -> str:
         for t in output.tensors
     ]
     head = {"rank": output.rank, "path": output.path, "format": output.format}
-    return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
+    cast = {} if output.cast is None else {"cast": asdict(output.cast)}
+    return json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": tensors})
 
 
 def written_strategies(manifest: Path) -> frozenset[str]:
@@ -236,7 +246,10 @@ class ManifestFile(SealedFile):
     def manifest(self) -> Manifest:
         """Return the manifest without the tensors of its outputs."""
         outputs = tuple(
-            Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
+            Written(
+                *(out.rank, out.path, out.format, out.nbytes, len(out.tensors)),
+                cast=out.cast,
+            )
             for out in self.outputs()
         )
         provenance = self.provenance()

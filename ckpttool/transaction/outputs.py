@@ -136,22 +136,28 @@ def _has_contents(
     return is_equal
 
 
-def stale_files(rank: int, sample: str, ranks: Container[int]) -> Iterator[Diagnostic]:
+def stale_files(outputs: Mapping[int, str], ranks: Container[int]) -> Iterator[Diagnostic]:
     """Yield a warning about files that a loader would take for outputs of ``ranks``.
 
-    They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
-    ``rank``, whose name the others resemble.
+    They are files of other ranks, or of these ranks in another format.  ``outputs`` has the paths
+    of some of these ranks: all have equal names, or names that end with the number of the rank.
     """
+    (rank, sample), *_ = outputs.items()
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
-    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
-    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in folder.glob("rank_*"))
+    stems = {rank: Path(path.removesuffix(suffix)) for rank, path in outputs.items()}
+    is_numbered = all(stem.name.endswith(str(rank)) for rank, stem in stems.items())
+    for match in (re.fullmatch(r"rank_(\d+)", path.name) for path in folder.glob("rank_*")):
+        if match is not None:
+            name, number = stems[rank].name, match[1]
+            name = name.removesuffix(str(rank)) + number if is_numbered else name
+            stems.setdefault(int(number), folder / match[0] / name)
     found = (
-        folder / match[0] / f"{prefix}{match[1]}{ending}"
-        for match in matches
+        f"{stem}{ending}"
+        for number, stem in stems.items()
         for ending in map(suffix_of, FORMATS)
-        if match is not None and (int(match[1]) not in ranks or ending != suffix)
+        if number not in ranks or ending != suffix
     )
-    paths = sorted(str(path) for path in found if path.exists())
+    paths = sorted(path for path in found if Path(path).exists())
     if not paths:
         return
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.model.manifest import OutputEntry, Provenance, hashed
+from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
     Diagnostic,
@@ -37,7 +37,14 @@ from ckpttool.problems import (
     join_alike,
     join_clauses,
 )
-from ckpttool.storage.files import PARTIAL, clean_up, remove_document, stamp_at, write_document
+from ckpttool.storage.files import (
+    PARTIAL,
+    clean_up,
+    is_there,
+    remove_document,
+    stamp_at,
+    write_document,
+)
 from ckpttool.transaction.claim import Claim, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
@@ -118,8 +125,24 @@ class Transaction(Claim):
             where = str(self._record.home)
             raise PlanError([Diagnostic("destination", text, hint="the same command", where=where)])
 
+    def read_casts(self) -> Mapping[str, CastStats]:
+        """Return what casts did in the outputs that are kept, by path relative to the manifest."""
+        if not self.kept:
+            return {}
+        entries: Iterable[OutputEntry]
+        if is_there(self._record.manifest):
+            entries = ManifestFile.read(self._record.manifest).outputs()
+        else:
+            logged = look(self._record).logged(self._run.provenance.digest)
+            entries = (logged[name].read_entry() for name in self._run.kept)
+        return {one.path: one.cast for one in entries if one.cast is not None}
+
     def record_complete(
-        self, output: OutputFile, nbytes: int, hashes: Mapping[str, Mapping[int, str]]
+        self,
+        output: OutputFile,
+        nbytes: int,
+        hashes: Mapping[str, Mapping[int, str]],
+        cast: CastStats | None = None,
     ) -> None:
         """Record that an output is on disk and about to be renamed.
 
@@ -129,6 +152,8 @@ class Transaction(Claim):
             The output, and the size of its file.
         hashes
             SHA-256 of each unit, by tensor and number of the unit.
+        cast
+            See `OutputEntry`.
 
         Raises
         ------
@@ -139,7 +164,7 @@ class Transaction(Claim):
         """
         name = os.path.relpath(output.path, self._record.folder)
         tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
-        line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors))
+        line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors, cast))
         before = self._entries.get(name)
         if before is not None and before.read_line() != line:
             text = "differs from what the same command wrote before: a source file has changed"

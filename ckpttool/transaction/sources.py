@@ -51,6 +51,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         ),
         "crc_num" in plan.target.attrs,
         command,
+        plan.renamed,
     )
 
 
@@ -106,6 +107,8 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
         yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), transfer.layouts
     for document in plan.documents:
         yield document.kind, os.path.relpath(document.path, folder)
+    if any(transfer.is_cast for transfer in plan.transfers):
+        yield plan.tensors.on_overflow
 
 
 def _decisive_parts(term: Term) -> tuple[object, ...]:
@@ -114,7 +117,8 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
     how: object = slicing.distribution_key
     if isinstance(slicing, BoxSlicing):
         how = slicing.slice_counts
-    return term.input, term.weight, source.meta, how, source.parameter, source.only_for
+    own = (source.own_ranks,) if source.own_ranks else ()
+    return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *own
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

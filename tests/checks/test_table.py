@@ -67,6 +67,11 @@ def merged(name="x", is_named=False, **more):
     return resolved(replace(catalog, common_tensors={name: is_named}), None)
 
 
+def kept(catalog):
+    """A checkpoint whose files are written again, each by itself."""
+    return replace(resolved(catalog, None), files="kept")
+
+
 def noted(code):
     return replace(with_names({"w": SLICE}), diagnostics=(Diagnostic(code, "found", ranks=(3,)),))
 
@@ -114,7 +119,9 @@ CASES = {
         resolved(with_names({"w": SLICE}), optimizer_shard=1),
     ),
     "check_choice": ("options", choosing(include=["v"]), choosing(include=["w"])),
+    "check_casts": ("options", choosing(dtype=["bf16:v"]), choosing(dtype=["bf16", "fp16:w"])),
     "check_left_out": ("dropped", choosing(weights_only=True), choosing(include=["*w"])),
+    "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
         "shape",
@@ -212,6 +219,18 @@ CASES = {
         )
     },
     "check_missing_files": ("missing_rank", merged(diagnostics=(NO_FILE,)), merged()),
+    "check_kept_files": (
+        "missing",
+        kept(noted("missing_rank")),
+        kept(replace(noted("missing_rank"), expected_ranks=frozenset(range(3)))),  # --rank 0-2
+    ),
+    "check_kept": (
+        "lacking",
+        *(
+            kept(catalog_of({0: {"w": SLICE, "v": SLICE}, 1: dict.fromkeys(names, SLICE)}))
+            for names in ("w", "wv")
+        ),
+    ),
     "check_nothing": ("nothing", replace(merged(), catalog=catalog_of({})), held()),
     "check_shards": (
         "contradicted",

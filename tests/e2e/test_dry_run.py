@@ -251,6 +251,15 @@ def test_numbered_files_are_said(watch):
     assert takes["writes"]["documents"] >= indexes > 0
 
 
+@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only"])
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+def test_files_that_are_converted_are_said(watch, options, format):
+    small(dst=False)
+    words = ["convert", "src", "-o", "out", "--format", format, *options.split()]
+    takes = assert_as_said(watch, words)
+    assert all([one["ranks"]] == [two["ranks"] for two in one["needs"]] for one in takes["sources"])
+
+
 def test_a_resumed_run_keeps_what_the_dry_run_said(watch):
     words = ["reshard", *small(), "-o", "out", "--resume"]
     watch.fails_on = "rank_5"

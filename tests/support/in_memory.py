@@ -45,7 +45,7 @@ def checkpoint_in_memory(catalog, strategy, content_groups=None, unlisted=None) 
             strategy=Strategy.without_layouts(),
             options=options,
             records=EachFile(catalog),
-            are_joined=False,
+            files="full",
         )
     equal = EqualContents(content_groups or {})
     bare = Checkpoint(catalog=catalog, strategy=strategy, options=options)
@@ -77,7 +77,7 @@ def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
         ResolveOptions(**options),
         MadeUp(read),
         is_refused=partial(is_refused, command="convert"),
-        by_file=strategy is None,
+        files="full" if strategy is None else "joined",
     )
 
 

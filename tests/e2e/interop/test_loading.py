@@ -8,7 +8,7 @@ from tests.e2e.interop.cases import FAMILIES, SEED, every_cut, every_cut_and_the
 from tests.e2e.interop.saved import as_digests, resharded, wrong
 from tests.support.commands import run_well
 from tests.support.corpus import digests
-from tests.support.readers import read_ranks, split_safetensors
+from tests.support.readers import rank_file, read_ranks, split_safetensors
 
 LOADED = ("ckpt", "safetensors")  # MindSpore reads no HDF5 by itself
 
@@ -24,6 +24,16 @@ def test_load_checkpoint_reads_what_split_writes(cut, form, mindspore, tmp_path)
     source = cut.folder / "full.ckpt"
     run_well("split", source, "-d", cut.strategy, "-o", tmp_path, "--format", form)
     paths = [tmp_path / f"rank_{r}" / f"checkpoint_{r}.{form}" for r in sorted(cut.ranks)]
+    found = mindspore.ask_all([{"do": "load", "path": path} for path in paths])
+    assert not wrong(cut, cut, {rank: as_digests(found[rank]) for rank in cut.ranks})
+
+
+@every_cut
+@pytest.mark.parametrize("form", LOADED)
+def test_load_checkpoint_reads_what_convert_writes(cut, form, mindspore, tmp_path):
+    (other,) = {*LOADED} - {form}
+    run_well("convert", cut.folder / other, "-o", tmp_path / "out", "--format", form)
+    paths = [rank_file(tmp_path / "out", rank) for rank in sorted(cut.ranks)]
     found = mindspore.ask_all([{"do": "load", "path": path} for path in paths])
     assert not wrong(cut, cut, {rank: as_digests(found[rank]) for rank in cut.ranks})
 

@@ -1,0 +1,73 @@
+"""``ckpttool convert``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.params import RANKS
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.cli.options import ReportOptions, Side
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.transaction.resume import OutputOptions
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    misplaced={
+        **dict.fromkeys(
+            ("-s", "--src-strategy", "--strategy"),
+            (
+                "convert writes each file again by itself, and needs no strategy.",
+                "the same command without it",
+            ),
+        ),
+        **dict.fromkeys(
+            ("-d", "--dst-strategy"),
+            (
+                "convert leaves every tensor with its rank.",
+                "ckpttool reshard SRC -s STRATEGY -d TARGET -o DIR",
+            ),
+        ),
+    },
+    help="""\b
+    ckpttool convert checkpoint/ -o converted/ --format safetensors
+
+    Write the same files in another format: those of ranks for the same ranks and under the same
+    names, a merged file as one, numbered files with an index as such.  Needs no strategy.
+    """,
+)
+@options.source_options("src", "step", "pattern", "key")
+@options.resolve_options("strict", "manifest", *options.OF_TENSORS)
+@options.output_path("path", "Output file; a folder if SRC is one.", "converted/", "OUT")
+@options.output_options(
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
+    format=options.option(
+        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; of a folder that of SRC]",
+        **options.FORMAT_CHOICE,
+    ),
+    ranks=options.option("Convert only these ranks, such as 0,3-7.", "--rank", type=RANKS),
+)
+@options.run_options()
+@options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
+def convert(
+    source: Side,
+    resolve: ResolveOptions,
+    path: str,
+    output: OutputOptions,
+    run: RunOptions,
+    report: ReportOptions,
+) -> None:
+    """Write a checkpoint in another format, file by file."""
+    from ckpttool.cli import workflow
+
+    path = options.absolute_for_cluster(path, run)
+    catalog, _, _ = workflow.load(source.for_engine(run), report, find_strategy=False)
+    plan = partial(ckpttool.plan_convert, catalog, path, resolve, output)
+    workflow.convert(plan, run, report)

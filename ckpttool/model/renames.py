@@ -1,0 +1,197 @@
+r"""New names for tensors: rules that replace names, or parts of them.
+
+A rule is a glob and a name, in which each ``*`` or ``?`` stands for what that of the glob matched:
+``model.*.gamma`` and ``*.weight``.  Or it is ``re:``, a regular expression and a text with groups,
+which replaces its matches: ``re:^(.*)\.gamma$`` and ``\1.weight``.  The first rule that matches a
+name counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from itertools import chain
+from shlex import quote
+
+from ckpttool.model.names import ParameterOfState, parse_name
+from ckpttool.model.patterns import Pattern, nearest_pattern
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
+
+_WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    r"""A rule: the names that match ``old`` become ``new``.
+
+    Attributes
+    ----------
+    old, new
+        A glob and a name, or a regular expression and a text; see the module.
+    beside
+        The rule counts only where this name is there, too; "" for everywhere.  Its wildcards
+        stand for what those of ``old`` matched.
+    file
+        The file that has the rule; "" if it is given by itself.
+
+    Raises
+    ------
+    ValueError
+        ``old`` is malformed, or ``new`` or ``beside`` has what ``old`` does not match.
+
+    Examples
+    --------
+    >>> Rename("bn.*.gamma", "norm.*.weight").apply("bn.1.gamma", ["bn.1.gamma"])
+    'norm.1.weight'
+    >>> Rename(r"re:^layer(\d)", r"blocks.\1").apply("layer3.bias", ["layer3.bias"])
+    'blocks.3.bias'
+    """
+
+    old: str
+    new: str
+    beside: str = ""
+    file: str = ""
+    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pattern = Pattern(self.old)
+        if not self.old.startswith("re:"):
+            literals = map(re.escape, _WILDCARD.split(self.old))
+            groups = (f"({translate(one)[4:-3]})" for one in _WILDCARD.findall(self.old))
+            text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
+            object.__setattr__(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
+        else:
+            object.__setattr__(self, "regex", pattern.regex)
+        for text in (self.new, self.beside):
+            try:
+                re.compile(f"{self.regex.pattern}|").sub(self._template(text), "")
+            except (re.error, IndexError) as error:
+                what = "group" if self.old.startswith("re:") else "wildcard"
+                raise ValueError(f"{text!r} has a {what} that {self.old!r} lacks") from error
+
+    def _template(self, text: str) -> str:
+        """Return a text as a template of `re`, in which wildcards are groups."""
+        if self.old.startswith("re:"):
+            return text
+        first, *rest = re.split(r"[*?]", text.replace("\\", r"\\"))
+        return first + "".join(f"\\g<{number}>{part}" for number, part in enumerate(rest, 1))
+
+    def apply(self, name: str, names: Collection[str]) -> str | None:
+        """Return the new name; None if the rule does not match it, or ``beside`` is not there."""
+        found = self.regex.search(name)
+        if found is None or (self.beside and self._of(found, self.beside) not in names):
+            return None
+        return self._of(found, self.new)
+
+    def _of(self, found: re.Match[str], text: str) -> str:
+        return self.regex.sub(self._template(text), found.string)
+
+
+def rename(
+    rules: Iterable[Rename], names: Collection[str], states: ParameterOfState
+) -> Mapping[str, str]:
+    """Return the names that change, with their new names.
+
+    Optimizer state has its prefix and the new name of its parameter, and the components of a map
+    parameter have its new name.
+
+    Parameters
+    ----------
+    rules
+        The rules, the first ones first.
+    names
+        All names of the checkpoint.
+    states
+        Name of a state to name of its parameter.
+
+    Examples
+    --------
+    >>> rename([Rename("*", "model.*")], ["w", "adam_m.w"], {"adam_m.w": "w"})
+    {'w': 'model.w', 'adam_m.w': 'adam_m.model.w'}
+    """
+    rules = tuple(rules)
+
+    def renamed(name: str) -> str:
+        return next((new for one in rules if (new := one.apply(name, names)) is not None), name)
+
+    def follow(name: str) -> str:
+        tag, parameter = parse_name(name).map, states.get(name)
+        for owner in (parameter, tag):
+            if owner is not None and (new := renamed(owner)) != owner:
+                before, _, after = name.rpartition(owner)
+                return before + new + after
+        return renamed(name)
+
+    return {name: new for name in names if (new := follow(name)) != name}
+
+
+def rename_problems(
+    rules: Iterable[Rename], names: Collection[str], changed: Mapping[str, str], where: str
+) -> Iterator[Diagnostic]:
+    """Yield the problems of rules that match nothing, and of names that become one or nothing.
+
+    Of the rules of a file some may match nothing, since a file serves many models.
+
+    Parameters
+    ----------
+    rules
+        The rules.
+    names
+        The names that the outputs may have.
+    changed
+        Those that change, with their new names.
+    where
+        What has the names.
+    """
+    groups: dict[object, list[Rename]] = {}
+    for rule in rules:
+        groups.setdefault(rule.file or rule, []).append(rule)
+    for together in groups.values():
+        if any(one.apply(name, names) is not None for one in together for name in names):
+            continue
+        first = together[0]
+        text = f"no tensor matches {first.old!r}"
+        hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
+        if first.file:
+            text = f"no tensor matches a rule of {first.file}"
+        elif near := nearest_pattern(Pattern(first.old), names):
+            hint = f"--rename {quote(f'{near}={first.new}')}"
+        facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
+        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+    olds: dict[str, list[str]] = {}
+    for name in names:
+        olds.setdefault(changed.get(name, name), []).append(name)
+    hint = "rules that give each tensor a name of its own"
+    if nameless := olds.pop("", None):
+        text, facts = f"{count(len(nameless), 'tensor')} would have no name", shorten(nameless, 3)
+        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+    if several := {new: of for new, of in olds.items() if len(of) > 1}:
+        text = f"{count(len(several), 'name')} would each be that of several tensors"
+        facts = "; ".join(f"{new}: {shorten(of, 3)}" for new, of in [*several.items()][:2])
+        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+
+
+def parse_renames(given: Mapping[str, str] | Iterable[str | Rename]) -> Iterator[Rename]:
+    """Yield rules from a mapping of OLD to NEW, or from texts ``OLD=NEW``.
+
+    The last ``=`` separates the two, since a regular expression may have some.
+
+    Raises
+    ------
+    ValueError
+        A text has no ``=``, or a rule is malformed.
+    """
+    if isinstance(given, Mapping):
+        yield from (Rename(old, new) for old, new in given.items())
+        return
+    for one in (given,) if isinstance(given, str) else given:
+        if isinstance(one, Rename):
+            yield one
+            continue
+        old, sign, new = one.rpartition("=")
+        if not sign or not old:
+            raise ValueError(f"{one!r} is not OLD=NEW")
+        yield Rename(old, new)

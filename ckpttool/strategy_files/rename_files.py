@@ -1,0 +1,62 @@
+"""Files with rules for the names of tensors (``--rename-file``).
+
+A YAML mapping of OLD to NEW, in order; see `ckpttool.model.renames`.  In place of NEW there may be
+``{to: NEW, beside: NAME}``: the rule then counts only where a tensor has this name, too.  Two files
+come with the package: ``to-pytorch`` and ``to-mindspore``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpttool.formats.local import is_file, read_file
+from ckpttool.model.renames import Rename
+from ckpttool.problems import StrategyError, raise_all
+from ckpttool.strategy_files.handwritten import Node, parse_yaml
+
+_FOLDER = Path(__file__).with_name("renames")
+SHIPPED = ("to-mindspore", "to-pytorch")
+
+
+def read_renames(path: str | os.PathLike[str]) -> tuple[Rename, ...]:
+    """Return the rules of a file, or of one that comes with the package, by its name.
+
+    Raises
+    ------
+    StrategyError
+        The file is malformed.  Several mistakes are a `CombinedError`.
+    OSError
+        The file cannot be read.
+    """
+    path = os.fspath(path)
+    is_shipped = path in SHIPPED and not is_file(path)
+    top = parse_yaml(read_file(_FOLDER / f"{path}.yaml" if is_shipped else path), path).value
+    if not isinstance(top, dict) or not top:
+        hint = 'lines such as "*.gamma": "*.weight"'
+        raise StrategyError(path, "no mapping of old names to new ones", hint)
+    rules: list[Rename] = []
+    mistakes: list[StrategyError] = []
+    for old, node in top.items():
+        try:
+            rules.append(_rule(old, node, path))
+        except StrategyError as error:
+            mistakes.append(error)
+    raise_all(mistakes)
+    return tuple(rules)
+
+
+def _rule(old: str, node: Node, path: str) -> Rename:
+    value = node.value
+    parts = {"to": node} if isinstance(value, str) else value
+    if not isinstance(parts, dict) or not {"to"} <= parts.keys() <= {"to", "beside"}:
+        hint = f'"{old}": NEW, or {{to: NEW, beside: NAME}}'
+        raise StrategyError(node.place, f"{old}: neither a name nor to: and beside:", hint)
+    texts = {key: one.value for key, one in parts.items()}
+    if wrong := [key for key, text in texts.items() if not isinstance(text, str)]:
+        raise StrategyError(node.place, f"{old}: {wrong[0]}: is no name", 'a name in quotes: "1"')
+    try:
+        return Rename(old, str(texts["to"]), str(texts.get("beside", "")), path)
+    except ValueError as error:
+        hint = "as many wildcards or groups as the old name has, at most"
+        raise StrategyError(node.place, str(error), hint) from error

@@ -1,0 +1,336 @@
+"""--dtype on every command that takes it: against NumPy and ml_dtypes, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.model.layout import Layout
+from tests.support.checkpoints import cut, strategy_of, write_file, write_holes, write_ranks
+from tests.support.commands import SUFFIXES, message, run, run_well, stay_small
+from tests.support.readers import Entry, read, read_ranks
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+NUMPY = {
+    "Float64": np.dtype("<f8"),
+    "Float32": np.dtype("<f4"),
+    "Float16": np.dtype("<f2"),
+    "BFloat16": np.dtype(ml_dtypes.bfloat16),
+}
+WORDS = {"fp32": "Float32", "fp16": "Float16", "bf16": "BFloat16"}
+SHAPES = {"w": (64, 48), "v": (16, 32), "n": (8, 2, 3), "b": (8,), "k": (2, 4, 3, 2), "s": ()}
+DST = Layout((2, 4), ((1,), ()))  # eight ranks, of which each second has a replica of a slice
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def values(name, shape, dtype):
+    """Numbers like those of weights, with a NaN and a zero if there is room."""
+    random = np.random.default_rng([*name.encode()])
+    found = random.standard_normal(shape) * (1e-6 if name.startswith("adam") else 0.02)
+    flat = np.asarray(found).reshape(-1)
+    if flat.size > 10:
+        flat[3], flat[5], flat[7] = np.nan, 0, -1e-30
+    return flat.reshape(shape).astype(NUMPY[dtype])
+
+
+def entry(array, dtype):
+    """An array as a tensor of a file."""
+    return Entry(dtype, array.shape, array.tobytes())
+
+
+def tensors(dtype="Float32"):
+    """Weights of many shapes, a state of one of them, and a counter."""
+    found = {name: values(name, shape, dtype) for name, shape in SHAPES.items()}
+    found["adam_v.w"] = values("adam_v.w", SHAPES["w"], dtype)
+    entries = {name: entry(one, dtype) for name, one in found.items()}
+    step = np.array([7], "<i4")
+    return entries | {"global_step": entry(step, "Int32")}
+
+
+def write_source(entries, format="ckpt"):
+    """Write ranks of a strategy; return the words that name them."""
+    rows, columns = Layout((4,), ((0,), ())), Layout((4,), ((), (0,)))
+    layouts = {"w": rows, "v": columns, "adam_v.w": rows, "b": Layout((4,), ((0,),))}
+    strategy = strategy_of(layouts)
+    write_ranks(Path("src"), cut(entries, strategy), format)
+    ckpttool.write_strategy(strategy, "s.ckpt")
+    unsharded = {n: one for n, one in layouts.items() if n != "b"}
+    dst = {n: DST if n != "v" else Layout((2, 4), ((), (0,)), 2) for n in unsharded}
+    ckpttool.write_strategy(strategy_of(dst), "d.ckpt")
+    return ["src", "-s", "s.ckpt"]
+
+
+def expected(one, dtype):
+    """What a tensor becomes; NaN is quiet."""
+    array = np.frombuffer(one.data, NUMPY[one.dtype]).reshape(one.shape)
+    with np.errstate(all="ignore"):
+        if one.dtype == "Float64" and dtype == "BFloat16":  # ml_dtypes rounds twice
+            pytest.fail("see tests/storage/test_casting.py")
+        found = array.astype(NUMPY[dtype])
+    return entry(found, dtype)
+
+
+def assert_same(found, wanted):
+    """Compare tensors; NaN equals NaN."""
+    assert found.keys() == wanted.keys()
+    for name, one in wanted.items():
+        assert found[name][:2] == one[:2], name
+        if one.dtype not in NUMPY:
+            assert found[name].data == one.data
+            continue
+        a, b = (np.frombuffer(side.data, NUMPY[one.dtype]) for side in (found[name], one))
+        np.testing.assert_array_equal(a.astype("<f8"), b.astype("<f8"), err_msg=name)
+
+
+def cast_entries(entries, dtype, names):
+    """The tensors, some of them cast."""
+    return {n: expected(one, dtype) if n in names else one for n, one in entries.items()}
+
+
+def cast_of(*words):
+    """What the JSON document of a run says of casts."""
+    return json.loads(run_well(*words, "--json").stdout)["cast"]
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("dtype", ["Float32", "Float16", "BFloat16"])
+def test_weights_are_cast_and_states_and_counters_kept(dtype, word, format):
+    entries = tensors(dtype)
+    out = Path(f"out/m{SUFFIXES[format]}")
+    found = cast_of("merge", *write_source(entries), "-o", out, "--dtype", word)
+    wanted = cast_entries(entries, WORDS[word], SHAPES)
+    assert_same(read(out), wanted)
+    if dtype == WORDS[word]:
+        assert found == {"tensors": [], "kept": 8, "saved_bytes": 0}
+        return
+    before, after = (sum(len(one.data) for one in of.values()) for of in (entries, wanted))
+    assert found.pop("tensors") == [{"from": dtype, "to": WORDS[word], "tensors": len(SHAPES)}]
+    elements = sum(math.prod(shape) for shape in SHAPES.values())
+    x, y = (
+        np.concatenate(
+            [np.frombuffer(of[n].data, NUMPY[of[n].dtype]).astype("<f8") for n in SHAPES]
+        )
+        for of in (entries, wanted)
+    )
+    errors = np.abs(x - y)
+    with np.errstate(all="ignore"):
+        relative = np.nanmax(errors / np.abs(x))
+    assert found.pop("max_rel") == pytest.approx(relative, rel=1e-6)
+    assert found == {
+        "kept": 2,
+        "saved_bytes": before - after,
+        "elements": elements,
+        "zeros": int(((x != 0) & (y == 0)).sum()),
+        "infinities": 0,
+        "max_abs": np.nanmax(errors),
+    }
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+def test_ranks_get_the_same_numbers_as_a_merge_and_replicas_count_once(engine):
+    source = write_source(tensors())
+    of_merge = cast_of("merge", *source, "-o", "m.safetensors", "--dtype", "bf16")
+    words = ["-d", "d.ckpt", "-o", "out", "--dtype", "bf16", "--engine", engine]
+    of_reshard = cast_of("reshard", *source, *words, "--format", "ckpt")
+    saved = {one.pop("saved_bytes") for one in (of_merge, of_reshard)}
+    assert len(saved) == 2  # replicas are smaller, too
+    assert of_merge == of_reshard
+    run_well("diff", "m.safetensors", "out", "--b-strategy", "d.ckpt")
+    run_well("split", "m.safetensors", "-d", "d.ckpt", "-o", "split", "--format", "ckpt")
+    assert read_ranks(Path("split")) == read_ranks(Path("out"))
+    run_well("verify", "out", "--check-manifest")
+
+
+def test_split_casts():
+    write_source(tensors())
+    run_well("merge", "src", "-s", "s.ckpt", "-o", "m.ckpt")
+    run_well("split", "m.ckpt", "-d", "d.ckpt", "-o", "a", "--dtype", "fp16")
+    run_well("merge", "src", "-s", "s.ckpt", "-o", "h.ckpt", "--dtype", "fp16")
+    run_well("diff", "h.ckpt", "a", "--b-strategy", "d.ckpt")
+
+
+def test_bands_of_a_large_tensor_join():
+    entries = {"w": entry(values("w", (1032, 1024), "Float32"), "Float32")}
+    words = ["merge", *write_source({**tensors(), **entries}), "--include", "w", "--dtype", "bf16"]
+    found = cast_of(*words, "-o", "m.ckpt")
+    assert found["elements"] == 1032 * 1024
+    assert_same(read(Path("m.ckpt")), cast_entries(entries, "BFloat16", ["w"]))
+
+
+def test_a_pattern_names_any_tensor_and_goes_before_a_type_for_all():
+    entries = tensors()
+    words = ["merge", *write_source(entries), "-o", "m.ckpt"]
+    run_well(*words, "--dtype", "bf16", "--dtype", "fp16:adam_*", "--dtype", "fp32:re:^[vn]$")
+    wanted = cast_entries(entries, "BFloat16", ["w", "b", "k", "s"])
+    wanted = cast_entries(wanted, "Float16", ["adam_v.w"])
+    assert_same(read(Path("m.ckpt")), wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype", "fp16:adm_*"], "no tensor matches 'adm_*'"),
+        (["--dtype", "fp16:adam_*", "--weights-only"], "no tensor matches 'adam_*'"),
+        (["--dtype", "fp16:global_step"], "global_step is Int32"),
+        (["--dtype", "fp16", "--dtype", "bf16"], "two types for the same 6 tensors"),
+        (["--dtype", "fp16:w", "--dtype", "bf16:[wv]"], "two types for the same 1 tensor"),
+    ],
+)
+def test_what_a_type_does_not_name_is_an_error(options, said):
+    words = ["merge", *write_source(tensors()), "-o", "m.ckpt", *options]
+    for more in ([], ["-n"]):
+        result = run(*words, *more)
+        assert result.exit_code == 5
+        assert said in message(result)
+    assert not Path("m.ckpt").exists()
+
+
+@pytest.mark.parametrize("word", ["int8", "fp8", "", "bf16x", "fp64"])
+def test_an_unknown_type_is_an_error(word):
+    result = run("merge", *write_source(tensors()), "-o", "m.ckpt", "--dtype", word)
+    assert result.exit_code == 2
+    assert "expected fp32, fp16 or bf16" in message(result)
+
+
+def overflowing():
+    """Tensors of which two have numbers beyond Float16."""
+    entries = tensors()
+    for name, numbers in {"w": [1e5, -3e6, np.inf], "v": [65520]}.items():
+        array = values(name, SHAPES[name], "Float32")
+        array.reshape(-1)[100 : 100 + len(numbers)] = numbers
+        entries[name] = entry(array, "Float32")
+    return entries
+
+
+@pytest.mark.parametrize("command", ["merge", "reshard"])
+def test_an_overflow_is_refused_by_name_and_leaves_nothing(command):
+    words = [command, *write_source(overflowing()), "-o", "out/m.ckpt"]
+    words += ["-d", "d.ckpt"] if command == "reshard" else []
+    result = run(*words, "--dtype", "fp16", "--engine", "inline")
+    assert result.exit_code == 6
+    said = message(result)
+    assert "3 numbers too large" in said
+    assert "w: 2 beyond Float16, the largest 3e+06" in said
+    assert "v: 1 beyond Float16, the largest 65520" in said
+    assert "--on-overflow inf" in said
+    assert not [path for path in Path("out").rglob("*") if path.is_file()]
+    found = cast_of(*words, "--dtype", "fp16", "--on-overflow", "inf")
+    assert found["infinities"] == 3
+    assert "--dtype with another type" in message(run(*words, "--dtype", "fp16", "--overwrite"))
+    run_well(*words, "--dtype", "fp16:b", "--overwrite")
+
+
+def test_outputs_that_a_resumed_run_keeps_count(monkeypatch):
+    words = ["reshard", *write_source(tensors()), "-d", "d.ckpt", "--dtype", "bf16"]
+    words += ["--engine", "inline"]
+    whole = cast_of(*words, "-o", "a")
+    real = execute_module.fill
+
+    def failing(task):
+        if any("rank_5" in unit.tensor.file.path for unit in task.units):
+            raise OSError(5, "an error of the disk", task.units[0].tensor.file.path)
+        return real(task)
+
+    monkeypatch.setattr(execute_module, "fill", failing)
+    assert run(*words, "-o", "b").exit_code == 6
+    monkeypatch.setattr(execute_module, "fill", real)
+    assert cast_of(*words, "-o", "b", "--resume") == whole
+    assert cast_of(*words, "-o", "b", "--resume") == whole  # nothing is written
+    other = run(*words, "--on-overflow", "inf", "-o", "b", "--resume")
+    assert "written by another run" in message(other)
+
+
+def test_parts_count_what_they_write_and_finalize_all():
+    words = ["reshard", *write_source(tensors()), "-d", "d.ckpt", "--dtype", "bf16"]
+    whole = cast_of(*words, "-o", "a")
+    parts = [cast_of(*words, "-o", "b", "--part", f"{k}/3") for k in (1, 2, 3)]
+    found = json.loads(run_well("finalize", "b", "--json").stdout)["cast"]
+    assert found == {key: whole[key] for key in found}
+    assert sum(one["elements"] for one in parts) == whole["elements"]
+    assert sum(one["zeros"] for one in parts) == whole["zeros"]
+    assert f"Cast {whole['elements']} numbers" in message(run_well("finalize", "b"))
+
+
+def test_a_dry_run_says_what_would_be_cast():
+    words = ["merge", *write_source(tensors()), "-o", "m.ckpt", "--dtype", "bf16"]
+    found = cast_of(*words, "-n")
+    done = cast_of(*words)
+    assert found == {key: done[key] for key in ("tensors", "kept", "saved_bytes")}
+    assert "6 tensors from Float32 to BFloat16, 2 as stored" in message(
+        run_well(*words, "-n", "--overwrite")
+    )
+
+
+def test_nothing_to_cast_is_said():
+    words = ["merge", *write_source(tensors("BFloat16")), "-o", "m.ckpt", "--dtype", "bf16"]
+    assert "Cast no tensor, 8 as stored Wrote" in message(run_well(*words))
+
+
+def test_diff_compares_what_the_cast_gives():
+    source = write_source(tensors())
+    run_well("merge", *source, "-o", "m.ckpt", "--dtype", "bf16")
+    words = ["diff", "src", "m.ckpt", "-s", "s.ckpt"]
+    assert run(*words).exit_code == 1
+    run_well(*words, "--dtype", "bf16")
+    assert run(*words, "--dtype", "fp16").exit_code == 1
+    assert "no tensor matches" in message(run(*words, "--dtype", "bf16:x"))
+
+
+def test_python_takes_a_type_and_reads_in_it():
+    write_source(tensors())
+    done = ckpttool.merge("src", "s.ckpt", out="m.ckpt", dtype="bf16", progress=False)
+    assert done.casting.tensors == {("Float32", "BFloat16"): 6}
+    with ckpttool.open("src", "s.ckpt", dtype=["bf16", "fp16:adam_*"]) as found:
+        assert found["w"].stored_dtype == "BFloat16"
+        assert found["adam_v.w"].dtype == np.float16
+        wanted = values("w", SHAPES["w"], "Float32").astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(found["w"][...], wanted.astype("f4"))
+        np.testing.assert_array_equal(found["w"][3::7, 5:9], wanted.astype("f4")[3::7, 5:9])
+    with pytest.raises(ValueError, match="no type to cast to"):
+        ckpttool.open("src", "s.ckpt", dtype="int8")
+
+
+def test_the_manifest_says_how_outputs_were_cast():
+    words = ["merge", *write_source(tensors()), "-o", "m.safetensors"]
+    run_well(*words, "--dtype", "bf16")
+    document = json.loads(Path("m.safetensors.ckpttool.json").read_text())
+    (output,) = document["outputs"]
+    assert output["cast"]["elements"] == sum(math.prod(one) for one in SHAPES.values())
+    assert {one["dtype"] for one in output["tensors"]} == {"BFloat16", "Float32", "Int32"}
+    other = run(*words, "--dtype", "fp16", "--resume")
+    assert "written by another run" in message(other)
+    with ckpttool.open("m.safetensors") as found:
+        assert found.metadata()["ckpttool.dtype"] == "bf16"
+
+
+def test_numbered_files_are_cast():
+    words = ["merge", *write_source(tensors()), "-o", "out", "--max-shard-size", "9KB"]
+    whole = cast_of("merge", "src", "-s", "s.ckpt", "-o", "m.ckpt", "--dtype", "bf16")
+    assert cast_of(*words, "--dtype", "bf16") == whole
+    run_well("diff", "m.ckpt", "out")
+
+
+def test_a_folder_without_a_strategy_is_cast():
+    write_file(Path("a.safetensors"), tensors(), "safetensors")
+    run_well("merge", "a.safetensors", "-o", "b.safetensors", "--dtype", "bf16")
+    wanted = cast_entries(tensors(), "BFloat16", SHAPES)
+    assert_same(read(Path("b.safetensors")), wanted)
+
+
+@pytest.mark.big
+def test_a_tensor_of_two_gib_takes_little_memory(tmp_path):
+    write_holes(Path("src/net.ckpt"), (1 << 15, 1 << 14))
+    stay_small(tmp_path, "merge", "src/net.ckpt", "-o", "m.ckpt", "--dtype", "bf16")
