@@ -21,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
-from ckpttool.concurrency import OnProgress
-from ckpttool.discovery.scan import OnScan, SourceOptions, Steps
+from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
+from ckpttool.discovery.scan import SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import OnOverflow, TensorOptions
@@ -531,8 +531,8 @@ def inspect(
     if isinstance(source.src, str):
         answer = inspect_other(source.src, found)
     if answer is None:
-        shown = _Shown(progress)
-        loaded = load(source, command="inspect", diagnostics=found, open_count=shown.open_count)
+        shown = _counts(progress)
+        loaded = load(source, command="inspect", diagnostics=found, open_count=shown)
         catalog, of_src, _ = loaded
         answer = inspect_catalog(
             catalog,
@@ -579,12 +579,12 @@ def verify(
         It cannot be verified.
     """
     given = _Keywords("verify", options)
-    resolving, shown = given.take(ResolveOptions, _OF_CASTS), _Shown(progress)
+    resolving = given.take(ResolveOptions, _OF_CASTS)
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
     catalog, of_src, _ = load(
-        source, find_strategy=is_found, command="verify", open_count=shown.open_count
+        source, find_strategy=is_found, command="verify", open_count=_counts(progress)
     )
     with open_engine("threads") as executor:
         return find_problems(
@@ -595,7 +595,7 @@ def verify(
             crc=crc,
             ignore=ignore,
             executor=executor,
-            open_progress=shown.open_progress,
+            open_progress=_bytes(progress),
         )
 
 
@@ -643,14 +643,14 @@ def diff(
     if not isinstance(tolerance, Tolerance | None):
         raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
-    resolving, shown = given.take(ResolveOptions), _Shown(progress)
+    resolving = given.take(ResolveOptions)
     of_files = given.scanning(a, b)
     given.end()
     sides = load_sides(
         Source(_named(a), _files(strategy), of_files),
         Source(_named(b), _files(b_strategy), of_files),
         replicated=resolving.replicated,
-        open_count=shown.open_count,
+        open_count=_counts(progress),
     )
     with open_engine("threads") as executor:
         found = compare(
@@ -658,7 +658,7 @@ def diff(
             resolving,
             compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
-            open_progress=shown.open_progress,
+            open_progress=_bytes(progress),
         )
     _warn((*found.findings, *found.notes), severities("diff"))
     return found
@@ -710,7 +710,7 @@ def explain(
         _files(target),
         find_strategy=not resolving.replicated,
         command="inspect" if target is None else "convert",
-        open_count=_Shown(progress).open_count,
+        open_count=_counts(progress),
     )
     with open_engine("threads") as executor:
         answer = explain_catalog(
@@ -756,7 +756,7 @@ def steps(
     given, found = _Keywords("steps", options), Diagnostics("inspect")
     source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
     given.end()
-    answer = load_steps(source, found, open_count=_Shown(progress).open_count)
+    answer = load_steps(source, found, open_count=_counts(progress))
     raise_all(found.failures)
     _warn(found, found.severity_of)
     return replace(answer, diagnostics=tuple(found))
@@ -802,7 +802,7 @@ def _convert(
     dry_run: bool,
 ) -> Conversion | Estimate:
     """Run, or estimate, the conversion that ``given.function`` names."""
-    resolving, run, shown = given.take(ResolveOptions), given.take(RunOptions), _Shown(progress)
+    resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)
     source = given.source(src, strategy, run.engine)
     given.end()
@@ -811,7 +811,7 @@ def _convert(
         source,
         _files(target),
         find_strategy=given.function in ("merge", "reshard") and not resolving.replicated,
-        open_count=shown.open_count,
+        open_count=_counts(progress),
     )
     make_plan: Callable[..., tuple[Plan, Assignment]]
     if given.function == "convert":
@@ -828,7 +828,7 @@ def _convert(
     return (estimate if dry_run else run_plan)(
         make_plan,
         run,
-        open_progress=shown.open_progress,
+        open_progress=_bytes(progress),
         on_notes=partial(_warn, severity_of=column),
     )
 
@@ -921,50 +921,35 @@ def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
         warnings.warn(str(one), CkptToolWarning, stacklevel=level)
 
 
-class _Shown:
-    """The progress of a call: a bar, a function of the caller, or nothing."""
+def _counts(progress: Progress, *, in_bytes: bool = False) -> OpenCount:
+    """Return what shows the phases of a call: a bar, a function of the caller, or nothing."""
+    if callable(progress):
+        return lambda phase: nullcontext(partial(progress, phase))
+    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if not (is_seen if progress is None else progress):
+        return no_count
 
-    def __init__(self, progress: Progress) -> None:
-        if progress is None:
-            progress = sys.stderr.isatty() or "ipykernel" in sys.modules
-        self._progress = progress
-
-    @contextmanager
-    def open_progress(self, nbytes: int, phase: str = "reading") -> Iterator[OnProgress]:
-        """Show a phase of so many bytes; an `OpenProgress`."""
-        done = 0
-        with self._open(phase, is_bytes=True) as update:
-            update(0, nbytes)
-
-            def advance(more: int) -> None:
-                nonlocal done
-                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
-                update(done, nbytes)
-
-            yield advance
-
-    def open_count(self, phase: str) -> AbstractContextManager[OnScan]:
-        """Show a phase without a total; an `OpenCount`."""
-        return self._open(phase, is_bytes=False)
-
-    def _open(self, phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
-        if callable(self._progress):
-            return nullcontext(partial(self._progress, phase))
-        if not self._progress:
-            return nullcontext(lambda done, total: None)
+    def open_bar(phase: str) -> AbstractContextManager[OnCount]:
         try:
-            return _tqdm_bar(phase, is_bytes)
+            return _tqdm_bar(phase, in_bytes)
         except ImportError:
             return _text_bar(phase)
 
+    return open_bar
 
-def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
+
+def _bytes(progress: Progress) -> OpenProgress:
+    """Return the same for phases of bytes."""
+    return add_up(_counts(progress, in_bytes=True), "reading")
+
+
+def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnCount]:
     with warnings.catch_warnings():  # of tqdm, in a notebook without ipywidgets
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
 
     @contextmanager
-    def opened() -> Iterator[OnScan]:
+    def opened() -> Iterator[OnCount]:
         scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if is_bytes else {}
         with tqdm(desc=phase, delay=BAR_SECONDS, leave=False, **scale) as bar:
 
@@ -978,7 +963,7 @@ def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
 
 
 @contextmanager
-def _text_bar(phase: str) -> Iterator[OnScan]:
+def _text_bar(phase: str) -> Iterator[OnCount]:
     """Show per cent in one line of a terminal."""
     due = time.monotonic() + BAR_SECONDS
     shown = ""
