@@ -40,7 +40,7 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.wording import format_ranks
+from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -78,8 +78,8 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
-class Explanation:
+@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+class Explanation(Brief):
     """What the ranks of a checkpoint, or of a target, hold.
 
     Attributes
@@ -127,6 +127,18 @@ class Explanation:
     obstacles: tuple[Obstacle, ...] = ()
     rank: int | None = None
     whole: Explanation | None = None
+
+    def _texts(self) -> Iterator[str]:
+        yield self.catalog.root if self.target is None else self.target.origin
+        yield format_ranks(self.ranks if self.rank is None else [self.rank])
+        yield count(len(self.tensors), "tensor")
+        yield "" if self.has_plan else "the target cannot be"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "slice", "ranks")
+        for name, one in self.tensors.items():
+            for part in one.slices:
+                yield (name, " and ".join(map(str, part.regions)), format_numbers(part.ranks, ", "))
 
     def of_rank(self, rank: int) -> Explanation:
         """Return the explanation of one rank.

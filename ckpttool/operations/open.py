@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from types import EllipsisType, TracebackType
@@ -25,8 +24,6 @@ from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.wording import count, format_bytes, format_shape, nearest
 
-Path: TypeAlias = str | os.PathLike[str]
-Paths: TypeAlias = Path | Sequence[Path]
 DTypes = Literal["float32", "ml_dtypes"]
 Index: TypeAlias = int | slice | EllipsisType | None
 Array: TypeAlias = npt.NDArray[np.generic]
@@ -55,8 +52,10 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         tensors: Sequence[OutputTensor],
         attrs: Mapping[str, str],
         dtypes: DTypes = "float32",
+        overflows: bool = False,
     ) -> None:
         self.path = path
+        self.overflows = overflows
         self.closed = False
         self._attrs = attrs
         self._tensors = {one.meta.name: LazyTensor(self, one, dtypes) for one in tensors}
@@ -220,6 +219,11 @@ class LazyTensor:
                 read = np.empty((*band.shape, itemsize), np.uint8)
                 read_band(files, self._tensor, band, read)
                 out[where] = read[steps]
+            if files.caster is not None and not self._checkpoint.overflows:
+                stats = files.caster.take_stats()
+                if stats.infinities:
+                    text = f"{self.name}: {stats} in {self.stored_dtype}"
+                    raise OverflowError(f"{text}; on_overflow='inf' reads it so")
         return self._decode(out.reshape(-1)).reshape(out.shape[:-1])
 
     def __repr__(self) -> str:
