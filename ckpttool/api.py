@@ -99,6 +99,8 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text m
     "max_shard_bytes": parse_size,
 }
 
+_OF_CASTS = ("dtype", "on_overflow")  # keywords of functions that write or read numbers
+
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
 
@@ -250,7 +252,8 @@ def open(
         )
     _warn(found, found.severity_of)
     (output,) = plan.outputs([rank or 0])
-    return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)
+    overflows = resolving.tensors.on_overflow == "inf"
+    return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes, overflows)
 
 
 def merge(
@@ -424,7 +427,7 @@ def inspect(
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
     comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
-    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=comparing)
+    resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_CASTS), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -479,7 +482,7 @@ def verify(
         It cannot be verified.
     """
     given = _Keywords("verify", options)
-    resolving = given.take(ResolveOptions)
+    resolving = given.take(ResolveOptions, _OF_CASTS)
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
@@ -741,13 +744,16 @@ class _Keywords:
         self._left = {name: _value(name, one) for name, one in given.items()}
         self._names: set[str] = set()
 
-    def take(self, options: Callable[..., T]) -> T:
-        """Return an object of options with the keywords that are fields of it or of its parts."""
+    def take(self, options: Callable[..., T], without: Collection[str] = ()) -> T:
+        """Return an object of options with the keywords that are fields of it or of its parts.
+
+        ``without`` are fields that do nothing in this call, so that they are no keywords of it.
+        """
         taken: dict[str, object] = {}
         for one in fields(options):  # type: ignore[arg-type]
             if is_dataclass(one.default):
-                taken[one.name] = self.take(type(one.default))
-            elif one.init:
+                taken[one.name] = self.take(type(one.default), without)
+            elif one.init and one.name not in without:
                 self._names.add(one.name)
                 if one.name in self._left:
                     taken[one.name] = self._left.pop(one.name)

@@ -22,7 +22,14 @@ import click
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # measured is the code beside this script, installed or not
 
-from benchmark.cases import Case, prepare_copies, prepare_index, prepare_many, start_cases  # noqa: E402
+from benchmark.cases import (  # noqa: E402
+    Case,
+    prepare_casts,
+    prepare_copies,
+    prepare_index,
+    prepare_many,
+    start_cases,
+)
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
 from benchmark.report import (  # noqa: E402
@@ -38,7 +45,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "start", "index", "many")
+GROUPS = ("copy", "cast", "start", "index", "many")
 
 
 class Bench:
@@ -160,6 +167,13 @@ def main(
                 bench.run(cases, label(size), rounds)
                 if not keep:
                     shutil.rmtree(folder / label(size))
+        if "cast" in groups:
+            for size in sizes:
+                model = make_model(int(size * GIB), DTYPES[dtype], moments=True)
+                _check_space(folder, 3 * model.nbytes)
+                cases = prepare_casts(folder, model, Mesh(tp, axis=axis))
+                bench.run(cases, label(size), rounds)
+                shutil.rmtree(folder / "cast")
         if "start" in groups:
             bench.run(start_cases(), "", max(rounds, START_ROUNDS))
         if "index" in groups:

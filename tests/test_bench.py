@@ -25,6 +25,18 @@ def test_every_case_runs_in_every_round(tmp_path):
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")
 
 
+def test_the_cases_of_casts_run_and_are_compared_with_the_merge(tmp_path):
+    words = ["--sizes", "0.01", "--rounds", "1", "--groups", "cast", "--warm", "--work", tmp_path]
+    command = [sys.executable, BENCH, *words, "--json", tmp_path / "bench.json"]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summaries = json.loads((tmp_path / "bench.json").read_text())["summaries"]
+    plain, *others = (one["case"] for one in summaries)
+    assert plain == "merge with states"
+    assert "merge --weights-only --dtype bf16" in others
+    assert all(one["ratio"] > 0 for one in summaries[1:])
+
+
 def test_the_cases_of_many_small_things_run(tmp_path):
     words = ["--groups", "many", "--rounds", "1", "--many-tensors", "20", "--many-outputs", "16"]
     words += ["--warm", "--work", str(tmp_path), "--json", str(tmp_path / "bench.json")]

@@ -191,6 +191,7 @@ def find_missing(
         is_replaced = not catalog.description.broken and not any(
             isinstance(error, NEVER_REPLACED) for error in catalog.damaged.values()
         )
+        is_replaced &= bool(catalog.documents)  # else only the file says what is in it
         return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
     missing: MissingNames = defaultdict(list)
     listed = strategy if wanted is None else strategy.with_only(wanted)

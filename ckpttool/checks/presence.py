@@ -493,8 +493,8 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors that are not wanted."""
-    left_out = checkpoint.left_out
-    if left_out and checkpoint.catalog.metas:
+    left_out, is_shown = checkpoint.left_out, checkpoint.options.tensors.shown_by
+    if left_out and checkpoint.catalog.metas and not is_shown:
         size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
         text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
         yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")

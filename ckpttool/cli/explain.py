@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,8 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
+from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
-from ckpttool.model.layout import divisors
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -32,25 +30,18 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.model.layout import Layout
     from ckpttool.model.region import Region
-    from ckpttool.operations.explain import (
-        Distribution,
-        Explanation,
-        Obstacle,
-        RankGroup,
-        Slice,
-    )
+    from ckpttool.operations.distribution import Distribution, Ranks, Slice
+    from ckpttool.operations.explain import Explanation, RankGroup
+    from ckpttool.operations.obstacles import Obstacle
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
-MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
-PIPE_COLUMNS = 78  # of a grid that is not on a terminal
 MAX_STAGES = 4  # whose grids are drawn
 MAX_MATRICES = 3  # device matrices of a stage that are shown
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
 MAX_FILES = 2  # of a merged checkpoint, in one line
 MAX_RANGES = 6  # of ranks, in one line
-COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that hold the same
 
 
 @click.command(
@@ -135,9 +126,9 @@ def _print(found: Explanation) -> None:
         return
     _print_groups(found)
     _print_tensors(found)
-    tables.print_text(
-        "--rank R explains one rank, --tensor NAME the slices of a tensor, --json everything"
-    )
+    of_rank = "" if found.is_of_files else "--rank R explains one rank, "
+    of_tensor = "--tensor NAME the slices of a tensor, --json everything"
+    tables.print_text(f"{of_rank}{of_tensor}")
 
 
 # -------------------------------------------------------------------------------------------- facts
@@ -149,8 +140,8 @@ def _title(found: Explanation) -> str:
 
 def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
-    ranks = "file" if found.catalog.is_merged and found.target is None else "rank"
-    what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
+    noun = "file" if found.is_of_files else "rank"
+    what = f"{count(len(found.ranks), noun)}, {count(len(found.tensors), 'tensor')}"
     yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
     if found.stages:
         yield "device matrix", _stages_text(found)
@@ -164,13 +155,7 @@ def _stages_text(found: Explanation) -> Iterator[str]:
     """Yield the device matrices of the chosen tensors, those of equal stages together."""
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for stage in found.stages:
-        number = stage.ranks[0] // len(stage.ranks)
-        matrices = tuple(
-            one
-            for one in stage.device_matrices
-            if not found.patterns or (number, one) in found.names_of
-        )
-        alike.setdefault(matrices, []).append(number)
+        alike.setdefault(stage.device_matrices, []).append(stage.ranks[0] // len(stage.ranks))
     for matrices, numbers in alike.items():
         of_stages = f"{format_ranks(numbers, 'stage')}: " if len(found.stages) > 1 else ""
         most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
@@ -192,7 +177,9 @@ def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
 
 def _matrices_of_rank(found: Explanation, rank: int) -> Iterator[str]:
     """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
-    drawn = {one.device_matrices[0] for one in found.stages if rank in one.ranks}
+    drawn = {
+        matrix for one in found.stages if rank in one.ranks for matrix in one.device_matrices[:1]
+    }
     for matrix, at in found.matrices.items():
         text = f"{_axes_text(matrix)}: at {_at_text(at)}"
         if matrix not in drawn or len(found.matrices) > 1:
@@ -239,12 +226,19 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     yield "rank", [f"{of_all}, in stage {group.stage} of {stages}" if stages > 1 else of_all]
     if found.target is None:
         file = found.catalog.files.get(rank)
-        lost = "no file that can be read: this is what it should hold"
-        yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
+        texts = ["no file that can be read: this is what it should hold"]
+        if file is not None:
+            texts = [one.path for one in file.files]
+            texts[-1] += f", {format_bytes(file.nbytes)}{' together' if texts[1:] else ''}"
+        yield "file" if len(texts) == 1 else "files", texts
     yield "device matrix", _matrices_of_rank(found, rank)
     named = f" named like {' or '.join(found.patterns)}" if found.patterns else ""
     verb = "should hold" if rank in group.lost else "holds"
-    yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]
+    what = f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"
+    if found.is_deduplicated and rank not in group.lost:
+        stored = [rank in part.stored for one in found.tensors.values() for part in one.slices]
+        what += f", of which its file has {count(sum(stored), 'slice')}"
+    yield verb, [what]
     shards = {
         one.layouts[0].optimizer_shard: _listed_text(one)
         for one in found.tensors.values()
@@ -292,12 +286,17 @@ def _listed_text(one: Distribution) -> str:
 # ------------------------------------------------------------------------------------------- tables
 
 
+_SAME = "ranks that hold the same"
+
+
 def _print_groups(found: Explanation) -> None:
     """Print which ranks hold the same, and how much."""
     has_sources = found.target is not None
+    if found.is_of_files and not found.groups[1:]:
+        return
     rows = (
         (
-            format_numbers(one.ranks, most=MAX_RANGES),
+            _ranks_text(one.ranks, found),
             "" if one.stage is None or len(found.stages) == 1 else str(one.stage),
             _coordinate_text(one),
             str(one.tensors),
@@ -307,8 +306,9 @@ def _print_groups(found: Explanation) -> None:
         )
         for one in found.groups[:MAX_GROUPS]
     )
-    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
-    tables.print_table("ranks that hold the same", columns, rows)
+    title, first = ("files", "file") if found.is_of_files else (_SAME, "ranks")
+    columns = (first, "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
+    tables.print_table(title, columns, rows)
     _print_more(len(found.groups) - MAX_GROUPS, "group")
 
 
@@ -330,8 +330,8 @@ def _print_tensors(found: Explanation) -> None:
     rows = []
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
-        slices = {part.regions[0].shape: None for part in one.slices if part.regions}
-        each = f"{len(one.slices)} x {format_sizes(*slices)}" if slices else "not known"
+        slices = {_stored_shape(part): None for part in one.slices if part.regions}
+        each = f"{len(one.slices)} of {format_sizes(*slices)}" if slices else "not known"
         rows.append(
             (
                 _name(row),
@@ -343,6 +343,12 @@ def _print_tensors(found: Explanation) -> None:
     columns = ("tensors", "full shape", "sharded", "slices")
     tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
     _print_more(len(found.rows) - MAX_ROWS, "row")
+
+
+def _stored_shape(part: Slice) -> tuple[int, ...]:
+    """Return the shape of a slice as it is stored; several boxes of it are behind one another."""
+    rows = sum(region.shape[0] for region in part.regions if region.shape)
+    return (rows, *part.regions[0].shape[1:]) if part.regions[0].shape else ()
 
 
 def _print_rank(found: Explanation) -> None:
@@ -371,14 +377,14 @@ def _print_slices(row: Row, found: Explanation) -> None:
     rows = []
     for part in one.slices[:MAX_ROWS]:
         last = _stored_text(part, found) if found.target is None else _taken_text(part, found)
-        numbers = format_numbers(part.ranks, most=MAX_RANGES)
-        rows.append((_regions_text(part.regions), numbers, last))
+        rows.append((_regions_text(part.regions), _ranks_text(part.ranks, found), last))
     sharded = _sharded_text(one, found.stages)
     what = "not sharded" if sharded == "no" else sharded
     title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
     last = "saved by" if found.is_deduplicated else "missing"
     last = last if found.target is None else "taken from"
-    tables.print_table(title, ("slice", "ranks", last), rows)
+    columns = ("slice", "file" if found.is_of_files else "ranks", last)
+    tables.print_table(title, columns, rows)
     _print_more(len(one.slices) - MAX_ROWS, "slice")
 
 
@@ -422,6 +428,13 @@ def _stored_text(part: Slice, found: Explanation) -> str:
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
+def _ranks_text(ranks: Ranks, found: Explanation) -> str:
+    """Return ranks, or the names of the files of a merged checkpoint."""
+    if found.is_of_files:
+        return _sources_text(ranks, found, ", ")
+    return format_numbers(ranks, most=MAX_RANGES)
+
+
 def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
     """Return source ranks, or of a merged checkpoint the names of its files."""
     if not found.catalog.is_merged:
@@ -454,7 +467,7 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
             if any(region.shape[axis] < size for region in regions)
         ]
         return ", ".join(cut) or "no"
-    layout, drawn = one.layouts[0], {stage.device_matrices[0] for stage in stages}
+    layout, drawn = one.layouts[0], {matrix for one in stages for matrix in one.device_matrices[:1]}
     parts = []
     for axis, used in enumerate(layout.tensor_map):
         sizes = {
@@ -479,54 +492,15 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
 
 
 def _print_grids(found: Explanation) -> None:
-    """Draw the device matrix of each stage: with rich on a terminal, as plain text in a pipe."""
-    stages = [one for one in found.stages if found.rank is None or found.rank in one.ranks]
+    """Draw the device matrix of each stage."""
+    drawn = (one for one in found.stages if one.device_matrices)
+    stages = [one for one in drawn if found.rank is None or found.rank in one.ranks]
     for stage in stages[:MAX_STAGES]:
         number = f"stage {stage.ranks[0] // len(stage.ranks)}: " if len(found.stages) > 1 else ""
         matrix = stage.device_matrices[0]
         title = f"{number}device matrix {format_shape(matrix)}, {format_ranks(stage.ranks)}"
-        columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
-        blocks = [*_blocks(matrix, stage.ranks, columns)]
-        marks = _marks(found)
-        if sys.stdout.isatty():
-            _draw_grid(title, blocks, marks, _groups_of(found))
-        else:
-            _write_grid(title, blocks, marks)
+        draw_matrix(title, matrix, stage.ranks, _marks(found), _groups_of(found))
     _print_more(len(stages) - MAX_STAGES, "stage")
-
-
-Block = tuple[str, str, Sequence[str], Sequence[tuple[str, Sequence[range]]]]
-
-
-def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
-    """Yield the device matrix in blocks of two axes: a title, a corner, the heads and the rows.
-
-    If there are too many ranks, the innermost axes are not drawn, and each cell has a range of
-    ranks.  So it is for neighbours along an axis that would be wider than ``room`` columns.
-    """
-    axes = len(matrix)
-    while axes > 1 and math.prod(matrix[:axes]) > MAX_CELLS:
-        axes -= 1
-    *outer, height, width = (1,) * max(0, 2 - axes) + tuple(matrix[:axes])
-    names = [f"axis {len(matrix) - 1 - place}" for place in range(axes)]
-    corner = " \\ ".join(names[-2:])
-    step, digits = len(ranks) // math.prod(matrix[:axes]), len(str(ranks[-1]))
-
-    def columns(joined: int) -> int:
-        cell = digits + 2 if step * joined == 1 else 2 * digits + 3
-        return len(corner) + 4 + width // joined * (cell + 3) + 2  # of [(5)]
-
-    joined = next((one for one in divisors(width) if columns(one) <= room), width)
-    parts = [range(x, x + joined) for x in range(0, width, joined)]
-    start = ranks[0]
-    for at in product(*map(range, outer)):
-        title = ", ".join(f"{name}: {i}" for name, i in zip(names, at, strict=False))
-        rows = []
-        for y in range(height):
-            cells = [range(start + x[0] * step, start + (x[-1] + 1) * step) for x in parts]
-            rows.append((str(y) if axes > 1 else "", cells))
-            start += width * step
-        yield title, corner, [format_numbers(x) for x in parts], rows
 
 
 def _marks(found: Explanation) -> Mapping[int, str]:
@@ -540,76 +514,6 @@ def _marks(found: Explanation) -> Mapping[int, str]:
 def _groups_of(found: Explanation) -> Mapping[int, int]:
     """Return the number of the group of each rank that holds the same."""
     return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}
-
-
-def _cell(ranks: range, marks: Mapping[int, str]) -> str:
-    text, inside = format_numbers(ranks), {*"".join(marks.get(one, "") for one in ranks)}
-    if "(" in inside:
-        text = f"({text})"
-    return f"[{text}]" if "[" in inside else text
-
-
-def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
-    """Print a grid as plain text."""
-    tables.echo(title)
-    for name, corner, heads, rows in blocks:
-        tables.echo("")
-        if name:
-            tables.echo(f"  {name}")
-        texts = [[head, *(_cell(cell, marks) for cell in cells)] for head, cells in rows]
-        lines = [[corner, *heads], *texts]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            cells = (text.rjust(width) for text, width in zip(line, widths, strict=True))
-            tables.echo(f"  {'  '.join(cells)}".rstrip())
-    _print_legend(marks)
-
-
-def _print_legend(marks: Mapping[int, str]) -> None:
-    if any("(" in mark for mark in marks.values()):
-        tables.echo("  (R): has no file that can be read")
-    tables.echo("")
-
-
-def _draw_grid(
-    title: str, blocks: Sequence[Block], marks: Mapping[int, str], groups: Mapping[int, int]
-) -> None:
-    """Draw a grid on a terminal; ranks that hold the same have one colour."""
-    from rich.box import ASCII, ROUNDED
-    from rich.columns import Columns
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    box = ROUNDED if tables.has_utf8(sys.stdout) else ASCII
-    drawn = []
-    for name, corner, heads, rows in blocks:
-        table = Table(title=name or None, box=box, title_justify="left")
-        for head in (corner, *heads):
-            table.add_column(head, justify="right", no_wrap=True)
-        for head, cells in rows:
-            texts = []
-            for cell in cells:
-                number = groups.get(cell[0])
-                style = "" if number is None else COLOURS[number % len(COLOURS)]
-                mark = marks.get(cell[0], "") if len(cell) == 1 else ""
-                if "[" in mark:
-                    style = f"bold reverse {style}"
-                elif mark:
-                    style = "dim"
-                texts.append(Text(_cell(cell, marks), style))
-            table.add_row(Text(head, "bold"), *texts)
-        drawn.append(table)
-    columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
-    console = Console(
-        file=io.StringIO(), width=columns, force_terminal=True, color_system="standard"
-    )
-    console.print(Columns(drawn))
-    file = console.file
-    assert isinstance(file, io.StringIO), "given above"
-    tables.echo(click.style(title, bold=True))
-    tables.echo(file.getvalue().rstrip())
-    _print_legend(marks)
 
 
 # -------------------------------------------------------------------------------- what cannot be
@@ -626,9 +530,16 @@ def _print_obstacles(found: Explanation) -> None:
     each = f", for each of {stages}" if len(found.stages) > 1 else ""
     ways: dict[int, dict[str, None]] = {}
     for one in found.obstacles:
-        for matrix in one.matrices:
-            text = f"{format_shape(one.layout.device_matrix)} becomes {format_shape(matrix)}"
-            ways.setdefault(math.prod(matrix), {})[text] = None
+        for way in one.ways:
+            changes = [
+                f"{what}{before} becomes {after}"
+                for what, before, after in (
+                    ("", *(format_shape(each.device_matrix) for each in (one.layout, way))),
+                    ("optimizer shard ", one.layout.optimizer_shard, way.optimizer_shard),
+                )
+                if before != after
+            ]
+            ways.setdefault(len(way.ranks), {})[", ".join(changes)] = None
     for number, texts in ways.items():
         tables.print_text(f"{count(number, 'rank')} would do{each}: {'; '.join(texts)}")
 

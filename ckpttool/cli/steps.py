@@ -39,7 +39,7 @@ def _cells(one: FoundStep) -> Sequence[str]:
     return (
         one.name or one.step or "",
         "by replicas" if one.is_by_replicas else _WORDS[one.complete],
-        "" if one.ranks is None else format_numbers(one.ranks, ", ", _MAX_RANGES) or "none",
+        format_numbers(one.ranks, ", ", _MAX_RANGES) or "none",
         str(one.files),
         format_bytes(one.nbytes),
         join_clauses(default, one.reason),

@@ -113,6 +113,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.problems import (
     COPY_AGAIN,
+    CkptToolError,
     Diagnostic,
     Diagnostics,
     FormatError,
@@ -163,6 +164,11 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
         return None
     else:
         _ITERATIONS.require_wanted(folder, step)
+    return _read_iteration(src, folder, diagnostics)
+
+
+def _read_iteration(root: str, folder: Path, diagnostics: Diagnostics) -> Catalog:
+    """Return the catalog of one iteration below ``root``."""
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     metadata = folder / _METADATA
@@ -171,7 +177,7 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     files, by_rank, description = read(folder, diagnostics)
     number = _ITERATIONS.number(folder)
     return Catalog(
-        src,
+        root,
         by_rank,
         step=None if number is None else str(number),
         damaged=errors_of(files),
@@ -217,16 +223,31 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
 
 
 def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
-    """Return what names and headers of an iteration's files tell; not which ranks wrote them."""
-    matches = _list_files(folder)
-    lost = [] if matches else ["no files of tensors"]
-    lost += [one.message for one in _incomplete_sets(folder, matches.values())]
-    lost += damages(read_existing_files(folder, matches))
-    number = _ITERATIONS.number(folder)
+    """Return what the metadata and the headers of an iteration tell."""
+    matches, number, ranks = _list_files(folder), _ITERATIONS.number(folder), tuple[int, ...]()
+    lost, replaced = [] if matches else ["no files of tensors"], ""
+    try:
+        catalog = _read_iteration(str(folder), folder, Diagnostics())
+    except CkptToolError as error:
+        lost += [_name_problem(one) for one in error.diagnostics]
+    else:
+        assert catalog.description is not None, "it is read, or made of full tensors"
+        ranks = tuple(catalog.files)
+        lost += map(_name_problem, catalog.description.problems)
+        damaged = {Path(one.path).name: one for one in catalog.damaged.values()}
+        if lost or catalog.description.broken or not catalog.documents:
+            lost += damages(damaged)
+        elif damaged:
+            replaced = f"{'; '.join(damages(damaged))}; other files have the slices"
     nbytes = sum(stat_file(folder / file).nbytes for file in matches)
     step = None if number is None else str(number)
-    reason = "; ".join(lost)
-    return FoundStep(name, step, not lost, reason, None, (), len(matches), nbytes, is_chosen)
+    reason = shorten(dict.fromkeys(lost), 3) if lost else replaced
+    return FoundStep(name, step, not lost, reason, ranks, (), len(matches), nbytes, is_chosen)
+
+
+def _name_problem(one: Diagnostic) -> str:
+    """Return a problem with the name of its file, if it is about one."""
+    return f"{Path(one.path).name}: {one.message}" if one.path else one.message
 
 
 def _is_iteration(folder: Path) -> bool:

@@ -104,7 +104,7 @@ class FoundStep:
     reason
         Why it is not complete or not known, or which replicas it needs; "" if all files are there.
     ranks
-        The ranks that have a file; None if names do not tell.
+        The ranks that have a file; none if the metadata that says so cannot be read.
     missing_ranks
         Ranks that should have one.
     files, nbytes
@@ -119,7 +119,7 @@ class FoundStep:
     step: str | None
     complete: bool | None
     reason: str
-    ranks: tuple[int, ...] | None
+    ranks: tuple[int, ...]
     missing_ranks: tuple[int, ...]
     files: int
     nbytes: int

@@ -240,7 +240,10 @@ class _Run:
     pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
-    overflows: dict[str, CastStats] = field(default_factory=dict)  # by tensor
+    # What casts did to tensors with numbers that are too large; of replicas, if the run does not
+    # write the output of a lower rank.
+    overflows: dict[str, CastStats] = field(default_factory=dict)
+    of_replicas: dict[str, CastStats] = field(default_factory=dict)
     _holders: Mapping[int, frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -316,7 +319,8 @@ class _Run:
 
         The run reads all of its source before that, so the error names every such tensor.
         """
-        if not self.overflows:
+        overflows = {**self.of_replicas, **self.overflows}
+        if not overflows:
             return
         for one in self.written:
             if not one.is_kept:
@@ -325,9 +329,9 @@ class _Run:
         dtypes = {transfer.name: transfer.dtype for transfer in self.plan.transfers}
         found = [
             f"{name}: {stats.infinities} beyond {dtypes[name]}, the largest {stats.largest:.6g}"
-            for name, stats in self.overflows.items()
+            for name, stats in overflows.items()
         ]
-        number = sum(stats.infinities for stats in self.overflows.values())
+        number = sum(stats.infinities for stats in overflows.values())
         cause = f"{count(number, 'number')} too large for the new type"
         hint = "--on-overflow inf, or --dtype with another type for them"
         raise ExecutionError(self.current, cause, (), hint, join_first(found))
@@ -367,11 +371,11 @@ class _Run:
         held = self._holders[job.output.rank]
         first = {name: stats for name, stats in job.casts.items() if name in held}
         if self.plan.tensors.on_overflow == "error":
-            for name, stats in first.items():
+            for name, stats in job.casts.items():
                 if stats.infinities:
-                    before = self.overflows.get(name, CastStats())
-                    self.overflows[name] = before.merged(stats)
-            if self.overflows or any(stats.infinities for stats in job.casts.values()):
+                    found = self.overflows if name in held else self.of_replicas
+                    found[name] = found.get(name, CastStats()).merged(stats)
+            if self.overflows or self.of_replicas:
                 job.file.discard()
                 self.jobs.remove(job)
                 return

@@ -69,12 +69,16 @@ def unmatched_problems(
 
 
 def nearest_pattern(pattern: Pattern, names: Collection[str]) -> str:
-    """Return the pattern with its unknown words replaced by near ones, or a near name, or ""."""
+    """Return a near pattern that matches, or a near name, or "".
+
+    It is the pattern with its unknown words replaced by near ones, or one that matches inside of
+    names.
+    """
     if pattern.text.startswith("re:"):
         return nearest(pattern.text[3:], names)
     words = dict.fromkeys(word for name in names for word in name.split("."))
     parts = re.split(r"([.*?])", pattern.text)
     near = Pattern("".join(one if one in words else nearest(one, words) or one for one in parts))
-    if any(map(near.matches, names)):
-        return near.text
-    return nearest(pattern.text, names)
+    inside = Pattern(f"*{pattern.text}*")
+    found = (one.text for one in (near, inside) if any(map(one.matches, names)))
+    return next(found, nearest(pattern.text, names))

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.distribution import Slice
     from ckpttool.operations.estimate import Estimate
-    from ckpttool.operations.explain import Explanation, Slice
+    from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.strategy_check import Candidate, DeviceFit
@@ -93,7 +94,7 @@ def explain(found: Explanation) -> Json:
         file = found.catalog.files.get(found.rank) if found.target is None else None
         rank = {
             "rank": found.rank,
-            "file": file and file.path,
+            "files": [] if file is None else [one.path for one in file.files],
             "coordinates": [
                 {"device_matrix": matrix, "coordinate": at} for matrix, at in found.matrices.items()
             ],
@@ -138,7 +139,7 @@ def explain(found: Explanation) -> Json:
                 "shape": one.shape,
                 **_take(one.layout, "device_matrix tensor_map optimizer_shard"),
                 **_take(one.axis, "axis size slices nearest"),
-                "matrices": one.matrices,
+                "ways": _each(one.ways, "device_matrix optimizer_shard"),
             }
             for one in found.obstacles
         ],
@@ -209,7 +210,7 @@ def convert(done: Conversion) -> Json:
             left_out=_sizes(done.plan.left_out.values()),
             renamed=len(done.plan.renamed) or None,
             cast=done.casting and _casting(done.casting),
-            not_in_target=None if target.is_merged else not_listed,
+            not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
         ),
         notes=describe_diagnostics(done.notes, severities("convert")),
         **_given(

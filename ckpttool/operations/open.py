@@ -52,8 +52,10 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         tensors: Sequence[OutputTensor],
         attrs: Mapping[str, str],
         dtypes: DTypes = "float32",
+        overflows: bool = False,
     ) -> None:
         self.path = path
+        self.overflows = overflows
         self.closed = False
         self._attrs = attrs
         self._tensors = {one.meta.name: LazyTensor(self, one, dtypes) for one in tensors}
@@ -217,6 +219,11 @@ class LazyTensor:
                 read = np.empty((*band.shape, itemsize), np.uint8)
                 read_band(files, self._tensor, band, read)
                 out[where] = read[steps]
+            if files.caster is not None and not self._checkpoint.overflows:
+                stats = files.caster.take_stats()
+                if stats.infinities:
+                    text = f"{self.name}: {stats} in {self.stored_dtype}"
+                    raise OverflowError(f"{text}; on_overflow='inf' reads it so")
         return self._decode(out.reshape(-1)).reshape(out.shape[:-1])
 
     def __repr__(self) -> str:

@@ -135,7 +135,7 @@ def _provenance_of(
         "dst_strategy": _hash_strategy(dst),
     }
     if files == "kept":
-        found["dst_strategy"] = kept.get(f"{PROVENANCE}dst_strategy")
+        found |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", "dtype")}
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 

@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING
 from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import (
-    BrokenTensor,
-    Follows,
-    FullTensor,
-    Slicing,
-    Unlisted,
-    Whole,
-)
+from ckpttool.model.slicing import BrokenTensor
 from ckpttool.operations.describe import Inspection, refuses_layouts
+from ckpttool.operations.distribution import (
+    Distribution,
+    Known,
+    Ranks,
+    Slice,
+    distribute,
+    full_meta,
+)
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
@@ -40,12 +41,11 @@ from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 
 if TYPE_CHECKING:
+    from ckpttool.model.tensors import StoredFile
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.documents import Json
-    from ckpttool.operations.summary import Ranks
 
 TEMPLATE = Path(__file__).with_name("plot.html")
-BY_ITSELF = ("values", "stored")  # kinds of tensors of which each rank holds one by itself
 # A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
@@ -148,6 +148,7 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
             of_tensors.setdefault(printable(one.tensor), []).append([*map(printable, one.lines)])
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
+        "said": f"What {'merge' if found.has_full_tensors else 'inspect'} reports",
         "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],
         "problems": of_tensors,
         "word": "file" if found.is_merged else "rank",
@@ -155,7 +156,7 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
         "missing": _runs(done.missing_ranks),
         "damaged": _runs(done.unreadable_ranks),
         "files": [
-            [rank, _name_below(root, one.path), one.nbytes, *_device(found, rank)]
+            [rank, _names_below(root, one.files), one.nbytes, *_device(found, rank)]
             for rank, one in catalog.files.items()
         ],
         "rows": rows,
@@ -176,9 +177,10 @@ def _found_by_merge(found: Inspection) -> Diagnostics:
     return said
 
 
-def _name_below(root: str, path: str) -> str:
-    """Return the name of a file below the folder that was scanned."""
-    return printable(path.removeprefix(root).lstrip("/") or path)
+def _names_below(root: str, files: Iterable[StoredFile]) -> str:
+    """Return the names of files below the folder that was scanned."""
+    paths = (one.path for one in files)
+    return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
 def _device(found: Inspection, rank: int) -> Iterator[str]:
@@ -204,22 +206,18 @@ def _stages(found: Inspection) -> Iterator[Json]:
 
 def _incomplete(found: Inspection) -> Summary:
     """Return the tensors whose slices make no full tensor."""
-    records, holders = _broken(found), found.catalog.holders
+    joined = found.checkpoint.records if found.checkpoint.are_joined else ()
+    broken = {one.name: one for one in joined if isinstance(one, BrokenTensor)}
     entries = []
     for name in found.completeness.missing_tensors:
-        one, held = records.get(name), Placement("stored", None, (holders.get(name, ()),))
+        one = broken.get(name)
+        held = Placement("stored", None, (found.catalog.holders.get(name, ()),))
         if one is None or not one.partial:
             entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
         else:
-            meta = one.meta.of_shape(one.partial[0].shape)
+            meta = full_meta(one)
             entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
     return Summary(tuple(entries), found.checkpoint.states)
-
-
-def _broken(found: Inspection) -> Mapping[str, BrokenTensor]:
-    """Return name to record of the tensors whose slices make no full tensor."""
-    joined = found.checkpoint.records if found.checkpoint.are_joined else ()
-    return {one.name: one for one in joined if isinstance(one, BrokenTensor)}
 
 
 class _Distributions:
@@ -234,116 +232,108 @@ class _Distributions:
     def __init__(self, found: Inspection) -> None:
         self.described: list[Json] = []
         self._found = found
-        self._broken = _broken(found)
         self._numbers: dict[object, int] = {}
+        self._others: dict[object, Distribution] = {}
+        equal = {name: one.ranks for name, one in found.summary.equal_ranks.items()}
+        self._of = distribute(found.checkpoint, None, equal) if found.has_full_tensors else {}
 
     def find(self, one: Entry) -> int:
         """Return the number of the distribution of a tensor."""
-        held, slicings = self._found.catalog.holders.get(one.name, ()), self._slicings(one)
-        kind, known = self._known(one)
-        if kind == "broken" and not slicings:
-            kind = "unjoined"
-        groups = () if slicings else self._groups(one, held)
-        lost = self._lost(one.name) if kind == "unjoined" else ()
-        equality, is_same = self._equality(one.name, groups) if kind in BY_ITSELF else ("", True)
-        what = known, one.shape, equality, is_same
-        key = (*what, *(slicing.key for slicing in slicings), held, groups, lost)
+        how = self._of.get(one.name)
+        if how is None or not how.slices:
+            how = self._without_layout(one)
+        equality, is_same = self._equality(one.name, how) if how.is_of_values else ("", True)
+        key = how, one.shape, equality, is_same
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
+            slices = _slices_of(how, one.shape)
+            lost = (not any(part.stored for part in parts) for _, parts in slices)
+            kind = "broken" if any(lost) else "slices"
+            kind = "values" if how.is_of_values else kind
+            kind = {"stored": "stored", "broken": "unjoined"}.get(how.known_by, kind)
+            ranks = [[*chain(*(part.ranks for part in parts))] for _, parts in slices]
+            held = chain(*(part.stored for _, parts in slices for part in parts))
             self.described.append(
                 {
                     "kind": kind,
-                    "known": known,
+                    "known": self._known(how, kind),
                     "shape": one.shape,
                     "equality": equality,
                     "same": is_same and kind != "unjoined",
                     "once": self._found.checkpoint.is_deduplicated,
-                    **(_describe_slices(slicings, held) if slicings else {}),
-                    **({} if slicings else _describe_groups(one, groups, lost)),
+                    **_spans([regions for regions, _ in slices]),
+                    "owners": [_runs(sorted({*each})) for each in ranks],
+                    "absent": _runs(sorted({*chain(*ranks)}.difference(held))),
                     **_sharding(one),
                 }
             )
         return self._numbers[key]
 
-    def _slicings(self, one: Entry) -> tuple[Slicing, ...]:
-        """Return the slicings of a tensor in all stages that hold it; none without a layout."""
-        source = one.source
-        if source is None:
-            return self._broken[one.name].partial if one.name in self._broken else ()
-        if not source.has_layout:
-            return ()
-        return (source.slicing, *source.copies, *source.incomplete)
+    def _without_layout(self, one: Entry) -> Distribution:
+        """Return who holds a tensor of which nothing says how its slices fit together."""
+        known: Known = "broken" if self._found.has_full_tensors else "stored"
+        held = self._found.catalog.holders.get(one.name, ())
+        groups: tuple[Ranks, ...] = (held,) if held else ()
+        lost: Ranks = ()
+        if known == "stored":
+            having, equal = one.placement.owners[0], self._found.summary.equal_ranks
+            ways = equal[one.name].ranks if one.name in equal else (having,)
+            groups = tuple(filter(None, (tuple(filter(having.__contains__, way)) for way in ways)))
+        else:
+            layouts = self._found.checkpoint.strategy.layouts.get(one.name, ())
+            expected = chain(*(layout.ranks for layout in layouts))
+            lost = tuple(rank for rank in expected if rank not in held)
+        key = one.shape, known, groups, lost
+        if key not in self._others:
+            slices = [Slice((), ranks, ranks) for ranks in groups]
+            slices += [Slice((), lost)] if lost else []
+            self._others[key] = Distribution(one.shape or (), known, tuple(slices))
+        return self._others[key]
 
-    def _known(self, one: Entry) -> tuple[str, str]:
-        """Return whether slices, values or a broken tensor are shown, and how that is known."""
-        described = self._found.catalog.description is not None
-        match one.source:
-            case None if one.placement.known == "full":
-                return "values", "a full tensor"
-            case None if one.name in self._found.completeness.missing_tensors:
-                return "broken", "its slices make no full tensor"
-            case None:
-                return "stored", "as it is stored: nothing says how it is sharded"
-            case FullTensor(known_by=Follows()):
-                return "slices", "optimizer state that is sharded like its parameter"
-            case FullTensor(known_by=Whole()):
-                return "values", "each rank holds it in full"
-            case FullTensor(known_by=Unlisted()):
-                return "values", "not described" if described else "not in the strategy"
-            case FullTensor(is_corrected=True):
-                return "slices", "listed in the strategy, which its slices correct"
-        by = "described by the checkpoint" if described else "listed in the strategy"
-        return "slices", by
+    def _known(self, how: Distribution, kind: str) -> str:
+        """Return in words how a distribution is known."""
+        is_described = self._found.catalog.description is not None
+        if kind in ("broken", "unjoined"):
+            return "its slices make no full tensor"
+        if self._found.is_merged:
+            return "a full tensor"
+        if how.known_by == "listed":
+            listed = f"listed in the strategy{', which its slices correct' * how.is_corrected}"
+            return "described by the checkpoint" if is_described else listed
+        return {
+            "follows": "optimizer state that is sharded like its parameter",
+            "whole": "each rank holds it in full",
+            "unlisted": "not described" if is_described else "not in the strategy",
+            "stored": "as it is stored: nothing says how it is sharded",
+        }[how.known_by]
 
-    def _groups(self, one: Entry, held: Ranks) -> tuple[Ranks, ...]:
-        """Return the ranks that hold a tensor without a layout, grouped by equal contents."""
-        having = held if one.source or one.placement.known == "full" else one.placement.owners[0]
-        if (equal := self._found.summary.equal_ranks.get(one.name)) is not None:
-            groups = (tuple(rank for rank in ranks if rank in having) for ranks in equal.ranks)
-            return tuple(filter(None, groups))
-        if one.source is not None and isinstance(one.source.known_by, Whole | Unlisted):
-            return one.source.known_by.groups
-        return (having,) if having else ()
-
-    def _equality(self, name: str, groups: Sequence[Ranks]) -> tuple[str, bool]:
+    def _equality(self, name: str, how: Distribution) -> tuple[str, bool]:
         """Return in words whether the ranks of a tensor without a layout hold the same.
 
         Return as well whether the ranks of each group do.
         """
-        equal = self._found.summary.equal_ranks.get(name)
+        equal, groups = self._found.summary.equal_ranks.get(name), how.slices
         if len(groups) > 1:
             return "different between ranks", equal is not None
-        if not groups or len(groups[0]) < 2 or self._found.is_merged:
+        if not groups or len(groups[0].ranks) < 2 or self._found.is_merged:
             return "", False
         if equal is None:
             return "not compared (inspect --all samples every tensor)", False
         word = "the sampled pages are" if equal.sampled else "all bytes are"
         return f"{word} {'one value' if equal.one_value else 'equal on these ranks'}", True
 
-    def _lost(self, name: str) -> Ranks:
-        """Return the ranks that should hold a slice of a tensor that nothing draws."""
-        if name in self._broken:
-            return tuple(sorted(chain(*self._broken[name].gaps)))
-        layouts = self._found.checkpoint.strategy.layouts.get(name, ())
-        return tuple(chain(*(layout.ranks for layout in layouts)))
 
-
-def _describe_slices(slicings: Iterable[Slicing], held: Ranks) -> Json:
-    """Describe slices, and the ranks that should hold them and do not."""
-    slices: dict[tuple[Region, ...], list[int]] = {}
-    for slicing in slicings:
-        for regions, holding in zip(slicing.regions(), slicing.owners(), strict=True):
-            slices.setdefault(regions, []).extend(holding)
-    absent = set(chain(*slices.values())).difference(held)
-    owners = [_runs(sorted(set(ranks))) for ranks in slices.values()]
-    return {**_spans([*slices]), "owners": owners, "absent": _runs(sorted(absent))}
-
-
-def _describe_groups(one: Entry, groups: Sequence[Ranks], lost: Ranks) -> Json:
-    """Describe a tensor that each rank holds by itself: an entry for each group of equal ranks."""
-    whole = () if one.shape is None else (Region.whole(one.shape),)
-    owners = [*map(_runs, (*groups, lost) if lost else groups)]
-    return {**_spans([whole] * len(owners)), "owners": owners, "absent": _runs(lost)}
+def _slices_of(
+    how: Distribution, shape: Sequence[int] | None
+) -> Sequence[tuple[tuple[Region, ...], Sequence[Slice]]]:
+    """Return the elements of each slice, and all that have them: a slice of each stage."""
+    if how.is_of_values or how.known_by == "broken":
+        whole = () if shape is None else (Region.whole(tuple(shape)),)
+        return [(whole, (part,)) for part in how.slices]
+    found: dict[tuple[Region, ...], list[Slice]] = {}
+    for part in how.slices:
+        found.setdefault(part.regions, []).append(part)
+    return [*found.items()]
 
 
 def _sharding(one: Entry) -> Json:

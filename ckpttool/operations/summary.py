@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -177,7 +177,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The ranks of a pipeline stage, and its device matrices, the most frequent first."""
+    """The ranks of a pipeline stage, and its device matrices: of most sharded tensors first."""
 
     ranks: range
     device_matrices: tuple[tuple[int, ...], ...]
@@ -373,7 +373,8 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the names on several ranks without a layout: only contents tell if they differ."""
     holders: Counter[str] = Counter()
     for one in entries:
-        if one.placement.known in ("unlisted", "stored"):
+        is_whole = one.source is not None and isinstance(one.source.known_by, Whole)
+        if is_whole or one.placement.known in ("unlisted", "stored"):
             holders[one.name] += len(one.placement.local_owners[0])
     return tuple(name for name, number in holders.items() if number > 1)
 
@@ -532,18 +533,30 @@ def find_parallelism(
         len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )
     shards = Counter(one.placement.optimizer_shard for one in listed)
+    layouts_of = chain(*sharding.layouts.values(), *layouts_of_rules(sharding).values())
     return Parallelism(
         len(groups.pop()) if is_tensor_parallel else None,
         len(listed),
         tuple(Split(*key, number) for key, number in splits.most_common()),
-        tuple(_find_stages(sharding)) if sharding.layouts or sharding.rules else (),
+        tuple(find_stages(sharding, layouts_of)) if sharding.layouts or sharding.rules else (),
         tuple(OptimizerShard(*item) for item in sorted(shards.items()) if item[0] > 1),
     )
 
 
-def _find_stages(strategy: Strategy) -> Iterator[Stage]:
-    matrices: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    for layout in chain(*strategy.layouts.values(), *layouts_of_rules(strategy).values()):
-        matrices[layout.first_rank][layout.device_matrix] += 1
-    for ranks in map(strategy.ranks_of, range(strategy.stages)):
-        yield Stage(ranks, tuple(matrix for matrix, _ in matrices[ranks[0]].most_common()))
+def find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> Iterator[Stage]:
+    """Yield the stages, with their device matrices: those of most sharded tensors first.
+
+    Layouts of other ranks than those of a stage do not count.
+    """
+    found: dict[range, dict[tuple[int, ...], list[int]]] = {
+        ranks: {} for ranks in map(strategy.ranks_of, range(strategy.stages))
+    }
+    for one in layouts:
+        if one.ranks in found:
+            number = found[one.ranks].setdefault(one.device_matrix, [0, 0, 0])
+            slices = max(one.slice_counts, default=1)
+            number[0] += slices > one.optimizer_shard
+            number[1] += slices > 1
+            number[2] += 1
+    for ranks, matrices in found.items():
+        yield Stage(ranks, tuple(sorted(matrices, key=matrices.__getitem__, reverse=True)))

@@ -181,6 +181,24 @@ def prepare_index(work: Path, ranks: int, tensors: int) -> list[Case]:
     ]
 
 
+def prepare_casts(work: Path, model: Model, mesh: Mesh) -> list[Case]:
+    """Write a checkpoint with its Adam states; the merges that choose and cast of it.
+
+    They are compared with the merge of the same files without these options.
+    """
+    src, out = work / "cast", work / "cast_out.ckpt"
+    write_checkpoint(src, model, mesh)
+    merge = (*CKPTTOOL, "merge", str(src), "-s", str(strategy_path(src)), "-o", str(out), "-q")
+    options = (
+        ("--weights-only",),
+        ("--weights-only", "--dtype", "bf16"),
+        *(("--dtype", word) for word in ("bf16", "bf16:*", "fp16:*")),
+    )
+    plain = Case("merge with states", merge, out)
+    named = ((f"merge {' '.join(words)}", words) for words in options)
+    return [plain, *(Case(name, (*merge, *words), out, plain.name) for name, words in named)]
+
+
 def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
     """Write a checkpoint of many small tensors and one that is cut for many ranks, and the cases.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmark.model import Mesh, Model, Tensor
+from benchmark.model import MOMENTS, Mesh, Model, Tensor
 from ckpttool.formats import get_format
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.tensors import StoredTensor, TensorMeta
@@ -24,10 +24,13 @@ def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = F
     """A ``.ckpt`` for every rank below ``folder``, and ``folder.strategy.ckpt`` beside it.
 
     Every slice is a stretch of a pool of random numbers that its name and its place in the tensor
-    choose: replicas are equal, all else differs.  Sparse ones have headers and holes.
+    choose: replicas are equal, all else differs.  Weights and moments of Adam are as large as those
+    of a trained model, since a cast is faster or slower for others.  Sparse ones have headers and
+    holes.
     """
     write_strategy(strategy_path(folder), model, mesh)
-    pools = {} if sparse else {dtype: _pool(dtype) for dtype in {t.dtype for t in model.tensors}}
+    kinds = set() if sparse else {_kind(tensor) for tensor in model.tensors}
+    pools = {kind: _pool(*kind) for kind in kinds}
     per_stage = mesh.tensor * mesh.data
     for rank in range(mesh.ranks):
         mine = [t for t in model.tensors if mesh.stage_of(t, model.layers) == rank // per_stage]
@@ -41,7 +44,7 @@ def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = F
                 place = mesh.layout(tensor).slice_index(rank % per_stage)
                 start = zlib.crc32(f"{tensor.name}{place}".encode()) % POOL_BYTES // 16 * 16
                 stored = header.index.tensors[tensor.name]
-                _write(file.fileno(), stored, pools[tensor.dtype], start)
+                _write(file.fileno(), stored, pools[_kind(tensor)], start)
 
 
 def strategy_path(folder: Path) -> Path:
@@ -79,11 +82,20 @@ def _slice(tensor: Tensor, mesh: Mesh, local_rank: int) -> TensorMeta:
     return TensorMeta(tensor.name, tensor.dtype, shape)
 
 
-def _pool(dtype: str) -> Bytes:
-    """Numbers as weights are; for bfloat16 the upper halves of float32."""
+def _kind(tensor: Tensor) -> tuple[str, str]:
+    """The type of a tensor, and which moment of Adam it is, if any."""
+    return tensor.dtype, next((one for one in MOMENTS if tensor.name.startswith(one)), "")
+
+
+def _pool(dtype: str, moment: str) -> Bytes:
+    """Numbers as weights or moments are; for bfloat16 the upper halves of float32."""
     generator = np.random.default_rng(1)
     itemsize = 4 if dtype == "Float32" else 2
     numbers = generator.standard_normal(POOL_BYTES // itemsize, np.float32)
+    if moment == "adam_v.":  # from 1e-16 to 1e-8 for the most part
+        numbers = np.square(numbers * np.float32(1e-6)) * np.exp(numbers * 4)
+    else:
+        numbers *= np.float32(1e-5 if moment else 0.02)
     if itemsize == 2:
         return numbers.view(np.uint16)[1::2].copy().view(np.uint8)
     return numbers.view(np.uint8)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ckpttool.cli.explain import MAX_CELLS, _blocks, _cell
+from ckpttool.cli.device_matrix import MAX_CELLS, _blocks, _cell
 from ckpttool.wording import format_numbers
 from tests.support.corpus import GOLDEN
 from tests.support.terminals import on_terminal

@@ -139,8 +139,8 @@ def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):
         (folder / "model-0000000-0000001.safetensors").write_bytes(b"x")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
     assert rows(tmp_path) == [
-        ("iter_0000003", False, None, False),
-        ("iteration_00000003", False, None, False),
+        ("iter_0000003", False, (), False),
+        ("iteration_00000003", False, (), False),
     ]
 
 

@@ -158,6 +158,8 @@ def assert_as_said(watch, words):
     assert takes["writes"]["headers"] + takes["writes"]["data"] == written
     assert sum(disk["need"] for disk in takes["disks"]) == written
     said["seconds"] = done["seconds"] = 0
+    cast, of_run = (one.pop("cast", {}) for one in (said, done))
+    assert cast == {key: of_run[key] for key in cast}  # only the run knows what is lost
     assert said == done
     return takes
 
@@ -197,10 +199,11 @@ def test_tensors_larger_than_a_task_are_read_as_said(watch, src, dst):
     assert takes["reads"]["data"]["nbytes"] == 32 * MIB + takes["reads"]["over_read"]
 
 
-def test_gaps_that_are_read_are_said(watch):
+@pytest.mark.parametrize("options", ["", "--dtype fp16"])
+def test_gaps_that_are_read_are_said(watch, options):
     """One of 64 outputs needs a 64th of each row, and reads the rest with it."""
     words = ["reshard", *large(2, False), "-d", strategy("d.json", 64, True), "--rank", "5"]
-    reads = assert_as_said(watch, [*words, "-o", "out"])["reads"]
+    reads = assert_as_said(watch, [*words, "-o", "out", *options.split()])["reads"]
     assert reads["over_read"] == reads["data"]["nbytes"] - MIB // 2 > 30 * MIB
 
 
@@ -227,6 +230,8 @@ def small(dst=True, format="ckpt"):
         "--format ckpt --crc",
         "--check-replicas --strict",
         "--not-in-target drop",
+        "--dtype bf16",
+        "--dtype bf16:w --on-overflow inf --part 1/3",
     ],
 )
 def test_options_decide_as_in_the_run(watch, options):
@@ -251,7 +256,7 @@ def test_numbered_files_are_said(watch):
     assert takes["writes"]["documents"] >= indexes > 0
 
 
-@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only"])
+@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only --dtype bf16"])
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_files_that_are_converted_are_said(watch, options, format):
     small(dst=False)

@@ -244,6 +244,9 @@ def test_a_hidden_optimizer_shard_is_explained_with_what_the_strategy_lists(chec
         (Layout((5, 2), ((1, 0), ())), (8, 6), [(0, 10)], {(4, 2)}),
         (Layout((2, 3), ((0,), ()), 2), (8, 6), [(0, 6)], {(2, 2), (4, 2)}),
         (Layout((3,), ((0,), ())), (7, 6), [(0, 3)], {(7,)}),
+        (Layout((4,), ((), ()), 4), (6, 8), [(0, 4)], {(4,), (6,)}),
+        (Layout((8,), ((), ()), 4), (6, 8), [(0, 4)], {(8,), (9,)}),
+        (Layout((2, 3), ((0,), ()), 2), (9, 8), [(0, 6)], {(3, 3)}),
     ],
 )
 def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
@@ -252,9 +255,11 @@ def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
     catalog, strategy = checkpoint(Layout((2,), ((), ())), shape)
     found = explain(catalog, strategy, target_of(target))
     assert [(one.axis.axis, one.axis.slices) for one in found.obstacles] == axes
-    assert {*found.obstacles[0].matrices} == matrices
-    for matrix in matrices:
-        assert replace(target, device_matrix=matrix).why_not(shape) is None
+    ways = found.obstacles[0].ways
+    assert {one.device_matrix for one in ways} == matrices
+    for one in ways:
+        assert one.why_not(shape) is None
+        assert (one.optimizer_shard > 1) == (target.optimizer_shard > 1)
     assert [one.code for one in found.found.errors] == ["target"]
 
 
@@ -292,7 +297,8 @@ def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, patterns
     options = ResolveOptions(tensors=TensorOptions(patterns))
     found = explain(catalog, strategy, replace(target, files=()), options=options)
     assert [name for one in found.obstacles for name in one.tensors] == tensors
-    assert all(one.matrices == ((2,), (4,)) for one in found.obstacles)
+    for one in found.obstacles:
+        assert [way.device_matrix for way in one.ways] == [(2,), (4,)]
     assert found.has_plan == (not tensors)
     assert {one.tensor for one in found.found.errors} == {*tensors}
 

@@ -1,0 +1,265 @@
+"""How tensors are distributed over ranks: who should hold which elements, and who does.
+
+It is what screens, documents and pictures show of slices: of a checkpoint, or of the target of a
+plan.  Equal distributions are one object: thousands of tensors have few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import (
+    BrokenTensor,
+    Follows,
+    LayoutSlicing,
+    Listed,
+    Own,
+    RankGroups,
+    Slicing,
+    Unlisted,
+    Whole,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.interpret import Tensor
+    from ckpttool.model.plan import Plan, Transfer
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import TensorMeta
+
+Ranks = tuple[int, ...]
+Known = Literal["listed", "follows", "whole", "unlisted", "stored", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Elements of a target slice, and the source rank that they are read from.
+
+    Attributes
+    ----------
+    rank
+        The source rank; of a merged checkpoint, the number of the file.
+    region
+        The elements, counted in the full tensor.
+    src
+        The same elements, counted in the slice of the source rank.
+    """
+
+    rank: int
+    region: Region
+    src: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of a full tensor, and the ranks that hold it.
+
+    Attributes
+    ----------
+    regions
+        Its elements; several boxes only in a field-sliced embedding.
+    ranks
+        The ranks that should hold it, ascending.
+    stored
+        Those of them that have it on disk; empty in a target.
+    layout
+        The layout of the stage of these ranks; None if there is none.
+    taken
+        In a target: what is read from whom.
+    """
+
+    regions: tuple[Region, ...]
+    ranks: Ranks
+    stored: Ranks = ()
+    layout: Layout | None = None
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(region.size for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """How a full tensor is distributed over ranks.  Tensors that have it share one object.
+
+    Attributes
+    ----------
+    shape
+        The full shape; of tensors that are only copied whole, the shape of a vector.
+    known_by
+        How it is known: a strategy lists it, or the checkpoint describes it; it ``"follows"`` a
+        parameter; files hold it ``"whole"``; or nothing says how, and ranks should hold the same,
+        or hold what is ``"stored"``.  It is ``"broken"`` if slices do not fit together.
+    slices
+        The slices of all stages, in C order stage by stage.  Of a tensor that nothing lists: its
+        different contents, each with the ranks that hold them.
+    listed_shard
+        The optimizer shard that the strategy lists, if contents show another.
+    is_corrected
+        Whether slices or contents correct what the strategy lists.
+    """
+
+    shape: tuple[int, ...]
+    known_by: Known
+    slices: tuple[Slice, ...]
+    listed_shard: int | None = None
+    is_corrected: bool = False
+
+    @property
+    def is_of_values(self) -> bool:
+        """Whether each rank holds the tensor by itself, and not a slice of it."""
+        return self.known_by in ("whole", "unlisted", "stored")
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout of each stage."""
+        layouts = (one.layout for one in self.slices if one.layout is not None)
+        return tuple(dict.fromkeys(layouts))
+
+    def of_rank(self, rank: int) -> Distribution:
+        """Return the distribution with only the slices of a rank."""
+        return replace(self, slices=tuple(one for one in self.slices if rank in one.ranks))
+
+
+def distribute(
+    checkpoint: Checkpoint,
+    listed: Strategy | None = None,
+    equal_ranks: Mapping[str, RankGroups] | None = None,
+) -> dict[str, Distribution]:
+    """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
+
+    A tensor whose slices do not fit together has no slices.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    listed
+        The strategy as it was read, before contents corrected it.
+    equal_ranks
+        Name to the groups of ranks with equal contents, of tensors without a layout.
+    """
+    catalog, known = checkpoint.catalog, dict[Hashable, Distribution]()
+    found: dict[str, Distribution] = {}
+    for one in checkpoint.records:
+        held, shape = catalog.holders.get(one.name, ()), full_meta(one).shape
+        slicings, shard = tuple(_slicings(one)), _listed_shard(one, listed)
+        groups = one.known_by.groups if isinstance(one.known_by, Whole | Unlisted) else ()
+        if equal_ranks is not None:
+            groups = max(groups, equal_ranks.get(one.name, ()), key=len)
+        if not checkpoint.are_joined:
+            groups = (held,)
+        what = shape, _KNOWN[type(one.known_by)], shard, one.is_corrected
+        key = (*what, id(held), groups, *(each.key for each in slicings))
+        if key not in known:
+            slices = tuple(_slices_of(slicings, held))
+            if groups:
+                slices = tuple(Slice((Region.whole(shape),), ranks, ranks) for ranks in groups)
+            known[key] = Distribution(shape, what[1], slices, *what[2:])
+        found.setdefault(one.name, known[key])
+    return found
+
+
+_KNOWN: Mapping[type, Known] = {
+    Listed: "listed",
+    Follows: "follows",
+    Whole: "whole",
+    Own: "whole",
+    Unlisted: "unlisted",
+}
+
+
+def _slicings(one: Tensor) -> Iterator[Slicing]:
+    """Yield the slicings of all stages that hold slices of a tensor; none without a layout."""
+    if isinstance(one.known_by, Whole | Unlisted):
+        return
+    if isinstance(one, BrokenTensor):
+        yield from one.partial
+    else:
+        yield from (one.slicing, *one.copies, *one.incomplete)
+
+
+def _slices_of(slicings: Iterable[Slicing], held: Ranks) -> Iterator[Slice]:
+    having = frozenset(held)
+    for slicing in slicings:
+        layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
+        for ranks, regions in zip(slicing.owners(), slicing.regions(), strict=True):
+            stored = (
+                ranks if having.issuperset(ranks) else tuple(filter(having.__contains__, ranks))
+            )
+            yield Slice(regions, ranks, stored, layout)
+
+
+def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
+    """Return the optimizer shard that the strategy lists, if that of the slices is another."""
+    base = one.known_by.parameter if isinstance(one.known_by, Follows) else one.name
+    layouts = () if listed is None else listed.layouts.get(base, ())
+    slicings = [each.layout for each in _slicings(one) if isinstance(each, LayoutSlicing)]
+    if not layouts or not slicings or layouts[0].optimizer_shard == slicings[0].optimizer_shard:
+        return None
+    return layouts[0].optimizer_shard
+
+
+def full_meta(one: Tensor) -> TensorMeta:
+    """Return a full tensor, also of one that lacks slices; else a slice."""
+    if isinstance(one, BrokenTensor) and one.partial:
+        return one.meta.of_shape(one.partial[0].shape)
+    return one.meta
+
+
+def distribute_target(
+    plan: Plan, transfers: Mapping[str, Sequence[Transfer]]
+) -> dict[str, Distribution]:
+    """Return what the ranks of a target would hold, and read.
+
+    Of the tensors that are distributed alike in the source and in the target, the outputs of the
+    first are computed.  If the plan has outputs of one rank only, there are only its slices, each
+    with all ranks that hold it.
+    """
+    (catalog,) = plan.inputs
+    alike: dict[Hashable, list[str]] = {}
+    for name, of_name in transfers.items():
+        key = tuple(
+            (one.layouts, one.source.slicing.key, id(catalog.holders[one.source.name]))
+            for one in of_name
+        )
+        alike.setdefault(key, []).append(name)
+    found: dict[str, Distribution] = {}
+    firsts = tuple(chain(*(transfers[names[0]] for names in alike.values())))
+    slices: dict[str, dict[tuple[Layout, Region], tuple[Taken, ...]]] = {}
+    layouts_of = {id(one.terms): one.layouts for one in firsts}
+    for output in replace(plan, transfers=firsts):
+        for tensor in output.tensors:
+            region = tensor.region
+            layout = next(one for one in layouts_of[id(tensor.terms)] if output.rank in one.ranks)
+            equal = slices.setdefault(tensor.meta.name, {})
+            if (layout, region) not in equal:
+                pieces = tensor.pieces(Region.whole(region.shape))
+                taken = (Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces)
+                equal[layout, region] = tuple(taken)
+    holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
+    for names in alike.values():
+        shape, parts = transfers[names[0]][0].meta.shape, list[Slice]()
+        for (layout, region), taken_of in slices.get(names[0], {}).items():
+            if (layout, shape) not in holders:
+                holders[layout, shape] = _ranks_of_regions(layout, shape)
+            ranks = holders[layout, shape][region]
+            parts.append(Slice((region,), ranks, (), layout, taken_of))
+        one = Distribution(shape, "listed", tuple(parts))
+        found.update(dict.fromkeys(names, one))
+    return {name: found[name] for name in transfers}
+
+
+def _ranks_of_regions(layout: Layout, shape: tuple[int, ...]) -> dict[Region, Ranks]:
+    """Return for each region the ranks that hold it, ascending; empty slices are equal."""
+    found: dict[Region, list[int]] = {}
+    for rank in layout.ranks:
+        found.setdefault(layout.region(rank, shape), []).append(rank)
+    return {region: tuple(ranks) for region, ranks in found.items()}
