@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
@@ -78,7 +78,6 @@ Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` ta
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 Answer: TypeAlias = (
     Conversion
-    | Estimate
     | Inspected
     | Verification
     | Difference
@@ -257,30 +256,6 @@ def open(
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes, overflows)
 
 
-@overload
-def merge(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[MergeKeywords],
-) -> Conversion: ...
-
-
-@overload
-def merge(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[MergeKeywords],
-) -> Estimate: ...
-
-
 def merge(
     src: Checkpoint,
     strategy: Layouts | None,
@@ -289,7 +264,7 @@ def merge(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[MergeKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the full tensors of all ranks into one file.
 
     Parameters
@@ -299,7 +274,7 @@ def merge(
     out
         The output file; a folder with ``max_shard_bytes``.
     dry_run
-        Write nothing, and return what the run would read, write and take.
+        Write nothing, and return an `Estimate`: what the run would answer, read, write and take.
     progress
         True for a bar, False for none, or a function that takes the name of a phase, what is done
         and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
@@ -323,30 +298,6 @@ def merge(
     return _convert(given, src, strategy, None, out, progress, dry_run=dry_run)
 
 
-@overload
-def split(
-    src: Checkpoint,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Conversion: ...
-
-
-@overload
-def split(
-    src: Checkpoint,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Estimate: ...
-
-
 def split(
     src: Checkpoint,
     target: Layouts,
@@ -355,7 +306,7 @@ def split(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the files of all ranks of a strategy, ``out/rank_R/``, from a merged checkpoint.
 
     Parameters
@@ -378,32 +329,6 @@ def split(
     return _convert(given, src, None, target, out, progress, dry_run=dry_run)
 
 
-@overload
-def reshard(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Conversion: ...
-
-
-@overload
-def reshard(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Estimate: ...
-
-
 def reshard(
     src: Checkpoint,
     strategy: Layouts | None,
@@ -413,7 +338,7 @@ def reshard(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the files of the ranks of another strategy, ``out/rank_R/``.
 
     Parameters
@@ -434,28 +359,6 @@ def reshard(
     return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
 
 
-@overload
-def convert(
-    src: Checkpoint,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ConvertKeywords],
-) -> Conversion: ...
-
-
-@overload
-def convert(
-    src: Checkpoint,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ConvertKeywords],
-) -> Estimate: ...
-
-
 def convert(
     src: Checkpoint,
     out: Path,
@@ -463,7 +366,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ConvertKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write each file of a checkpoint again, in another format; no strategy is needed.
 
     Parameters
@@ -778,10 +681,10 @@ def to_dict(answer: Answer) -> documents.Json:
             return documents.strategy_diff(answer, None)
         case WrittenStrategy():
             return documents.written_strategy(answer)
-        case Conversion():
-            return documents.convert(answer)
         case Estimate():
             return documents.estimate(answer)
+        case Conversion():
+            return documents.convert(answer)
         case Verification():
             return documents.verify(answer, None)
         case Difference():
@@ -799,7 +702,7 @@ def _convert(
     progress: Progress,
     *,
     dry_run: bool,
-) -> Conversion | Estimate:
+) -> Conversion:
     """Run, or estimate, the conversion that ``given.function`` names."""
     resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)

@@ -117,7 +117,7 @@ def test_a_dry_run_writes_nothing_and_says_what_a_run_does(function, tmp_path):
     said = call(*words, out, format="safetensors", dry_run=True)
     assert not out.exists()
     done = call(*words, out, format="safetensors")
-    assert [(one.path, one.nbytes) for one in said.conversion.outputs] == [
+    assert [(one.path, one.nbytes) for one in said.outputs] == [
         (one.path, one.nbytes) for one in done.outputs
     ]
     assert ckpttool.to_dict(said)["dry_run"]

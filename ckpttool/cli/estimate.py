@@ -29,7 +29,7 @@ def report_estimate(found: Estimate, outputs: str, report: ReportOptions) -> Non
 
 
 def _print(found: Estimate, outputs: str, verbose: bool) -> None:
-    done, work, catalog = found.conversion, found.work, found.conversion.source
+    work, catalog = found.work, found.source
     noun = "file" if catalog.is_merged else "rank"
     source = count(len(catalog.files), noun)
     source += f" at step {catalog.step}" if catalog.step else ""
@@ -38,12 +38,12 @@ def _print(found: Estimate, outputs: str, verbose: bool) -> None:
     reads += f"; headers {format_bytes(found.headers.nbytes)}"
     reads += f", samples {format_bytes(found.samples.nbytes)}"
     supplies = [one for one in work.supplies if one.nbytes]  # a text is in the headers
-    metas = [source.meta for source in done.largest_sharded]
+    metas = [source.meta for source in found.largest_sharded]
     facts = {
         "Dry run": [f"{outputs}, from {source}"],
-        "beside": [f"{one.kind} {one.path}" for one in done.documents],
+        "beside": [f"{one.kind} {one.path}" for one in found.documents],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
-        "casts": [str(cast)] if (cast := done.casting) is not None else [],
+        "casts": [str(cast)] if (cast := found.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],
         "needs": [_needs(supplies, noun, verbose)] if supplies else [],

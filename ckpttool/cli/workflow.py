@@ -109,7 +109,7 @@ def convert(
         from ckpttool.operations.estimate import estimate
 
         found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
-        outputs = _outputs_text(found.conversion, ("would write", "would keep"))
+        outputs = _outputs_text(found, ("would write", "would keep"))
         report_estimate(found, outputs, report)
         return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]

@@ -250,7 +250,7 @@ def estimate(found: Estimate) -> Json:
     reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
     space = _each(found.space, "folder need free")
     return _document(
-        convert(found.conversion),
+        convert(found),
         dry_run={
             "reads": {
                 **{kind: _take(one, "requests nbytes") for kind, one in reads.items()},
