@@ -400,20 +400,22 @@ class Plan(Brief):
     def holders(self) -> Mapping[int, frozenset[str]]:
         """Return rank to the cast tensors of which its output is the first to hold the slice.
 
-        What all outputs hold of these tensors are the full tensors, once.
+        What all outputs hold of these tensors are the full tensors, once.  Outputs that take what
+        the files of their own ranks have are not known to hold the same.
         """
-        by_layouts: dict[tuple[Layout, ...], list[str]] = {}
+        by_layouts: dict[tuple[bool, tuple[Layout, ...]], list[str]] = {}
         for transfer in self.transfers:
             if transfer.is_cast:
-                by_layouts.setdefault(transfer.layouts, []).append(transfer.name)
+                key = transfer.is_own, transfer.layouts
+                by_layouts.setdefault(key, []).append(transfer.name)
         found: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
-        for layouts, names in by_layouts.items():
+        for (is_own, layouts), names in by_layouts.items():
             # Pipeline stages that share a tensor hold it several times: the first one counts.
             held = ((one, sorted(found.keys() & one.ranks)) for one in layouts)
             layout, ranks = next((pair for pair in held if pair[1]), (layouts[0], []))
             seen = set[tuple[int, ...]]()
             for rank in ranks:
-                index = layout.slice_index(rank)
+                index = (rank,) if is_own else layout.slice_index(rank)
                 if index not in seen:
                     seen.add(index)
                     found[rank].update(names)
