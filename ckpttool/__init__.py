@@ -27,11 +27,13 @@ TYPE_CHECKING = False  # an import of typing would delay the signal handlers of 
 if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.api import convert as convert
     from ckpttool.api import diff as diff
+    from ckpttool.api import explain as explain
     from ckpttool.api import inspect as inspect
     from ckpttool.api import merge as merge
     from ckpttool.api import open as open
     from ckpttool.api import reshard as reshard
     from ckpttool.api import split as split
+    from ckpttool.api import steps as steps
     from ckpttool.api import to_dict as to_dict
     from ckpttool.api import verify as verify
     from ckpttool.checkpoint.checkpoint import ResolveOptions as ResolveOptions
@@ -49,6 +51,14 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.plans import plan_reshard as plan_reshard
     from ckpttool.operations.plans import plan_split as plan_split
     from ckpttool.operations.source import resolve as resolve
+    from ckpttool.operations.strategies import convert_strategy as convert_strategy
+    from ckpttool.operations.strategies import files_to_fetch as files_to_fetch
+    from ckpttool.operations.strategies import merge_strategies as merge_strategies
+    from ckpttool.operations.strategy_check import check_strategies as check_strategies
+    from ckpttool.operations.strategy_check import fit_devices as fit_devices
+    from ckpttool.operations.strategy_diff import diff_strategies as diff_strategies
+    from ckpttool.operations.values import read_values as read_values
+    from ckpttool.planning.needs import find_needs as find_needs
     from ckpttool.problems import CkptToolError as CkptToolError
     from ckpttool.problems import CkptToolWarning as CkptToolWarning
     from ckpttool.problems import CombinedError as CombinedError
@@ -80,6 +90,8 @@ _MODULES = {
     "inspect": "ckpttool.api",
     "verify": "ckpttool.api",
     "diff": "ckpttool.api",
+    "explain": "ckpttool.api",
+    "steps": "ckpttool.api",
     "to_dict": "ckpttool.api",
     "CkptToolError": "ckpttool.problems",
     "CkptToolWarning": "ckpttool.problems",
@@ -113,6 +125,14 @@ _MODULES = {
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.operations.source",
     "scan": "ckpttool.discovery.scan",
+    "find_needs": "ckpttool.planning.needs",
+    "files_to_fetch": "ckpttool.operations.strategies",
+    "convert_strategy": "ckpttool.operations.strategies",
+    "merge_strategies": "ckpttool.operations.strategies",
+    "check_strategies": "ckpttool.operations.strategy_check",
+    "fit_devices": "ckpttool.operations.strategy_check",
+    "diff_strategies": "ckpttool.operations.strategy_diff",
+    "read_values": "ckpttool.operations.values",
     "write_strategy": "ckpttool.strategy_files.writer",
 }
 

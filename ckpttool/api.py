@@ -16,13 +16,13 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
-from ckpttool.concurrency import OnProgress
-from ckpttool.discovery.scan import OnScan, SourceOptions
+from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
+from ckpttool.discovery.scan import SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import OnOverflow, TensorOptions
@@ -36,23 +36,37 @@ from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
 from ckpttool.operations.estimate import Estimate, estimate
+from ckpttool.operations.explain import Explanation
+from ckpttool.operations.explain import explain as explain_catalog
 from ckpttool.operations.inspect import inspect_catalog, inspect_other
-from ckpttool.operations.load import Source, StrategySource, load, load_sides
+from ckpttool.operations.load import Source, StrategySource, load, load_sides, load_steps
 from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.strategies import WrittenStrategy
+from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
+from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
     CkptToolWarning,
     Diagnostic,
     Diagnostics,
     SeverityOf,
     join_alike,
+    raise_all,
     severities,
 )
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.transaction.resume import Assignment, OutputOptions
-from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size, read_key
+from ckpttool.typed import (
+    TypedError,
+    parse_part,
+    parse_ranks,
+    parse_size,
+    read_key,
+    require_choice,
+)
 from ckpttool.wording import format_ranks, nearest
 
 if TYPE_CHECKING:
@@ -62,6 +76,19 @@ Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
+Answer: TypeAlias = (
+    Conversion
+    | Estimate
+    | Inspected
+    | Verification
+    | Difference
+    | Explanation
+    | Steps
+    | Values
+    | Needs
+    | StrategyComparison
+    | WrittenStrategy
+)
 T = TypeVar("T")
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
@@ -159,6 +186,7 @@ def open(
     *,
     target: Layouts | None = None,
     rank: int | None = None,
+    not_in_target: NotInTarget = "follow",
     dtypes: DTypes = "float32",
     **options: Unpack[ReadKeywords],
 ) -> OpenCheckpoint:
@@ -176,6 +204,8 @@ def open(
     target, rank
         The strategy of a target, and one of its ranks.  The tensors are then the slices that
         reshard, or split, would write for this rank.
+    not_in_target
+        What becomes of parameters that the target does not list; see `OutputOptions`.
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
         types of the package ``"ml_dtypes"``.
@@ -192,7 +222,7 @@ def open(
     FormatError, StrategyError, PlanError
         All problems, in one error.
     ValueError
-        Only one of ``target`` and ``rank`` is given.
+        Only one of ``target`` and ``rank`` is given, or ``not_in_target`` without them.
     IndexError
         The target has no such rank.
     ImportError
@@ -204,8 +234,9 @@ def open(
     """
     if (target is None) != (rank is None):
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
-    if dtypes not in get_args(DTypes):
-        raise ValueError(f"dtypes={dtypes!r}, expected one of {get_args(DTypes)}")
+    if target is None and not_in_target != "follow":
+        raise ValueError("not_in_target= is about a target, and there is none")
+    require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
     given = _Keywords("open", options)
@@ -217,7 +248,9 @@ def open(
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
-        plan, found = plans.plan_reading(catalog, of_src, of_dst, rank, resolving, executor)
+        plan, found = plans.plan_reading(
+            *(catalog, of_src, of_dst, rank, resolving, executor, not_in_target)
+        )
     _warn(found, found.severity_of)
     (output,) = plan.outputs([rank or 0])
     overflows = resolving.tensors.on_overflow == "inf"
@@ -498,8 +531,8 @@ def inspect(
     if isinstance(source.src, str):
         answer = inspect_other(source.src, found)
     if answer is None:
-        shown = _Shown(progress)
-        loaded = load(source, command="inspect", diagnostics=found, open_count=shown.open_count)
+        shown = _counts(progress)
+        loaded = load(source, command="inspect", diagnostics=found, open_count=shown)
         catalog, of_src, _ = loaded
         answer = inspect_catalog(
             catalog,
@@ -546,12 +579,12 @@ def verify(
         It cannot be verified.
     """
     given = _Keywords("verify", options)
-    resolving, shown = given.take(ResolveOptions, _OF_CASTS), _Shown(progress)
+    resolving = given.take(ResolveOptions, _OF_CASTS)
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
     catalog, of_src, _ = load(
-        source, find_strategy=is_found, command="verify", open_count=shown.open_count
+        source, find_strategy=is_found, command="verify", open_count=_counts(progress)
     )
     with open_engine("threads") as executor:
         return find_problems(
@@ -562,7 +595,7 @@ def verify(
             crc=crc,
             ignore=ignore,
             executor=executor,
-            open_progress=shown.open_progress,
+            open_progress=_bytes(progress),
         )
 
 
@@ -610,14 +643,14 @@ def diff(
     if not isinstance(tolerance, Tolerance | None):
         raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
-    resolving, shown = given.take(ResolveOptions), _Shown(progress)
+    resolving = given.take(ResolveOptions)
     of_files = given.scanning(a, b)
     given.end()
     sides = load_sides(
         Source(_named(a), _files(strategy), of_files),
         Source(_named(b), _files(b_strategy), of_files),
         replicated=resolving.replicated,
-        open_count=shown.open_count,
+        open_count=_counts(progress),
     )
     with open_engine("threads") as executor:
         found = compare(
@@ -625,17 +658,127 @@ def diff(
             resolving,
             compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
-            open_progress=shown.open_progress,
+            open_progress=_bytes(progress),
         )
     _warn((*found.findings, *found.notes), severities("diff"))
     return found
 
 
-def to_dict(
-    answer: Conversion | Estimate | Inspected | Verification | Difference,
-) -> documents.Json:
+def explain(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    target: Layouts | None = None,
+    rank: int | None = None,
+    progress: Progress = None,
+    **options: Unpack[ReadKeywords],
+) -> Explanation:
+    """Say what the ranks of a checkpoint hold, or those of a target would; ``found`` has errors.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    target
+        The strategy of a target, whose ranks are explained in place of those of the source.
+    rank
+        Explain only this rank.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`; ``include`` says which
+        tensors are explained.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        It cannot be explained, or there is no such rank.
+    """
+    given = _Keywords("explain", options)
+    resolving = given.take(ResolveOptions)
+    wanted = replace(resolving.tensors, shown_by="--tensor")  # the others are not "left out"
+    resolving = replace(resolving, tensors=wanted)
+    source = given.source(src, strategy)
+    given.end()
+    catalog, of_src, of_dst = load(
+        source,
+        _files(target),
+        find_strategy=not resolving.replicated,
+        command="inspect" if target is None else "convert",
+        open_count=_counts(progress),
+    )
+    with open_engine("threads") as executor:
+        answer = explain_catalog(
+            *(catalog, of_src, of_dst),
+            rank=rank,
+            options=resolving,
+            executor=executor,
+        )
+    _warn(answer.found, answer.found.severity_of)
+    return answer
+
+
+def steps(
+    src: Path,
+    strategy: Layouts | None = None,
+    *,
+    progress: Progress = None,
+    **options: Unpack[SourceKeywords],
+) -> Steps:
+    """Return the steps of a training folder, complete or not, the oldest first.
+
+    Parameters
+    ----------
+    src
+        The folder.
+    strategy
+        As for `open`; only its ranks count.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, without ``step``.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        The folder, or the strategy, cannot be read.
+    """
+    given, found = _Keywords("steps", options), Diagnostics("inspect")
+    source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    answer = load_steps(source, found, open_count=_counts(progress))
+    raise_all(found.failures)
+    _warn(found, found.severity_of)
+    return replace(answer, diagnostics=tuple(found))
+
+
+def to_dict(answer: Answer) -> documents.Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
+        case Explanation():
+            return documents.explain(answer)
+        case Steps():
+            found = Diagnostics("inspect")
+            found.add(*answer.diagnostics)
+            return documents.steps(answer, found)
+        case Values():
+            return documents.values(answer)
+        case Needs():
+            return documents.strategy_ranks(answer, None)
+        case StrategyComparison():
+            return documents.strategy_diff(answer, None)
+        case WrittenStrategy():
+            return documents.written_strategy(answer)
         case Conversion():
             return documents.convert(answer)
         case Estimate():
@@ -659,7 +802,7 @@ def _convert(
     dry_run: bool,
 ) -> Conversion | Estimate:
     """Run, or estimate, the conversion that ``given.function`` names."""
-    resolving, run, shown = given.take(ResolveOptions), given.take(RunOptions), _Shown(progress)
+    resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)
     source = given.source(src, strategy, run.engine)
     given.end()
@@ -668,7 +811,7 @@ def _convert(
         source,
         _files(target),
         find_strategy=given.function in ("merge", "reshard") and not resolving.replicated,
-        open_count=shown.open_count,
+        open_count=_counts(progress),
     )
     make_plan: Callable[..., tuple[Plan, Assignment]]
     if given.function == "convert":
@@ -685,7 +828,7 @@ def _convert(
     return (estimate if dry_run else run_plan)(
         make_plan,
         run,
-        open_progress=shown.open_progress,
+        open_progress=_bytes(progress),
         on_notes=partial(_warn, severity_of=column),
     )
 
@@ -778,50 +921,35 @@ def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
         warnings.warn(str(one), CkptToolWarning, stacklevel=level)
 
 
-class _Shown:
-    """The progress of a call: a bar, a function of the caller, or nothing."""
+def _counts(progress: Progress, *, in_bytes: bool = False) -> OpenCount:
+    """Return what shows the phases of a call: a bar, a function of the caller, or nothing."""
+    if callable(progress):
+        return lambda phase: nullcontext(partial(progress, phase))
+    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if not (is_seen if progress is None else progress):
+        return no_count
 
-    def __init__(self, progress: Progress) -> None:
-        if progress is None:
-            progress = sys.stderr.isatty() or "ipykernel" in sys.modules
-        self._progress = progress
-
-    @contextmanager
-    def open_progress(self, nbytes: int, phase: str = "reading") -> Iterator[OnProgress]:
-        """Show a phase of so many bytes; an `OpenProgress`."""
-        done = 0
-        with self._open(phase, is_bytes=True) as update:
-            update(0, nbytes)
-
-            def advance(more: int) -> None:
-                nonlocal done
-                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
-                update(done, nbytes)
-
-            yield advance
-
-    def open_count(self, phase: str) -> AbstractContextManager[OnScan]:
-        """Show a phase without a total; an `OpenCount`."""
-        return self._open(phase, is_bytes=False)
-
-    def _open(self, phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
-        if callable(self._progress):
-            return nullcontext(partial(self._progress, phase))
-        if not self._progress:
-            return nullcontext(lambda done, total: None)
+    def open_bar(phase: str) -> AbstractContextManager[OnCount]:
         try:
-            return _tqdm_bar(phase, is_bytes)
+            return _tqdm_bar(phase, in_bytes)
         except ImportError:
             return _text_bar(phase)
 
+    return open_bar
 
-def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
+
+def _bytes(progress: Progress) -> OpenProgress:
+    """Return the same for phases of bytes."""
+    return add_up(_counts(progress, in_bytes=True), "reading")
+
+
+def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnCount]:
     with warnings.catch_warnings():  # of tqdm, in a notebook without ipywidgets
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
 
     @contextmanager
-    def opened() -> Iterator[OnScan]:
+    def opened() -> Iterator[OnCount]:
         scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if is_bytes else {}
         with tqdm(desc=phase, delay=BAR_SECONDS, leave=False, **scale) as bar:
 
@@ -835,7 +963,7 @@ def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
 
 
 @contextmanager
-def _text_bar(phase: str) -> Iterator[OnScan]:
+def _text_bar(phase: str) -> Iterator[OnCount]:
     """Show per cent in one line of a terminal."""
     due = time.monotonic() + BAR_SECONDS
     shown = ""

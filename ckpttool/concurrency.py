@@ -19,7 +19,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from threading import Event
 from typing import ParamSpec, Protocol, TypeVar
@@ -54,6 +54,41 @@ class OpenProgress(Protocol):
 def no_progress(nbytes: int, phase: str = "") -> AbstractContextManager[OnProgress]:
     """Return a context that shows no progress; an `OpenProgress`."""
     return nullcontext(lambda nbytes: None)
+
+
+OnCount = Callable[[int, int], None]  # takes what is done and the total, 0 if nobody knows it
+
+
+class OpenCount(Protocol):
+    """A function that shows a phase whose total is not known before."""
+
+    def __call__(self, phase: str) -> AbstractContextManager[OnCount]:
+        """Show a phase."""
+        ...
+
+
+def no_count(phase: str) -> AbstractContextManager[OnCount]:
+    """Return a context that shows no progress; an `OpenCount`."""
+    return nullcontext(lambda done, total: None)
+
+
+def add_up(open_count: OpenCount, default: str) -> OpenProgress:
+    """Return what shows phases of bytes with ``open_count``; ``default`` names those without."""
+
+    @contextmanager
+    def open_progress(nbytes: int, phase: str = default) -> Iterator[OnProgress]:
+        done = 0
+        with open_count(phase) as on_count:
+            on_count(0, nbytes)
+
+            def advance(more: int) -> None:
+                nonlocal done
+                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
+                on_count(done, nbytes)
+
+            yield advance
+
+    return open_progress
 
 
 P = ParamSpec("P")

@@ -258,6 +258,8 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "-o": "out",
     "--dec-key-file": "key",
     "--rank": "ranks",
+    "--tensor": "include",
+    "--values": "patterns",
     "--max-memory": "max_memory_bytes",
     "--max-shard-size": "max_shard_bytes",
     "--write-strategy": "strategy_path",

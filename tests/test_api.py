@@ -31,12 +31,13 @@ from ckpttool.model.layout import Layout
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
-from ckpttool.wording import with_keywords
+from ckpttool.wording import FLAGS, KEYWORDS, with_keywords
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
 from tests.support.hints import LIKE_OPTIONS
 from tests.support.readers import read_ranks
+from tests.support.snapshots import UPDATE
 
 CASE = GOLDEN / "reshard_8_to_4"
 SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
@@ -299,6 +300,28 @@ def test_another_type_of_arrays_is_refused():
         ckpttool.open(SRC, STRATEGY, dtypes="bf16")
 
 
+@pytest.mark.parametrize("how", ["follow", "full", "drop"])
+def test_a_rank_is_opened_as_reshard_writes_it_also_what_the_target_omits(how, tmp_path):
+    case = GOLDEN / "params_outside_strategy"
+    src, dst = case / "src_strategy.ckpt", case / "dst_strategy.ckpt"
+    words = {"unlisted": "first", "not_in_target": how}
+    ckpttool.reshard(case / "src", src, dst, tmp_path / "out", **words)
+    opened = ckpttool.open(case / "src", src, target=dst, rank=1, **words)
+    written = ckpttool.open(tmp_path / "out" / "rank_1" / "checkpoint_1.h5", replicated=True)
+    assert opened.keys() == written.keys()
+    for name in written:
+        np.testing.assert_array_equal(opened[name], written[name])
+    with pytest.raises(ValueError, match="not_in_target= is about a target"):
+        ckpttool.open(case / "src", src, unlisted="first", not_in_target="drop")
+
+
+def test_a_conversion_names_the_shapes_to_check(tmp_path):
+    done = ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    printed = run("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "n.h5").stdout
+    assert f"Check the full shapes: {done.shapes_to_check}" in " ".join(printed.split())
+    assert f"check the full shapes: {done.shapes_to_check}>" in repr(done)
+
+
 def test_one_rank_that_holds_everything_is_split_for_a_rank(tmp_path):
     (tmp_path / "rank_0").mkdir()
     ckpttool.merge(SRC, STRATEGY, tmp_path / "rank_0" / "checkpoint_0.ckpt")
@@ -372,7 +395,12 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.verify(tmp_path / "m.h5"),
         ckpttool.diff(catalog, tmp_path / "m.h5", strategy),
         ckpttool.open(catalog, strategy),
+        ckpttool.explain(catalog, strategy),
+        ckpttool.steps(SRC, strategy),
+        ckpttool.read_values(catalog, strategy, ["*"]),
+        ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
     ):
+        assert isinstance(one, ckpttool.OpenCheckpoint) or "<div>" in one._repr_html_()
         assert "\n" not in repr(one)
         assert len(repr(one)) < 200 + 2 * len(str(tmp_path))
     assert repr(ckpttool.inspect(catalog, strategy)).endswith(
@@ -389,6 +417,36 @@ def test_the_document_of_an_answer_is_what_json_prints(command):
         warnings.simplefilter("ignore", ckpttool.CkptToolWarning)
         answer = getattr(ckpttool, command)(*words, STRATEGY)
     assert json.loads(json.dumps(ckpttool.to_dict(answer))) == printed
+
+
+def test_what_a_command_shows_python_returns(tmp_path):
+    """The document of each answer is what its command prints."""
+    source, target = ckpttool.read_strategy(STRATEGY), ckpttool.read_strategy(TARGET)
+    catalog, s, d = ckpttool.scan(SRC), ["-s", STRATEGY], ["-d", TARGET]
+    include = ["--tensor", "lm_head.*"]
+    answers = {
+        ("explain", SRC, *s, "--rank", 3): ckpttool.explain(SRC, STRATEGY, rank=3),
+        ("explain", SRC, *s, *d, *include): ckpttool.explain(
+            SRC, STRATEGY, target=TARGET, include="lm_head.*"
+        ),
+        ("inspect", SRC, *s, "--steps"): ckpttool.steps(SRC, STRATEGY),
+        ("inspect", SRC, *s, "--values", "lm_head.*", "--rows", "0:2"): ckpttool.read_values(
+            catalog, source, ["lm_head.*"], (0, 2, None)
+        ),
+        ("strategy", "ranks", *s, *d, "--rank", 1): ckpttool.find_needs(source, target, [1]),
+        ("strategy", "diff", STRATEGY, TARGET): ckpttool.diff_strategies(source, target),
+    }
+    for words, answer in answers.items():
+        printed = json.loads(run(*words, "--json").stdout)
+        document = json.loads(json.dumps(ckpttool.to_dict(answer)))
+        assert document == printed, words
+    ours = {one.path: one.verdict for one in ckpttool.check_strategies(catalog, [STRATEGY, target])}
+    printed = json.loads(run("strategy", "check", SRC, STRATEGY, TARGET, "--json").stdout)
+    assert ours == {one["path"]: one["verdict"] for one in printed["strategies"]}
+    for name in ("b.json", "c.yaml"):
+        written = ckpttool.convert_strategy(STRATEGY, tmp_path / name)
+        assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).is_equal
+        assert ckpttool.to_dict(written)["path"] == str(tmp_path / name)
 
 
 def test_names_in_a_table_are_escaped():
@@ -409,6 +467,33 @@ def test_every_option_that_a_message_may_name_is_a_keyword(command):
     assert len(options) >= 8
     for option in options:
         assert with_keywords(f"{option} X").partition("=")[0] in known, option
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+
+
+@pytest.mark.source
+def test_the_page_lists_the_options_whose_keywords_have_other_names():
+    """With ``SNAPSHOT_UPDATE=1`` it writes the table."""
+    commands = ("merge", "split", "reshard", "inspect", "verify", "diff", "explain")
+    params = [one for name in commands for one in cli.get_command(None, name).params]
+    options = dict.fromkeys(name for one in params for name in one.opts if one.opts[0] == name)
+    takes = {**KEYWORDS, **FLAGS}
+    rows = [
+        f"| `{name}` | `{takes[name]}` |"
+        for name in options
+        if name in takes and takes[name].partition("=")[0] != name.strip("-").replace("-", "_")
+    ]
+    head = "| option | keyword |\n|---|---|\n"
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(head)
+    table, _, after = rest.partition("\n\n")
+    if os.environ.get(UPDATE):
+        joined = "\n".join(rows)
+        PAGE.write_text(f"{before}{head}{joined}\n\n{after.lstrip()}", encoding="utf-8")
+    else:
+        assert table.splitlines() == rows
+    of_python = ("--tensor", "-s", "--max-shard-size", "--ignore-manifest")
+    assert {*of_python} <= {row.split("`")[1] for row in rows}
 
 
 LINE_ONLY = {"--rename-file", "--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
@@ -450,6 +535,7 @@ def test_the_notebook_of_the_tutorial_runs(tmp_path):
     assert "complete>" in shown[0]
     assert "nothing is wrong" in shown[1]
     assert shown[-1] == "((8, 16), dtype('<f4'))"
+    assert any(one.startswith("<Estimate ") for one in shown)
     assert any(one.startswith("<Difference ") and "equal" in one for one in shown)
 
 

@@ -304,7 +304,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return replace(strategy, notes=(*strategy.notes, *_manifest_notes(catalog, strategy)))
+    return replace(strategy, notes=(*strategy.notes, *_manifest_notes(catalog, strategy, option)))
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
@@ -330,7 +330,7 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     return CombinedError((*damaged, missing)) if damaged else missing
 
 
-def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
+def _manifest_notes(catalog: Catalog, strategy: Strategy, option: str) -> Iterator[Diagnostic]:
     """Yield a note if the manifest lists other strategy files, or cannot be read."""
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
@@ -339,7 +339,7 @@ def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic
         if other := other_strategy(ManifestFile.read(path), strategy):
             text = "not the strategy that the manifest names"
             facts = f"{path} names {other}"
-            hint = f"-s {quote(other)}; `ckpttool help other_strategy` explains"
+            hint = f"{option} {quote(other)}; `ckpttool help other_strategy` explains"
             yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
         (one,) = error.diagnostics

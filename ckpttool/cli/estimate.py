@@ -46,7 +46,7 @@ def _print(found: Estimate, outputs: str, verbose: bool) -> None:
         "casts": [str(cast)] if (cast := done.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],
-        "needs": [_needs(supplies, noun)] if supplies else [],
+        "needs": [_needs(supplies, noun, verbose)] if supplies else [],
         "memory": [_memory(found.peak)],
         "disk": [
             f"{format_bytes(one.need)} needed, {format_bytes(one.free)} free in {one.folder}"
@@ -65,7 +65,7 @@ def _print(found: Estimate, outputs: str, verbose: bool) -> None:
         tables.print_table("what each output needs", columns, cells)
 
 
-def _needs(supplies: Sequence[Supply], noun: str) -> str:
+def _needs(supplies: Sequence[Supply], noun: str, verbose: bool) -> str:
     """Return which source ranks the outputs need, if it is short to say."""
     needed = {tuple(sorted(one.nbytes)) for one in supplies}
     if len(needed) == 1:
@@ -73,7 +73,7 @@ def _needs(supplies: Sequence[Supply], noun: str) -> str:
         return format_ranks(ranks, noun, most=12)
     least, *_, most = sorted(map(len, needed))
     several = f"{least} to {most} source {noun}s" if most > least else count(most, f"source {noun}")
-    return f"{several} for each output; -v lists them"
+    return f"{several} for each output{'' if verbose else '; -v lists them'}"
 
 
 def _memory(peak: Peak) -> str:

@@ -331,7 +331,7 @@ def _print_tensors(found: Explanation) -> None:
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
         slices = {_stored_shape(part): None for part in one.slices if part.regions}
-        each = f"{len(one.slices)} x {format_sizes(*slices)}" if slices else "not known"
+        each = f"{len(one.slices)} of {format_sizes(*slices)}" if slices else "not known"
         rows.append(
             (
                 _name(row),

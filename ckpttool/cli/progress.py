@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,7 @@ from ckpttool.wording import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ckpttool.concurrency import OnProgress, OpenProgress
+    from ckpttool.concurrency import OpenProgress
 
 STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
 LOG_SECONDS = 30  # between two lines; a shorter run has none
@@ -30,21 +31,9 @@ FACTS_COLUMNS = 55  # beside the bar and the name of the phase
 
 def open_progress(default: str, quiet: bool) -> OpenProgress:
     """Return the `OpenProgress` of a command; ``default`` names its phases that have no name."""
+    from ckpttool.concurrency import add_up
 
-    @contextmanager
-    def show_phase(nbytes: int, phase: str = default) -> Iterator[OnProgress]:
-        done = 0
-        with show_count(phase, quiet, format_bytes) as on_progress:
-            on_progress(0, nbytes)
-
-            def advance(more: int) -> None:
-                nonlocal done
-                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
-                on_progress(done, nbytes)
-
-            yield advance
-
-    return show_phase
+    return add_up(partial(show_count, quiet=quiet, unit=format_bytes), default)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
 from ckpttool.problems import Diagnostics, severities
-from ckpttool.wording import count, format_bytes, format_sizes
+from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.signals import SignalGuard
@@ -150,9 +150,8 @@ def _print(done: Conversion, verbose: bool) -> None:
         others = [(one.path, one.kind, "", len(one.data)) for one in documents]
         rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *others))
         tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
-    metas = [source.meta for source in done.largest_sharded]
-    if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
-        tables.print_text(f"Check the full shapes: {', '.join(largest)}")
+    if done.shapes_to_check:
+        tables.print_text(f"Check the full shapes: {done.shapes_to_check}")
     if (cast := done.casting) is not None:
         tables.print_text(f"Cast {cast}")
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")

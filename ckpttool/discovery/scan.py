@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
@@ -66,7 +67,7 @@ from ckpttool.transaction.states import (
     describe_record,
     find_unfinished_run,
 )
-from ckpttool.wording import count, format_ranks, shorten
+from ckpttool.wording import Brief, count, format_bytes, format_ranks, shorten
 
 
 class SelfDescribed(NamedTuple):
@@ -278,13 +279,23 @@ def read_ranks(
     return _checked(catalog, found.key, command)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+@dataclass(frozen=True, slots=True, repr=False)
+class Steps(Brief):
     """Every step of a folder, the oldest first, and what was noted or is wrong."""
 
     path: str
     steps: tuple[FoundStep, ...]
     diagnostics: tuple[Diagnostic, ...]
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {count(len(self.steps), 'step')}"
+        yield f"{sum(one.complete is True for one in self.steps)} complete"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("step", "complete", "files", "size", "what")
+        for one in self.steps:
+            name = one.name or one.step or ""
+            yield (name, str(one.complete), str(one.files), format_bytes(one.nbytes), one.reason)
 
 
 def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | RankFiles:
@@ -303,7 +314,8 @@ def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | Ra
         return found
     if found.files or found.is_merged:
         text = "one checkpoint, and no folder of several steps"
-        raise PlanError([Diagnostic("source", text, hint=f"ckpttool inspect {src}", where=src)])
+        hint = f"ckpttool inspect {quote(src)}"
+        raise PlanError([Diagnostic("source", text, hint=hint, where=src)])
     return Steps(found.root, (), found.diagnostics)
 
 

@@ -150,7 +150,7 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
 
 def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[int, int]) -> Iterator[Supply]:
     """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first one."""
-    if not any(transfer.is_own for transfer in plan.transfers):
+    if not plan.is_own:
         yield Supply(ranks, used)
         return
     for rank in ranks:  # each needs as much of its own rank as the first of its own

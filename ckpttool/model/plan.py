@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
@@ -354,6 +355,11 @@ class Plan(Brief):
             yield (path, format_bytes(sizes[rank]))
 
     @property
+    def is_own(self) -> bool:
+        """Whether outputs take what the files of their own ranks have."""
+        return any(transfer.is_own for transfer in self.transfers)
+
+    @property
     def renamed(self) -> Mapping[str, str]:
         """Name in the outputs to name in the source, where they differ."""
         pairs = ((one.name, one.source.name) for one in self.transfers)
@@ -400,22 +406,23 @@ class Plan(Brief):
     def holders(self) -> Mapping[int, frozenset[str]]:
         """Return rank to the cast tensors of which its output is the first to hold the slice.
 
-        What all outputs hold of these tensors are the full tensors, once.  Outputs that take what
-        the files of their own ranks have are not known to hold the same.
+        What all outputs hold of these tensors are the full tensors, once; or what each rank has.
         """
-        by_layouts: dict[tuple[bool, tuple[Layout, ...]], list[str]] = {}
-        for transfer in self.transfers:
-            if transfer.is_cast:
-                key = transfer.is_own, transfer.layouts
-                by_layouts.setdefault(key, []).append(transfer.name)
+        by_layouts: dict[tuple[Layout, ...], list[str]] = {}
         found: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
-        for (is_own, layouts), names in by_layouts.items():
+        for transfer in self.transfers:
+            if transfer.is_cast and transfer.is_own:
+                for rank in chain(*(found.keys() & one.ranks for one in transfer.layouts)):
+                    found[rank].add(transfer.name)
+            elif transfer.is_cast:
+                by_layouts.setdefault(transfer.layouts, []).append(transfer.name)
+        for layouts, names in by_layouts.items():
             # Pipeline stages that share a tensor hold it several times: the first one counts.
             held = ((one, sorted(found.keys() & one.ranks)) for one in layouts)
             layout, ranks = next((pair for pair in held if pair[1]), (layouts[0], []))
             seen = set[tuple[int, ...]]()
             for rank in ranks:
-                index = (rank,) if is_own else layout.slice_index(rank)
+                index = layout.slice_index(rank)
                 if index not in seen:
                     seen.add(index)
                     found[rank].update(names)

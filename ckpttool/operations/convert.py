@@ -17,7 +17,7 @@ from ckpttool.execution.memory import fit_memory
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
-from ckpttool.wording import Brief, count, format_bytes
+from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -85,6 +85,7 @@ class Conversion(Brief):
         yield f"{where}: {count(len(self.outputs), 'file')}"
         yield format_bytes(self.dst_bytes)
         yield f"{self.seconds:.2f} s"
+        yield self.shapes_to_check and f"check the full shapes: {self.shapes_to_check}"
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("output", "format", "tensors", "size")
@@ -146,6 +147,12 @@ class Conversion(Brief):
     def documents(self) -> tuple[Document, ...]:
         """The documents that were written; for a set in parts, `ckpttool.finalize` writes them."""
         return self.plan.documents if self.assignment.part is None else ()
+
+    @property
+    def shapes_to_check(self) -> str:
+        """The names and full shapes of `largest_sharded`, for people."""
+        metas = (source.meta for source in self.largest_sharded)
+        return ", ".join(f"{meta.name} {format_sizes(meta.shape)}" for meta in metas)
 
     @property
     def largest_sharded(self) -> Sequence[FullTensor]:

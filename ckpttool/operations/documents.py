@@ -210,7 +210,7 @@ def convert(done: Conversion) -> Json:
             left_out=_sizes(done.plan.left_out.values()),
             renamed=len(done.plan.renamed) or None,
             cast=done.casting and _casting(done.casting),
-            not_in_target=None if target.is_merged else not_listed,
+            not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
         ),
         notes=describe_diagnostics(done.notes, severities("convert")),
         **_given(

@@ -39,7 +39,7 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.wording import format_ranks
+from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -77,8 +77,8 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Brief):
     """What the ranks of a checkpoint, or of a target, hold.
 
     Attributes
@@ -135,6 +135,18 @@ class Explanation:
     has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
     is_deduplicated: bool = False
+
+    def _texts(self) -> Iterator[str]:
+        yield self.catalog.root if self.target is None else self.target.origin
+        yield format_ranks(self.ranks if self.rank is None else [self.rank])
+        yield count(len(self.tensors), "tensor")
+        yield "" if self.has_plan else "the target cannot be"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "slice", "ranks")
+        for name, one in self.tensors.items():
+            for part in one.slices:
+                yield (name, " and ".join(map(str, part.regions)), format_numbers(part.ranks, ", "))
 
     @property
     def is_of_files(self) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.scan import (
-    OnScan,
     RankFiles,
     SourceOptions,
     Steps,
@@ -35,19 +34,6 @@ from ckpttool.wording import shorten
 StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
 ExchangeHint: TypeAlias = Callable[[str, str, str], str]
 T = TypeVar("T")
-
-
-class OpenCount(Protocol):
-    """A function that shows a phase whose total is not known before."""
-
-    def __call__(self, phase: str) -> AbstractContextManager[OnScan]:
-        """Return a context manager, which returns a function of what is done and the total."""
-        ...
-
-
-def no_count(phase: str) -> AbstractContextManager[OnScan]:
-    """Return a context that shows no progress; an `OpenCount`."""
-    return nullcontext(lambda done, total: None)
 
 
 class Attempts:

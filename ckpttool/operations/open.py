@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from types import EllipsisType, TracebackType
@@ -25,8 +24,6 @@ from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.wording import count, format_bytes, format_shape, nearest
 
-Path: TypeAlias = str | os.PathLike[str]
-Paths: TypeAlias = Path | Sequence[Path]
 DTypes = Literal["float32", "ml_dtypes"]
 Index: TypeAlias = int | slice | EllipsisType | None
 Array: TypeAlias = npt.NDArray[np.generic]

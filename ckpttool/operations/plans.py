@@ -29,7 +29,7 @@ from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import Plan, Target
+from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
@@ -135,7 +135,7 @@ def _provenance_of(
         "dst_strategy": _hash_strategy(dst),
     }
     if files == "kept":
-        found["dst_strategy"] = kept.get(f"{PROVENANCE}dst_strategy")
+        found |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", "dtype")}
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
@@ -645,6 +645,7 @@ def plan_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
+    not_in_target: NotInTarget = "follow",
 ) -> tuple[Plan, Diagnostics]:
     """Plan what a merge, or a reshard to a rank of ``target``, would write, for who only reads it.
 
@@ -653,7 +654,7 @@ def plan_reading(
     FormatError, StrategyError, PlanError
         All problems of the source and of the target, in one error.
     """
-    read = try_reading(catalog, strategy, target, rank, options, executor)
+    read = try_reading(catalog, strategy, target, rank, options, executor, not_in_target)
     read.found.raise_if_errors()
     assert read.plan is not None, "else there is an error"
     return read.plan, read.found
@@ -688,9 +689,11 @@ def try_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
+    not_in_target: NotInTarget = "follow",
 ) -> Reading:
     """Resolve and plan as `plan_reading`, and collect what is wrong."""
-    output_options = OutputOptions(ranks=None if rank is None else (rank,))
+    ranks = None if rank is None else (rank,)
+    output_options = OutputOptions(ranks=ranks, not_in_target=not_in_target)
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
     else:

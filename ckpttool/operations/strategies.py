@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckpttool.model.layout import may_be_expanded
@@ -12,7 +13,7 @@ from ckpttool.planning.needs import Needs
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
 from ckpttool.storage.files import write_document
-from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.strategy_files.reader import Paths, read_strategy
 from ckpttool.strategy_files.stages import merge_stages
 from ckpttool.strategy_files.writer import encode_strategy, form_of
 from ckpttool.wording import count, shorten
@@ -40,7 +41,7 @@ class WrittenStrategy:
 
 
 def convert_strategy(
-    paths: Sequence[str], path: str, *, overwrite: bool = False
+    paths: Paths, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> WrittenStrategy:
     """Write the strategy of some files in the form of another suffix.
 
@@ -53,18 +54,19 @@ def convert_strategy(
     OSError
         A file cannot be read or written.
     """
-    strategy = read_strategy(paths)
+    strategy, path = read_strategy(paths), os.fspath(path)
     raise_all(_refuse_expanded(strategy, path))
     return _write(strategy, encode_strategy(strategy, path), path, overwrite, _lost(strategy, path))
 
 
 def merge_strategies(
-    paths: Sequence[str], path: str, *, overwrite: bool = False
+    paths: Paths, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> WrittenStrategy:
     """Write the strategy files of pipeline stages as one, their items as they are.
 
     It raises what `convert_strategy` raises.
     """
+    path = os.fspath(path)
     strategy, data = merge_stages(paths, path)
     return _write(strategy, data, path, overwrite, ())
 

@@ -11,6 +11,7 @@ cannot be known*.  What verify warns of is found, too: a strategy may be right, 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from ckpttool.checkpoint.presence import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import Purpose, resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
+from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
@@ -96,7 +98,9 @@ class Candidate:
 
 
 def check_strategies(
-    catalog: Catalog, strategies: Sequence[str | Strategy], executor: Executor
+    catalog: Catalog,
+    strategies: Sequence[str | os.PathLike[str] | Strategy],
+    executor: Executor | None = None,
 ) -> tuple[Candidate, ...]:
     """Return what a checkpoint shows of each strategy, the best first.
 
@@ -107,7 +111,7 @@ def check_strategies(
     strategies
         Each is a strategy, its file, or the folder with the files of its stages.
     executor
-        Reads samples.
+        Reads samples; by default the caller's own thread.
 
     Raises
     ------
@@ -117,7 +121,9 @@ def check_strategies(
     if not catalog.holders:
         raise_all(catalog.damaged.values())
     evidence = Evidence()
-    found = [_try(catalog, one, executor, evidence) for one in strategies]
+    executor = executor or InlineExecutor()
+    named = [one if isinstance(one, Strategy) else os.fspath(one) for one in strategies]
+    found = [_try(catalog, one, executor, evidence) for one in named]
     return tuple(sorted(_compare(found), key=_order))
 
 

@@ -18,6 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.strategy import Rule, Rules, Strategy, fold_like, shard_equally
 from ckpttool.operations.summary import fold_names
+from ckpttool.wording import Brief, count
 
 Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
 KINDS: tuple[Kind, ...] = (
@@ -50,8 +51,8 @@ class DifferenceRow:
     difference: LayoutDifference
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
-class StrategyComparison:
+@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+class StrategyComparison(Brief):
     """Two strategies, and what differs between them.
 
     Attributes
@@ -74,6 +75,10 @@ class StrategyComparison:
     differences: Mapping[str, LayoutDifference]
     by_patterns: bool
     respelled: tuple[str, ...]
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.a.origin} and {self.b.origin}"
+        yield "equal" if self.is_equal else count(len(self.differences), "difference")
 
     @property
     def is_equal(self) -> bool:

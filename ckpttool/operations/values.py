@@ -7,7 +7,7 @@ it.  Of a large one only the elements at its edges are kept, which NumPy prints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
-from ckpttool.concurrency import OnProgress, OpenProgress, map_in_order, no_progress
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.region import Region
@@ -26,6 +26,7 @@ from ckpttool.problems import Diagnostics
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
+from ckpttool.wording import Brief, count
 
 PRINTED = 1000  # elements: NumPy prints the edges of a larger array
 EDGE = 3  # elements at each end of an axis, which NumPy prints then
@@ -73,14 +74,22 @@ class TensorValues:
         return str(self.shown) if self.shown.dtype.kind == "U" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+@dataclass(frozen=True, slots=True, repr=False)
+class Values(Brief):
     """The tensors that patterns match, and the notes on the checkpoint."""
 
     path: str
     step: str | None
     tensors: tuple[TensorValues, ...]
     found: Diagnostics
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {count(len(self.tensors), 'tensor')}"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "values")
+        for one in self.tensors:
+            yield (one.name, str(one.shown))
 
 
 def read_values(
@@ -90,7 +99,7 @@ def read_values(
     rows: Rows | None = None,
     options: ResolveOptions = ResolveOptions(),
     *,
-    executor: Executor,
+    executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Values:
     """Read full tensors, of every checkpoint that merge takes.
@@ -104,7 +113,7 @@ def read_values(
     rows
         A slice of rows; a tensor without axes has none and is read as a whole.
     executor
-        Reads, with threads or inline.
+        Reads, with threads or inline; by default the caller's own thread.
     open_progress
         See `ckpttool.verify`.
 
@@ -113,6 +122,7 @@ def read_values(
     FormatError, StrategyError, PlanError
         All problems, as merge has them, or a pattern that matches no name.
     """
+    executor = executor or InlineExecutor()
     options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
     plan, found = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])

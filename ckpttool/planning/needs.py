@@ -287,7 +287,7 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
         ndims = {**_ndims(target), **ndims}
     if strategy.rules is None:
         return strategy, target
-    if not any(map(strategy.rules.find, ndims)):
+    if not any(map(strategy.rules.find, ndims)) and not (ndims and strategy.rules.replicates_rest):
         both = [one.rules for one in (strategy, target) if one is not None and one.rules]
         for pattern in (rule.pattern for rules in both for rule in rules.rules):
             found = [rules.find(pattern) for rules in both]

@@ -175,7 +175,7 @@ def _destination_problems(
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     yield from _mixing_problems(catalog, target)
-    for stale in () if options.overwrite or blocked else _find_stale_files(target):
+    for stale in () if options.overwrite or blocked else _find_stale_files(target, options):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
 
@@ -332,10 +332,11 @@ def _partial_problem(
     return access_problem(partial, os.R_OK | os.W_OK, elsewhere)
 
 
-def _find_stale_files(target: Target) -> Iterator[Diagnostic]:
-    """Yield the warning about files of ranks or formats that the target does not have."""
+def _find_stale_files(target: Target, options: OutputOptions) -> Iterator[Diagnostic]:
+    """Yield the warning about files of ranks or formats that the set does not have."""
     if target.paths and not target.is_merged:
-        yield from stale_files(target.paths, range(target.ranks))
+        ranks = range(target.ranks) if options.ranks is None else options.ranks
+        yield from stale_files(target.paths, ranks)
 
 
 def preflight(
@@ -394,7 +395,7 @@ def preflight(
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
         if options.overwrite:
-            seen.add(*_find_stale_files(target))
+            seen.add(*_find_stale_files(target, options))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     if found is not None and found.refusals:
         there = manifest = []  # a refusal says more than that a file exists

@@ -66,7 +66,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from sys import intern
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
@@ -113,9 +113,10 @@ T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
 
 
-def read_strategy(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> Strategy:
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def read_strategy(paths: Paths) -> Strategy:
     """Return the strategy in one or several files.
 
     Parameters

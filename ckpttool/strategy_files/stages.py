@@ -34,11 +34,11 @@ from ckpttool.formats.wire import WireReader, copy_field, encode_bytes, encode_n
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import StrategyError
-from ckpttool.strategy_files.reader import Items, find_stage, parse_strategy, read_strategy
+from ckpttool.strategy_files.reader import Items, Paths, find_stage, parse_strategy, read_strategy
 from ckpttool.wording import shorten
 
 
-def merge_stages(paths: Sequence[str], path: str) -> tuple[Strategy, bytes]:
+def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     """Return the strategy in the files of pipeline stages, and the bytes of the merged file.
 
     Parameters

@@ -435,7 +435,11 @@ def _other_set(run: Assignment, manifest: ManifestFile) -> Diagnostic | None:
         if manifest.digest == stamps.manifest:
             return None
         facts = f"{record.stamps} is of another set than {record.manifest}"
-    return record.diagnostic(code, "written by another run", f"--overwrite, or {ELSEWHERE}", facts)
+    hint, paths = f"--overwrite, or {ELSEWHERE}", {one.path for one in manifest.outputs()}
+    if run.options.ranks is not None and not paths <= run.whole.keys():
+        facts = join_clauses("one run writes all ranks of a set, or its parts", facts)
+        hint = f"{ELSEWHERE}, or one run for all ranks; `ckpttool help --part` shows several runs"
+    return record.diagnostic(code, "written by another run", hint, facts)
 
 
 def _compare_runs(mine: Provenance, other: Provenance) -> str:

@@ -154,6 +154,15 @@ def test_a_pattern_that_matches_nothing_has_a_note(tmp_path, side):
     assert "*.weigth" in note["text"]
 
 
+def test_any_rank_does_where_no_pattern_matches_and_the_rest_is_replicated(tmp_path):
+    text = 'ckpttool_strategy: 1\nranks: 4\nparameters:\n  "nothing.*": {axis: 0}\n'
+    (tmp_path / "hand.yaml").write_text(text + "otherwise: replicated\n", encoding="utf-8")
+    words = ["-s", tmp_path / "hand.yaml", "-d", CASE / "dst_strategy.ckpt", "--rank", "1"]
+    assert ranks(*words) == "rank 1: any rank\n"
+    (tmp_path / "hand.yaml").write_text(text, encoding="utf-8")
+    assert "no parameter in common" in message(run("strategy", "ranks", *words))
+
+
 def test_a_run_that_lacks_ranks_names_the_command_that_lists_enough(tmp_path):
     (tmp_path / "one" / "rank_0").mkdir(parents=True)
     shutil.copy(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt", tmp_path / "one" / "rank_0")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import filecmp
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support import corpus
+from tests.support.checkpoints import write_file
 from tests.support.commands import SUFFIXES, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.readers import read, read_indexed, read_ranks
+from tests.support.readers import entry_of, read, read_indexed, read_ranks
 
 CASES = [case for case in corpus.case_names() if "enc_key" not in corpus.case_facts(case)]
 RUNS = sorted(path.parent for path in SAMPLES.glob("*/ckpt"))
@@ -136,3 +139,17 @@ def test_what_is_chosen_is_what_each_rank_has_of_it(tmp_path):
             for name, one in read(path).items()
             if "attention" in name and not name.startswith("adam_")
         }
+
+
+def test_what_is_cast_is_counted_on_every_rank(tmp_path):
+    for rank in range(2):
+        values = entry_of(np.array([1 + 2**-9, rank + 1, 1e-9], "<f4"))
+        write_file(tmp_path / "src" / f"rank_{rank}" / "net.ckpt", {"w": values}, "ckpt")
+    words = ["--format", "safetensors", "--dtype", "fp16", "--rename", "w=v", "--json"]
+    done = json.loads(run_well("convert", tmp_path / "src", "-o", tmp_path / "out", *words).stdout)
+    assert done["cast"]["elements"] == 6
+    assert done["cast"]["saved_bytes"] == 12
+    assert done["cast"]["tensors"] == [{"from": "Float32", "to": "Float16", "tensors": 1}]
+    for rank, tensors in read_ranks(tmp_path / "out").items():
+        before = read(tmp_path / "src" / f"rank_{rank}" / "net.ckpt")["w"].array()
+        assert tensors == {"v": entry_of(before.astype("<f2"))}

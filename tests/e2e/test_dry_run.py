@@ -256,7 +256,7 @@ def test_numbered_files_are_said(watch):
     assert takes["writes"]["documents"] >= indexes > 0
 
 
-@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only"])
+@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only --dtype bf16"])
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_files_that_are_converted_are_said(watch, options, format):
     small(dst=False)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Term
 from ckpttool.model.region import Region
-from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.transaction.sources import plan_digest
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.in_memory import checkpoint_in_memory, full_tensors, merge_in_memory
@@ -49,14 +47,6 @@ def test_an_excerpt_has_none_of_the_slices_of_other_stages():
     source = Term(tensor).excerpt(Region((0,), (1,))).source
     assert (source.copies, source.incomplete) == ((), ())
     assert [rank for held in source.slicing.replicas() for rank in held] == [0]
-
-
-def test_bytes_of_another_type_are_not_copied():
-    ((tensor,),) = (
-        o.tensors for o in with_transfer(merge_in_memory(full_tensors(w=(2,))), dtype="Int32")
-    )
-    with pytest.raises(AssertionError, match="needs a cast"), FlatFiles(64) as files:
-        read_band(files, tensor, Region((0,), (2,)), np.empty((2, 4), np.uint8))
 
 
 def test_the_digest_tells_names_types_and_terms():

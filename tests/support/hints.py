@@ -15,7 +15,7 @@ COMMANDS = re.compile(r"`[^`]*`|\b(?:ckpttool [a-z]|cp |ln |dask |aws |h5repack 
 OPTION = re.compile(r"(?<![\w/.'\"=-])(?:--[a-z][a-z-]+|-[sdo]\b)")
 KEYWORD = re.compile(r"\b([a-z_]+)=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|True|\d+)")
 WITHOUT_A_KEYWORD = {  # options of commands that are no calls
-    *("--tensor", "--values", "--rows", "--plot", "--relative-to", "--steps", "--ranks", "--json"),
+    *("--rows", "--plot", "--relative-to", "--steps", "--ranks", "--json"),
 }
 LIKE_OPTIONS = "run -s old --step 5"  # a name from outside, in tests
 OPTIONS = SourceOptions, ResolveOptions, OutputOptions, RunOptions

@@ -155,3 +155,7 @@ def _print_devices(fits: Sequence[DeviceFit]) -> None:
         rows.append((format_shape(one.device_matrix), "no" if axes else "yes", shorten(axes, 3)))
     title = f"{count(replicas * slices, 'device')} of a stage: replicas x slices of an axis"
     tables.print_table(title, ("device matrix", "fits", "axes in the way"), rows)
+    tables.print_text(
+        "A matrix of more axes fits if each of these fits as slices, and, where several shard one "
+        "tensor axis, their product."
+    )
