@@ -218,6 +218,30 @@ def test_ranks_are_numbers(ranks, error, tmp_path):
         ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=ranks)
 
 
+def test_ranks_may_be_numbers_of_numpy(tmp_path):
+    ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=np.array([1, 3]))
+    assert sorted(ckpttool.scan(tmp_path / "out").files) == [1, 3]
+    assert ckpttool.explain(SRC, STRATEGY, rank=np.int16(5)).rank == 5
+    opened = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=np.uint8(3))
+    written = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=3)
+    assert all(np.array_equal(opened[name], written[name]) for name in written)
+
+
+@pytest.mark.parametrize("rank", ["3", 1.0, True, [2]])
+def test_a_rank_that_is_no_number_is_named(rank):
+    said = f"^rank={re.escape(repr(rank))}, expected the number of a rank"
+    with pytest.raises(TypeError, match=said):
+        ckpttool.open(SRC, STRATEGY, target=TARGET, rank=rank)
+    with pytest.raises(TypeError, match=said):
+        ckpttool.explain(SRC, STRATEGY, rank=rank)
+
+
+def test_a_rank_that_explain_does_not_know_is_said_in_words_of_python():
+    with pytest.raises(ckpttool.PlanError, match="there is no rank 9") as error:
+        ckpttool.explain(SRC, STRATEGY, rank=9)
+    assert "rank that is there, such as 0" in str(error.value)
+
+
 def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
     done = ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "a", ranks="0,2-3", part="1/2")
     assert (*done.assignment.whole.values(),) == (0, 2, 3)
