@@ -80,6 +80,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         raise TypedError(f"{error} is not a rank or a range of ranks", instead="0,3-7") from error
 
 
+def parse_rank_files(text: str) -> str:
+    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
+    if "{rank}" not in text:
+        instead = "ckpt/rank_{rank}/net-1_10.ckpt"
+        raise TypedError(f"{text!r} does not have {{rank}} in it", instead=instead)
+    return text
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of ``5GB`` (of 10^9) or ``2GiB`` (of 2^30), as Hugging Face's options."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", text, re.ASCII)
