@@ -604,7 +604,7 @@ def explain(
     """
     given = _Keywords("explain", options)
     resolving = given.take(ResolveOptions)
-    wanted = replace(resolving.tensors, shown_by="--tensor")  # the others are not "left out"
+    wanted = replace(resolving.tensors, shown_by="--include")  # the others are not "left out"
     resolving = replace(resolving, tensors=wanted)
     source = given.source(src, strategy)
     given.end()
@@ -612,7 +612,6 @@ def explain(
         source,
         _files(target),
         find_strategy=not resolving.replicated,
-        command="inspect" if target is None else "convert",
         open_count=_counts(progress),
     )
     with open_engine("threads") as executor:

@@ -361,6 +361,10 @@ def test_keywords_are_the_fields_of_the_options():
 def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
     with pytest.raises(ValueError, match="ranks: not an option of these outputs"):
         ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", ranks=[0])
+    with pytest.raises(ValueError, match="replicated, unlisted: not an option of convert"):
+        ckpttool.convert(SRC, tmp_path / "out", replicated=True, unlisted="first")
+    with pytest.raises(ValueError, match="prefix: not an option of these outputs"):
+        ckpttool.convert(SRC, tmp_path / "out", prefix="net")
 
 
 def test_progress_is_what_the_caller_wants(tmp_path, capfd):

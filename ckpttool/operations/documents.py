@@ -132,7 +132,7 @@ def explain(found: Explanation) -> Json:
             for one in distributions
         ],
         layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
-        absent=found.absent,
+        absent=list(found.absent),
         obstacles=[
             {
                 "tensors": one.tensors,

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -472,6 +472,9 @@ def _source_of_reshard(
     return _Source(catalog, strategy, options, refusal)
 
 
+_OF_KEPT_FILES = ("strict", "manifest", "tensors")  # of `ResolveOptions`
+
+
 def plan_convert(
     catalog: Catalog,
     path: str | os.PathLike[str],
@@ -491,7 +494,7 @@ def plan_convert(
         The output file, or the folder for the files of ranks, or for numbered files.  Files of
         ranks keep their names, but for the suffix.
     resolve_options
-        Only ``strict`` and ``manifest`` act here.
+        ``strict``, ``manifest`` and ``tensors``; no tensor is joined, so nothing else applies.
     output_options
         Options of the outputs.  The default format of a folder is that of the source.
     executor, open_progress
@@ -502,9 +505,12 @@ def plan_convert(
     FormatError, PlanError
         All problems, in one error.
     ValueError
-        An option applies to outputs of a strategy only.
+        An option applies only where tensors are joined, or to outputs of a strategy.
     """
     path, output = os.fspath(path), output_options
+    given = [one.name for one in fields(ResolveOptions) if one.name not in _OF_KEPT_FILES]
+    if unused := [n for n in given if getattr(resolve_options, n) != getattr(ResolveOptions(), n)]:
+        raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse("prefix", "not_in_target", "strategy_path")
     _refuse_url(path)
     refusal = _described_error(catalog)

@@ -141,11 +141,14 @@ def _resolve_names(
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
-    layouts = dict(strategy.layouts)
+    layouts, notes = dict(strategy.layouts), strategy.notes
+    if options.strategy_path is None and not checkpoint.renamed.keys().isdisjoint(layouts):
+        text, hint = "the strategy has the old names", "--write-strategy new_names.ckpt"
+        notes += (Diagnostic("new_names", text, hint=hint, where=strategy.origin),)
     for name, new in checkpoint.renamed.items():
         if name not in layouts and new in layouts:  # the strategy has the names of the outputs
             layouts[name] = layouts.pop(new)
-    return replace(target, strategy=replace(strategy, layouts=layouts)), problems
+    return replace(target, strategy=replace(strategy, layouts=layouts, notes=notes)), problems
 
 
 def _find_transfers(
