@@ -84,12 +84,18 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
     Raises
     ------
     PlanError
-        The folder is a URL.
+        The folder is a URL, or has the suffix of a file.
     ValueError
         An option applies to merged checkpoints only.
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
+    if (by_name := format_of_suffix(folder)) is not None:
+        text = "a folder of rank folders is written, and the name is that of a file"
+        stem = folder.removesuffix(Path(folder).suffix)
+        hint = f"-o {quote(stem)}"
+        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
     format = options.format or "hdf5"
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
