@@ -296,12 +296,20 @@ def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
         ({"unlisted": "all"}, "unlisted='all', expected one of"),
         ({"manifest": "x"}, "manifest='x', expected one of"),
         ({"step": 0.5}, "step=0.5, expected a text"),
+        ({"dtype": float}, "dtype=<class 'float'>, expected texts such as 'bf16'"),
+        ({"include": ["lm_*", 3]}, "include=['lm_*', 3], expected texts such as 'lm_head.*'"),
         ({"key": 5}, "key= is a int, expected the bytes of the key"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_expected(options, said, tmp_path):
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
         ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", **options)
+
+
+def test_a_run_of_python_with_other_options_is_told_apart(tmp_path):
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    with pytest.raises(ckpttool.PlanError, match="another run\n  the options differ\n"):
+        ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", weights_only=True)
 
 
 def test_a_wrong_value_of_verify_and_diff_is_refused():

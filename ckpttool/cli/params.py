@@ -109,7 +109,7 @@ class PathName(click.Path):
             raise UsageProblem("the path is empty", facts="A variable of the shell may be unset.")
         refuse_url(name)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
-            facts = "It stands in the place of a path: a variable of the shell may be unset."
+            facts = "A path is missing before it, or a variable of the shell is unset."
             raise UsageProblem(f"{name!r} looks like an option", facts=facts, instead=f"./{name}")
         self.check(name)
         return name
@@ -359,11 +359,15 @@ def parse_rename_file(path: str) -> object:
 def parse_cast(text: str) -> str:
     """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
     from ckpttool.model.choices import Cast
+    from ckpttool.model.dtypes import CAST_WORDS
 
     try:
         return Cast(text).text
     except ValueError as error:
-        raise UsageProblem(str(error), instead="bf16") from error
+        pattern, _, word = text.rpartition(":")
+        is_exchanged = pattern and word.lower() in CAST_WORDS
+        instead = f"{word}:{pattern}" if is_exchanged else "bf16"
+        raise UsageProblem(str(error), instead=instead) from error
 
 
 RANK_FILES = Parsed("pattern", parse_rank_files)

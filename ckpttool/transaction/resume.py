@@ -448,12 +448,13 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
     strategies = {file.path for file in {*mine.strategies} ^ {*other.strategies}}
     files = shorten(sorted(inputs | strategies), 3)
     versions = f"ckpttool {mine.ckpttool} in place of {other.ckpttool}"
-    return join_clauses(
+    differ = join_clauses(
         files and f"files that differ: {files}",
         versions if mine.ckpttool != other.ckpttool else "",
-        f"before: `{other.command}`",
-        f"now: `{mine.command}`",
     )
+    if mine.command == other.command:  # of Python, which has no command line
+        return differ or "the options differ"
+    return join_clauses(differ, f"before: `{other.command}`", f"now: `{mine.command}`")
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:

@@ -265,6 +265,18 @@ def test_a_row_of_256_mib_reads_the_row(tmp_path):
     assert middle - before <= 4 * (128 << 10)
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel does not count")
+def test_a_manifest_beside_the_files_is_not_a_reason_to_read_them(tmp_path):
+    strategy = replace(strategy_of({"w": COLUMNS}), files=())
+    full = {"w": noise("w", "Float32", (1024, 8192))}
+    write_ranks(tmp_path / "src", cut(full, strategy), "safetensors")
+    ckpttool.reshard(tmp_path / "src", strategy, strategy, tmp_path / "new")
+    ckpttool.open(tmp_path / "new", strategy)
+    before = read_bytes()
+    ckpttool.open(tmp_path / "new", strategy)
+    assert read_bytes() - before <= 4 * (128 << 10)
+
+
 def test_the_gaps_of_a_narrow_step_are_not_kept(tmp_path, monkeypatch):
     strategy = replace(strategy_of({"w": COLUMNS}), files=())
     full = {"w": noise("w", "Float32", (300, 64))}
