@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.problems import CkptToolError, join_clauses
-from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size
+from ckpttool.typed import TypedError, parse_part, parse_rank_files, parse_ranks, parse_size
 from ckpttool.wording import nearest, shorten
 
 if TYPE_CHECKING:
@@ -278,14 +278,6 @@ def parse_name_pattern(text: str) -> str:
         return Pattern(text).text
     except ValueError as error:
         raise UsageProblem(str(error), instead="re:layers[.][0-3][.]") from error
-
-
-def parse_rank_files(text: str) -> str:
-    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
-    if "{rank}" not in text:
-        instead = "ckpt/rank_{rank}/net-{rank}_10.ckpt"
-        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead=instead)
-    return text
 
 
 def parse_engine(text: str) -> str:

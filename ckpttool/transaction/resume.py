@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -47,7 +47,7 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
-from ckpttool.typed import require_choice, require_number
+from ckpttool.typed import require_choice, require_number, require_rank
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
@@ -118,11 +118,11 @@ class OutputOptions:
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
         if self.ranks is not None:
-            if isinstance(self.ranks, str | int) or not all(
-                isinstance(rank, int) for rank in self.ranks
-            ):
+            if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
-            if not self.ranks:
+            ranks = tuple(require_rank("ranks", rank) for rank in self.ranks)
+            object.__setattr__(self, "ranks", ranks)
+            if not ranks:
                 raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")

@@ -110,6 +110,19 @@ def test_an_index_out_of_range_is_an_index_error(columns, index):
         columns()[1]["w"][index]
 
 
+@pytest.mark.parametrize("index", [[0, 1], "w", 1.5, np.array([0, 2]), np.bool_(True), (0, {})])
+def test_what_is_no_basic_index_is_an_index_error(columns, index):
+    with pytest.raises(IndexError, match="an index is an integer, a slice, an ellipsis or None"):
+        columns()[1]["w"][index]
+
+
+@pytest.mark.parametrize("name", [5, None, ("w",)])
+def test_what_is_no_name_is_not_in_it(columns, name):
+    opened = columns()[1]
+    assert name not in opened
+    assert opened.get(name) is None
+
+
 @pytest.mark.parametrize(
     ("dtype", "read_as"),
     [
