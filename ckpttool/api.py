@@ -66,6 +66,7 @@ from ckpttool.typed import (
     parse_size,
     read_key,
     require_choice,
+    require_rank,
 )
 from ckpttool.wording import format_ranks, nearest
 
@@ -239,6 +240,7 @@ def open(
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
     if target is None and not_in_target != "follow":
         raise ValueError("not_in_target= is about a target, and there is none")
+    rank = None if rank is None else require_rank("rank", rank)
     require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
@@ -606,6 +608,7 @@ def explain(
     CkptToolError
         It cannot be explained, or there is no such rank.
     """
+    rank = None if rank is None else require_rank("rank", rank)
     given = _Keywords("explain", options)
     resolving = given.take(ResolveOptions)
     wanted = replace(resolving.tensors, shown_by="--include")  # the others are not "left out"

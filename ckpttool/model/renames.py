@@ -175,7 +175,8 @@ def rename_problems(
         if first.file:
             text = f"no tensor matches a rule of {first.file}"
         elif near := nearest_pattern(Pattern(first.old), names):
-            hint = f"--rename {quote(f'{near}={first.new}')}"
+            new = f"*{first.new}*" if near == f"*{first.old}*" else first.new  # keeps the rest
+            hint = f"--rename {quote(f'{near}={new}')}"
         facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     olds: dict[str, list[str]] = {}

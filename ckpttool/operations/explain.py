@@ -299,7 +299,7 @@ def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
     if rank is not None and rank not in ranks:
         what = "the ranks are" if len(ranks) > 1 else "the only one is"
         numbers = format_ranks(ranks, most=6).partition(" ")[2]
-        text, hint = f"there is no rank {rank}", f"--rank with one of {numbers}"
+        text, hint = f"there is no rank {rank}", f"one of {numbers}"
         facts = f"{what} {numbers}"
         raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
 

@@ -84,12 +84,18 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
     Raises
     ------
     PlanError
-        The folder is a URL.
+        The folder is a URL, or has the suffix of a file.
     ValueError
         An option applies to merged checkpoints only.
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
+    if (by_name := format_of_suffix(folder)) is not None:
+        text = "a folder of rank folders is written, and the name is that of a file"
+        stem = folder.removesuffix(Path(folder).suffix)
+        hint = f"-o {quote(stem)}"
+        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
     format = options.format or "hdf5"
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
@@ -161,6 +167,8 @@ class _Source:
         An error if the command does not accept the source, else None.
     files
         How its files are taken; see `resolve`.
+    sampled_bytes
+        How much of it is compared with its manifest; None for the default.
     """
 
     catalog: Catalog
@@ -168,6 +176,7 @@ class _Source:
     options: ResolveOptions
     refusal: CkptToolError | None = None
     files: Files = "joined"
+    sampled_bytes: int | None = None
 
 
 def _plan_and_check(
@@ -253,7 +262,8 @@ def _plan(
     of_target = Diagnostics(strict=choices.strict)
     checkpoint, plan = None, None
     is_compared = choices.manifest != "ignore"
-    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
+    with_manifest = (catalog, executor, diagnostics, source.sampled_bytes)
+    listed = check_source(*with_manifest) if is_compared else {}
     try:
         if source.refusal is not None:
             raise source.refusal
@@ -644,6 +654,9 @@ def _name_in(path: str, format: str) -> str:
     return stem + suffix_of(format)
 
 
+_LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
+
+
 def plan_reading(
     catalog: Catalog,
     strategy: Strategy | None,
@@ -708,6 +721,7 @@ def try_reading(
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)
+    source = replace(source, sampled_bytes=_LOOK_BYTES)
     found = Diagnostics(strict=options.strict)
     checkpoint, plan = _plan(source, outputs, output_options, executor, found)
     forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only

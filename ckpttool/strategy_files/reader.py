@@ -116,6 +116,11 @@ _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strat
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
+def as_strategy(given: Strategy | Paths) -> Strategy:
+    """Return a strategy, or the one in its files."""
+    return given if isinstance(given, Strategy) else read_strategy(given)
+
+
 def read_strategy(paths: Paths) -> Strategy:
     """Return the strategy in one or several files.
 
