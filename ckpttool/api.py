@@ -100,7 +100,7 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text m
     "max_shard_bytes": parse_size,
 }
 
-_OF_CASTS = ("dtype", "on_overflow")  # keywords of functions that write or read numbers
+_OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -127,8 +127,8 @@ class _TensorKeywords(InspectKeywords, total=False):
     on_overflow: OnOverflow
 
 
-class ReadKeywords(_TensorKeywords, total=False):
-    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
+class VerifyKeywords(InspectKeywords, total=False):
+    """The fields of `SourceOptions` and `ResolveOptions`, and those that choose tensors."""
 
     replicated: bool
     unlisted: UnlistedChoice | None
@@ -137,6 +137,10 @@ class ReadKeywords(_TensorKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
+
+
+class ReadKeywords(VerifyKeywords, _TensorKeywords, total=False):
+    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
 
 class _OutputKeywords(TypedDict, total=False):
@@ -429,7 +433,7 @@ def inspect(
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
     comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
-    resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_CASTS), manifest=comparing)
+    resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_OUTPUTS), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -459,7 +463,7 @@ def verify(
     crc: bool = False,
     ignore: str | Collection[str] = (),
     progress: Progress = None,
-    **options: Unpack[ReadKeywords],
+    **options: Unpack[VerifyKeywords],
 ) -> Verification:
     """Find what is wrong with a checkpoint; it is in the answer, ``findings``.
 
@@ -484,7 +488,7 @@ def verify(
         It cannot be verified.
     """
     given = _Keywords("verify", options)
-    resolving = given.take(ResolveOptions, _OF_CASTS)
+    resolving = given.take(ResolveOptions, _OF_OUTPUTS)
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated

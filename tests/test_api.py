@@ -403,6 +403,14 @@ def test_chosen_states_follow_parameters_that_are_not_chosen():
         np.testing.assert_array_equal(one[...], every[name][...])
 
 
+@pytest.mark.parametrize("keyword", ["rename", "dtype", "on_overflow"])
+@pytest.mark.parametrize("function", [ckpttool.inspect, ckpttool.verify])
+def test_a_look_takes_no_keyword_of_outputs(function, keyword):
+    case = GOLDEN / "dst_without_optimizer"
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'"):
+        function(case / "src", case / "src_strategy.ckpt", **{keyword: "inf"})
+
+
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
@@ -410,6 +418,8 @@ def test_keywords_are_the_fields_of_the_options():
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading
+    of_outputs = {"rename", "dtype", "on_overflow"}
+    assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
     assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
     writing = {*typing.get_type_hints(api.MergeKeywords)}
     writing |= {*typing.get_type_hints(api.ReshardKeywords)}
