@@ -46,6 +46,7 @@ MAX_RANGES = 6  # of ranks, in one line
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced={"--include": ("--tensor names what is explained.", "--tensor PATTERN")},
     help="""\b
     ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
 

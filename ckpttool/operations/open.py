@@ -157,6 +157,10 @@ class LazyTensor:
         slicing = self._tensor.terms[0].source.slicing
         return slicing.layout if isinstance(slicing, LayoutSlicing) else None
 
+    def get_shape(self) -> list[int]:
+        """Return the shape, as what ``get_slice`` of ``safetensors.safe_open`` returns does."""
+        return list(self.shape)
+
     @property
     def chunks(self) -> tuple[int, ...]:
         """The shape of a part that is read well at once, for ``dask.array.from_array``."""

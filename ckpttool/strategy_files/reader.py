@@ -635,9 +635,12 @@ def _join_files(
         raise
 
 
+IGNORED = "ignored, as the files beside it are read"
+
+
 def _ignored_note(problem: Diagnostic) -> Diagnostic:
     """Return the note on a merged file that does not fit the files beside it, or is damaged."""
-    text = f"ignored, as the files beside it are read: {problem.message}"
+    text = f"{IGNORED}: {problem.message}"
     return replace(problem, code="strategy_file", message=text, hint="", options=())
 
 

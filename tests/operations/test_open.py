@@ -116,6 +116,12 @@ def test_what_is_no_basic_index_is_an_index_error(columns, index):
         columns()[1]["w"][index]
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (5, 0, 2)])
+def test_a_slice_says_its_shape_as_safetensors_does(tmp_path, shape):
+    tensor, array = of_shape(tmp_path, shape)
+    assert tensor.get_shape() == list(array.shape)
+
+
 @pytest.mark.parametrize("name", [5, None, ("w",)])
 def test_what_is_no_name_is_not_in_it(columns, name):
     opened = columns()[1]
