@@ -86,9 +86,10 @@ def test_a_case_and_two_merged_files_are_averaged_as_numpy_does(case, tmp_path):
     words, inputs = [f"{folder / 'src'},strategy={strategy}:0.25"], [first]
     for format, weight in (("ckpt", 0.6), ("hdf5", 0.15)):
         inputs.append({name: changed(name, one, len(inputs)) for name, one in first.items()})
-        path = tmp_path / f"in{SUFFIXES[format]}"
+        path = tmp_path / "merged" / f"in{SUFFIXES[format]}"
         write_file(path, inputs[-1], format)
         words.append(f"{path}:{weight}")
+    words.append("--replicated")  # the folders of these tests look like those of ranks
     words += [word for name in left for word in ("--exclude", f"re:{re.escape(name)}")]
     run_well("average", *words, "-o", tmp_path / "out.ckpt", "-q")
     found, averaged = read(tmp_path / "out.ckpt"), weights_of(tmp_path / "m.ckpt")
@@ -105,10 +106,9 @@ def test_a_case_and_two_merged_files_are_averaged_as_numpy_does(case, tmp_path):
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 3), (2, 3, 4), (2, 3, 4, 5)])
 def test_every_type_and_shape_is_rounded_once(dtype, shape, tmp_path):
     inputs = [{"w": changed("w", Entry(dtype, shape, b""), seed)} for seed in range(4)]
-    paths = [tmp_path / f"{name}.safetensors" for name in "abcd"]
+    paths = [tmp_path / "merged" / f"{name}.safetensors" for name in "abcd"]
     for path, entries in zip(paths, inputs, strict=True):
         write_file(path, entries, "safetensors")
-    # Without --replicated the folders of these tests look like those of ranks.
     run_well("average", *paths, "--replicated", "-o", tmp_path / "out.safetensors", "-q")
     (found,) = read(tmp_path / "out.safetensors").values()
     assert found == mean([one["w"] for one in inputs], [0.25] * 4)
@@ -118,21 +118,23 @@ def test_every_type_and_shape_is_rounded_once(dtype, shape, tmp_path):
 def test_three_equal_checkpoints_have_the_same_mean(dtype, tmp_path):
     rng = np.random.default_rng(3)
     values = rng.normal(size=100_000) * 2.0 ** rng.integers(-30, 10, 100_000)
-    write_file(tmp_path / "a.ckpt", {"w": rounded(values, dtype)}, "ckpt")
+    path = tmp_path / "merged" / "a.ckpt"
+    write_file(path, {"w": rounded(values, dtype)}, "ckpt")
     words = ("--replicated", "-o", tmp_path / "out.ckpt", "-q")
-    run_well("average", *[tmp_path / "a.ckpt"] * 3, *words)
-    assert read(tmp_path / "out.ckpt") == read(tmp_path / "a.ckpt")
+    run_well("average", path, path, path, *words)
+    assert read(tmp_path / "out.ckpt") == read(path)
 
 
 def two_runs(tmp_path, shape=(1024, 3001)):
     """Two merged files with a tensor of several units, and a small one."""
+    folder = tmp_path / "merged"
     for name, seed in (("a", 1), ("b", 2)):
         entries = {
             key: changed(key, Entry("Float32", size, b""), seed)
             for key, size in (("w", shape), ("bias", (3,)))
         }
-        write_file(tmp_path / f"{name}.safetensors", entries, "safetensors")
-    return tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+        write_file(folder / f"{name}.safetensors", entries, "safetensors")
+    return folder / "a.safetensors", folder / "b.safetensors"
 
 
 def test_engines_and_numbers_of_workers_do_not_count(tmp_path):
