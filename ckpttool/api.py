@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
@@ -75,6 +75,7 @@ from ckpttool.typed import (
     parse_steps,
     read_key,
     require_choice,
+    require_rank,
 )
 from ckpttool.wording import format_ranks, nearest
 
@@ -89,7 +90,6 @@ Averaged: TypeAlias = Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | 
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 Answer: TypeAlias = (
     Conversion
-    | Estimate
     | Inspected
     | Verification
     | Difference
@@ -111,7 +111,7 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text m
     "max_shard_bytes": parse_size,
 }
 
-_OF_CASTS = ("dtype", "on_overflow")  # keywords of functions that write or read numbers
+_OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -138,8 +138,8 @@ class _TensorKeywords(InspectKeywords, total=False):
     on_overflow: OnOverflow
 
 
-class ReadKeywords(_TensorKeywords, total=False):
-    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
+class VerifyKeywords(InspectKeywords, total=False):
+    """The fields of `SourceOptions` and `ResolveOptions`, and those that choose tensors."""
 
     replicated: bool
     unlisted: UnlistedChoice | None
@@ -148,6 +148,10 @@ class ReadKeywords(_TensorKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
+
+
+class ReadKeywords(VerifyKeywords, _TensorKeywords, total=False):
+    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
 
 class _OutputKeywords(TypedDict, total=False):
@@ -257,6 +261,7 @@ def open(
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
     if target is None and not_in_target != "follow":
         raise ValueError("not_in_target= is about a target, and there is none")
+    rank = None if rank is None else require_rank("rank", rank)
     require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
@@ -278,30 +283,6 @@ def open(
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes, overflows)
 
 
-@overload
-def merge(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[MergeKeywords],
-) -> Conversion: ...
-
-
-@overload
-def merge(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[MergeKeywords],
-) -> Estimate: ...
-
-
 def merge(
     src: Checkpoint,
     strategy: Layouts | None,
@@ -310,7 +291,7 @@ def merge(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[MergeKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the full tensors of all ranks into one file.
 
     Parameters
@@ -320,7 +301,7 @@ def merge(
     out
         The output file; a folder with ``max_shard_bytes``.
     dry_run
-        Write nothing, and return what the run would read, write and take.
+        Write nothing, and return an `Estimate`: what the run would answer, read, write and take.
     progress
         True for a bar, False for none, or a function that takes the name of a phase, what is done
         and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
@@ -344,30 +325,6 @@ def merge(
     return _convert(given, src, strategy, None, out, progress, dry_run=dry_run)
 
 
-@overload
-def split(
-    src: Checkpoint,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Conversion: ...
-
-
-@overload
-def split(
-    src: Checkpoint,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Estimate: ...
-
-
 def split(
     src: Checkpoint,
     target: Layouts,
@@ -376,7 +333,7 @@ def split(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the files of all ranks of a strategy, ``out/rank_R/``, from a merged checkpoint.
 
     Parameters
@@ -399,32 +356,6 @@ def split(
     return _convert(given, src, None, target, out, progress, dry_run=dry_run)
 
 
-@overload
-def reshard(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Conversion: ...
-
-
-@overload
-def reshard(
-    src: Checkpoint,
-    strategy: Layouts | None,
-    target: Layouts,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ReshardKeywords],
-) -> Estimate: ...
-
-
 def reshard(
     src: Checkpoint,
     strategy: Layouts | None,
@@ -434,7 +365,7 @@ def reshard(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the files of the ranks of another strategy, ``out/rank_R/``.
 
     Parameters
@@ -455,28 +386,6 @@ def reshard(
     return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
 
 
-@overload
-def convert(
-    src: Checkpoint,
-    out: Path,
-    *,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[ConvertKeywords],
-) -> Conversion: ...
-
-
-@overload
-def convert(
-    src: Checkpoint,
-    out: Path,
-    *,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[ConvertKeywords],
-) -> Estimate: ...
-
-
 def convert(
     src: Checkpoint,
     out: Path,
@@ -484,7 +393,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ConvertKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write each file of a checkpoint again, in another format; no strategy is needed.
 
     Parameters
@@ -505,36 +414,6 @@ def convert(
     return _convert(given, src, None, None, out, progress, dry_run=dry_run)
 
 
-@overload
-def average(
-    inputs: Averaged,
-    out: Path,
-    *,
-    strategy: Layouts | None = ...,
-    target: Layouts | None = ...,
-    steps: range | str | None = ...,
-    normalize: bool = ...,
-    dry_run: Literal[False] = ...,
-    progress: Progress = ...,
-    **options: Unpack[AverageKeywords],
-) -> Conversion: ...
-
-
-@overload
-def average(
-    inputs: Averaged,
-    out: Path,
-    *,
-    strategy: Layouts | None = ...,
-    target: Layouts | None = ...,
-    steps: range | str | None = ...,
-    normalize: bool = ...,
-    dry_run: Literal[True],
-    progress: Progress = ...,
-    **options: Unpack[AverageKeywords],
-) -> Estimate: ...
-
-
 def average(
     inputs: Averaged,
     out: Path,
@@ -546,7 +425,7 @@ def average(
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[AverageKeywords],
-) -> Conversion | Estimate:
+) -> Conversion:
     """Write the weighted mean of several checkpoints.
 
     Weights of the model in floating point are averaged.  All else is that of the last input.
@@ -654,7 +533,7 @@ def inspect(
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
     comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
-    resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_CASTS), manifest=comparing)
+    resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_OUTPUTS), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -684,7 +563,7 @@ def verify(
     crc: bool = False,
     ignore: str | Collection[str] = (),
     progress: Progress = None,
-    **options: Unpack[ReadKeywords],
+    **options: Unpack[VerifyKeywords],
 ) -> Verification:
     """Find what is wrong with a checkpoint; it is in the answer, ``findings``.
 
@@ -709,7 +588,7 @@ def verify(
         It cannot be verified.
     """
     given = _Keywords("verify", options)
-    resolving = given.take(ResolveOptions, _OF_CASTS)
+    resolving = given.take(ResolveOptions, _OF_OUTPUTS)
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
@@ -829,9 +708,10 @@ def explain(
     CkptToolError
         It cannot be explained, or there is no such rank.
     """
+    rank = None if rank is None else require_rank("rank", rank)
     given = _Keywords("explain", options)
     resolving = given.take(ResolveOptions)
-    wanted = replace(resolving.tensors, shown_by="--tensor")  # the others are not "left out"
+    wanted = replace(resolving.tensors, shown_by="--include")  # the others are not "left out"
     resolving = replace(resolving, tensors=wanted)
     source = given.source(src, strategy)
     given.end()
@@ -839,7 +719,6 @@ def explain(
         source,
         _files(target),
         find_strategy=not resolving.replicated,
-        command="inspect" if target is None else "convert",
         open_count=_counts(progress),
     )
     with open_engine("threads") as executor:
@@ -909,10 +788,10 @@ def to_dict(answer: Answer) -> documents.Json:
             return documents.strategy_diff(answer, None)
         case WrittenStrategy():
             return documents.written_strategy(answer)
-        case Conversion():
-            return documents.convert(answer)
         case Estimate():
             return documents.estimate(answer)
+        case Conversion():
+            return documents.convert(answer)
         case Verification():
             return documents.verify(answer, None)
         case Difference():
@@ -930,7 +809,7 @@ def _convert(
     progress: Progress,
     *,
     dry_run: bool,
-) -> Conversion | Estimate:
+) -> Conversion:
     """Run, or estimate, the conversion that ``given.function`` names."""
     resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import re
 from collections.abc import Collection
 from decimal import Decimal
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret, forbid_core_dumps
@@ -57,12 +58,34 @@ def require_number(name: str, given: object) -> None:
         raise ValueError(f"{name}={given}, expected 1 or more")
 
 
+def require_rank(name: str, given: SupportsIndex) -> int:
+    """Return the number of a rank, of NumPy's types too; raise `TypeError` if it is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> require_rank("rank", np.int64(3))
+    3
+    """
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"{name}={given!r}, expected the number of a rank, such as 3")
+    return operator.index(given)
+
+
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Return ranks such as ``0,3-7``, ascending and unique."""
     try:
         return parse_numbers(text)
     except ValueError as error:
         raise TypedError(f"{error} is not a rank or a range of ranks", instead="0,3-7") from error
+
+
+def parse_rank_files(text: str) -> str:
+    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
+    if "{rank}" not in text:
+        instead = "ckpt/rank_{rank}/net-1_10.ckpt"
+        raise TypedError(f"{text!r} does not have {{rank}} in it", instead=instead)
+    return text
 
 
 def parse_size(text: str) -> int:

@@ -258,6 +258,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "-o": "out",
     "--dec-key-file": "key",
     "--rank": "ranks",
+    "--relative-to": "folder",
     "--tensor": "include",
     "--values": "patterns",
     "--max-memory": "max_memory_bytes",

@@ -117,7 +117,7 @@ def test_a_dry_run_writes_nothing_and_says_what_a_run_does(function, tmp_path):
     said = call(*words, out, format="safetensors", dry_run=True)
     assert not out.exists()
     done = call(*words, out, format="safetensors")
-    assert [(one.path, one.nbytes) for one in said.conversion.outputs] == [
+    assert [(one.path, one.nbytes) for one in said.outputs] == [
         (one.path, one.nbytes) for one in done.outputs
     ]
     assert ckpttool.to_dict(said)["dry_run"]
@@ -218,6 +218,59 @@ def test_ranks_are_numbers(ranks, error, tmp_path):
         ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=ranks)
 
 
+def test_ranks_may_be_numbers_of_numpy(tmp_path):
+    ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=np.array([1, 3]))
+    assert sorted(ckpttool.scan(tmp_path / "out").files) == [1, 3]
+    assert ckpttool.explain(SRC, STRATEGY, rank=np.int16(5)).rank == 5
+    opened = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=np.uint8(3))
+    written = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=3)
+    assert all(np.array_equal(opened[name], written[name]) for name in written)
+
+
+@pytest.mark.parametrize("rank", ["3", 1.0, True, [2]])
+def test_a_rank_that_is_no_number_is_named(rank):
+    said = f"^rank={re.escape(repr(rank))}, expected the number of a rank"
+    with pytest.raises(TypeError, match=said):
+        ckpttool.open(SRC, STRATEGY, target=TARGET, rank=rank)
+    with pytest.raises(TypeError, match=said):
+        ckpttool.explain(SRC, STRATEGY, rank=rank)
+
+
+def test_strategies_are_taken_as_paths_and_as_read(tmp_path):
+    src, dst = map(ckpttool.read_strategy, (STRATEGY, TARGET))
+    hand = tmp_path / "hand.yaml"
+    ckpttool.convert_strategy(TARGET, hand)
+    expected = ckpttool.find_needs(src, dst, np.array([1]))
+    assert ckpttool.find_needs(Path(STRATEGY), [str(hand)], [1]) == expected
+    assert ckpttool.find_needs(str(STRATEGY), None) == ckpttool.find_needs(src, None)
+    assert ckpttool.diff_strategies(Path(TARGET), str(hand)).is_equal
+    (left, right) = (
+        ckpttool.check_strategies(one, [STRATEGY]) for one in (SRC, ckpttool.scan(SRC))
+    )
+    assert [one.verdict for one in left] == [one.verdict for one in right]
+    with pytest.raises(TypeError, match=r"^ranks='1', expected the number of a rank"):
+        ckpttool.find_needs(src, dst, "1")
+
+
+def test_the_files_to_fetch_take_a_path_with_a_place_for_the_rank(tmp_path):
+    needs = ckpttool.find_needs(STRATEGY, TARGET, [0])
+    pattern, texts = tmp_path / "rank_{rank}" / "a.ckpt", f"{tmp_path}/rank_{{rank}}/a.ckpt"
+    found = ckpttool.files_to_fetch(needs, pattern, tmp_path)
+    assert found == ckpttool.files_to_fetch(needs, texts, str(tmp_path))
+    assert found[0] == "rank_0/a.ckpt"
+    for wrong in ("rank_0/a.ckpt", tmp_path / "{RANK}.ckpt"):
+        with pytest.raises(ValueError, match=r"does not have \{rank\} in it; example: ckpt/rank_"):
+            ckpttool.files_to_fetch(needs, wrong)
+    with pytest.raises(ckpttool.PlanError, match="folder= with the folder above them"):
+        ckpttool.files_to_fetch(needs, pattern, tmp_path / "other")
+
+
+def test_a_rank_that_explain_does_not_know_is_said_in_words_of_python():
+    with pytest.raises(ckpttool.PlanError, match="there is no rank 9") as error:
+        ckpttool.explain(SRC, STRATEGY, rank=9)
+    assert str(error.value).endswith("Try: one of 0-7")
+
+
 def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
     done = ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "a", ranks="0,2-3", part="1/2")
     assert (*done.assignment.whole.values(),) == (0, 2, 3)
@@ -243,12 +296,20 @@ def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
         ({"unlisted": "all"}, "unlisted='all', expected one of"),
         ({"manifest": "x"}, "manifest='x', expected one of"),
         ({"step": 0.5}, "step=0.5, expected a text"),
+        ({"dtype": float}, "dtype=<class 'float'>, expected texts such as 'bf16'"),
+        ({"include": ["lm_*", 3]}, "include=['lm_*', 3], expected texts such as 'lm_head.*'"),
         ({"key": 5}, "key= is a int, expected the bytes of the key"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_expected(options, said, tmp_path):
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
         ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", **options)
+
+
+def test_a_run_of_python_with_other_options_is_told_apart(tmp_path):
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    with pytest.raises(ckpttool.PlanError, match="another run\n  the options differ\n"):
+        ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", weights_only=True)
 
 
 def test_a_wrong_value_of_verify_and_diff_is_refused():
@@ -342,6 +403,14 @@ def test_chosen_states_follow_parameters_that_are_not_chosen():
         np.testing.assert_array_equal(one[...], every[name][...])
 
 
+@pytest.mark.parametrize("keyword", ["rename", "dtype", "on_overflow"])
+@pytest.mark.parametrize("function", [ckpttool.inspect, ckpttool.verify])
+def test_a_look_takes_no_keyword_of_outputs(function, keyword):
+    case = GOLDEN / "dst_without_optimizer"
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'"):
+        function(case / "src", case / "src_strategy.ckpt", **{keyword: "inf"})
+
+
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
@@ -349,6 +418,8 @@ def test_keywords_are_the_fields_of_the_options():
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading
+    of_outputs = {"rename", "dtype", "on_overflow"}
+    assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
     assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
     writing = {*typing.get_type_hints(api.MergeKeywords)}
     writing |= {*typing.get_type_hints(api.ReshardKeywords)}
@@ -361,6 +432,10 @@ def test_keywords_are_the_fields_of_the_options():
 def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
     with pytest.raises(ValueError, match="ranks: not an option of these outputs"):
         ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", ranks=[0])
+    with pytest.raises(ValueError, match="replicated, unlisted: not an option of convert"):
+        ckpttool.convert(SRC, tmp_path / "out", replicated=True, unlisted="first")
+    with pytest.raises(ValueError, match="prefix: not an option of these outputs"):
+        ckpttool.convert(SRC, tmp_path / "out", prefix="net")
 
 
 def test_progress_is_what_the_caller_wants(tmp_path, capfd):

@@ -265,15 +265,19 @@ class Checkpoint(Brief):
         """The names that the user wants, of those in files and of those that are listed."""
         options, whole = self.options.tensors, self.whole
         training = whole.training_state if options.weights_only else ()
-        return options.choose({**whole.metas, **dict.fromkeys(whole.listed)}, training)
+        return options.choose(whole.names, training)
 
     @cached_property
     def renamed(self) -> Mapping[str, str]:
         """The wanted names that change, with their new names."""
         whole, rules = self.whole, self.options.tensors.renames
-        names = {**whole.metas, **dict.fromkeys(whole.listed)} if rules else {}
-        changed = rename(rules, names, whole.states)
+        changed = rename(rules, whole.names, whole.states) if rules else {}
         return {name: new for name, new in changed.items() if name in self.wanted}
+
+    @cached_property
+    def names(self) -> Collection[str]:
+        """The names of the tensors in files, and of those that are listed."""
+        return dict.fromkeys((*self.metas, *self.listed))
 
     @cached_property
     def training_state(self) -> frozenset[str]:

@@ -49,6 +49,7 @@ def fit_to_full_tensors(
     names: Mapping[str, TensorMeta],
     is_rest_decided: bool,
     src: str,
+    judged: Collection[str],
 ) -> tuple[Strategy, list[Diagnostic]]:
     """Return the strategy of a target with all that its full tensors decide, and the problems.
 
@@ -64,6 +65,8 @@ def fit_to_full_tensors(
         Whether an option decides how names without a rule are written.
     src
         The path of the source, for messages.
+    judged
+        The names that are written; others need not fit.
     """
 
     def settle(name: str, layout: Layout) -> Layout | None:
@@ -74,8 +77,13 @@ def fit_to_full_tensors(
     strategy = align_names(strategy, full, src)
     strategy = _with_all_axes(strategy, full)
     strategy, unfit = strategy.settle_splits(settle)
-    problems = [_split_problem(name, one, [full[name].shape]) for name, one in unfit.items()]
-    strategy, reasons = strategy.resolve(names, is_rest_decided)
+    problems = [
+        _split_problem(name, one, [full[name].shape])
+        for name, one in unfit.items()
+        if name in judged
+    ]
+    _, reasons = strategy.resolve({name: names[name] for name in judged}, is_rest_decided)
+    strategy, _ = strategy.resolve(names, is_rest_decided)
     return strategy, [*problems, *reasons]
 
 

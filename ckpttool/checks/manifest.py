@@ -61,12 +61,16 @@ def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
 
 
 def check_source(
-    catalog: Catalog, executor: Executor, diagnostics: Diagnostics
+    catalog: Catalog,
+    executor: Executor,
+    diagnostics: Diagnostics,
+    sampled_bytes: int | None = None,
 ) -> Mapping[str, ListedOutput]:
     """Compare the files of a source with their manifest, and return the entries of those alike.
 
-    Files that no manifest lists do not matter, unless one of them lies where a listed one should.
-    Listed files that the source does not have do not matter either: replicas may replace them.
+    At most ``sampled_bytes`` of contents are read of a set, else `SAMPLED_BYTES`.  Files that no
+    manifest lists do not matter, unless one of them lies where a listed one should.  Listed files
+    that the source does not have do not matter either: replicas may replace them.
     """
     given = {
         _absolute(name): (name, file) for file in catalog.files.values() for name in file.paths
@@ -95,7 +99,7 @@ def check_source(
             wrong = list(comparison.check_header(file))
             diagnostics.add(*wrong)
             right += [] if wrong else [file]
-        diagnostics.add(*comparison.check_samples(right))
+        diagnostics.add(*comparison.check_samples(right, sampled_bytes))
         found |= {file.path: file.listed for file in right}
     return found
 
@@ -240,9 +244,11 @@ class _Comparison:
         for problem in [join_clauses(*problems[:1], holder)] if holder else problems:
             yield self._differs(file, text, problem)
 
-    def check_samples(self, files: Sequence[_File]) -> Iterator[Diagnostic]:
+    def check_samples(
+        self, files: Sequence[_File], sampled_bytes: int | None = None
+    ) -> Iterator[Diagnostic]:
         """Yield what the units that tell files apart show, and how many files were compared."""
-        left = SAMPLED_BYTES
+        left = SAMPLED_BYTES if sampled_bytes is None else sampled_bytes
         pending: list[tuple[_File, dict[Unit, Future[str]]]] = []
         for file in files:
             telling = file.listed.alike.telling_units(file.listed)
@@ -252,7 +258,7 @@ class _Comparison:
         for file, futures in pending:
             found = {unit: bytes.fromhex(wait_result(one)) for unit, one in futures.items()}
             yield from self._check_units(file, found)
-        if len(pending) < len(files):
+        if len(pending) < len(files) and sampled_bytes is None:
             text = f"hashes of {len(pending):,} of {len(files):,} files compared"
             facts = "of the others sizes and names; `ckpttool verify --check-manifest` compares all"
             yield Diagnostic("verified", text, facts=facts, where=str(self.folder / MANIFEST))

@@ -473,9 +473,8 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     whole = checkpoint.chosen_from
     if whole is None:
         return
-    names = {**whole.metas, **dict.fromkeys(whole.listed)}
     options = checkpoint.options.tensors
-    unmatched = [] if options.is_shared else [*options.unmatched(names, whole.catalog.root)]
+    unmatched = [] if options.is_shared else [*options.unmatched(whole.names, whole.catalog.root)]
     yield from unmatched
     if whole.metas and not checkpoint.catalog.metas and not unmatched:
         facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
@@ -506,8 +505,9 @@ def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     names, renamed = checkpoint.catalog.metas, checkpoint.renamed
     changed = {name: new for name, new in renamed.items() if name in names}
     rules, where = checkpoint.options.tensors.renames, checkpoint.catalog.root
-    if names:
-        yield from rename_problems(rules, names, changed, where)
+    if names and rules:
+        whole = checkpoint.whole
+        yield from rename_problems(rules, names, changed, where, whole.names, whole.states)
     if changed:
         examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
         yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")

@@ -135,6 +135,8 @@ _WORDS = {  # by kind of difference
 
 def _print(sides: str, found: Difference, report: ReportOptions) -> None:
     """Print a verdict, the differences, the findings and the notes."""
+    from ckpttool.operations.convert import describe_casts
+
     tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
     verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
@@ -146,6 +148,9 @@ def _print(sides: str, found: Difference, report: ReportOptions) -> None:
     if verdict or not report.quiet:
         size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
         tables.print_text(f"{sides}{verdict and f': {verdict}'} ({size})", label)
+        for side, one in found.applied.items():
+            if one.cast:
+                tables.print_text(f"Cast {side}: {describe_casts(one.cast)}")
     columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
 
     def show(shown: Sequence[TensorDifference]) -> None:

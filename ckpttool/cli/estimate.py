@@ -31,20 +31,20 @@ def report_estimate(
 
 
 def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
-    done, work, catalog = found.conversion, found.work, found.conversion.source
+    work, catalog = found.work, found.source
     noun = "file" if catalog.is_merged else "rank"
     reads = f"{format_bytes(work.reads.nbytes)} in {count(work.reads.requests, 'request')}"
     reads += f", {format_bytes(work.over_read)} of it unused" if work.over_read else ""
     reads += f"; headers {format_bytes(found.headers.nbytes)}"
     reads += f", samples {format_bytes(found.samples.nbytes)}"
     supplies = [one for one in work.supplies if one.nbytes]  # a text is in the headers
-    metas = [source.meta for source in done.largest_sharded]
+    metas = [source.meta for source in found.largest_sharded]
     facts = {
         "Dry run": [outputs],
         "mean": [averaged] if averaged else [],
-        "beside": [f"{one.kind} {one.path}" for one in done.documents],
+        "beside": [f"{one.kind} {one.path}" for one in found.documents],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
-        "casts": [str(cast)] if (cast := done.casting) is not None else [],
+        "casts": [str(cast)] if (cast := found.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],
         "needs": [_needs(supplies, noun, verbose)] if supplies else [],

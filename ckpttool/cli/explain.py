@@ -46,6 +46,7 @@ MAX_RANGES = 6  # of ranks, in one line
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced={"--include": ("--tensor names what is explained.", "--tensor PATTERN")},
     help="""\b
     ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
 
@@ -198,7 +199,7 @@ def _axes_text(matrix: Sequence[int]) -> str:
 
 def _incomplete(found: Explanation) -> Iterator[str]:
     """Yield which ranks have no file, and which tensors lack slices."""
-    gone = found.lost if found.rank is None else ()
+    gone = sorted(found.lost) if found.rank is None else ()
     if gone:
         has = "has" if len(gone) == 1 else "have"
         yield f"{format_ranks(gone, most=MAX_RANGES)} {has} no file that can be read"

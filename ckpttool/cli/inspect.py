@@ -258,8 +258,7 @@ def _inspect(
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
     from ckpttool.operations.describe import describe_strategy
-    from ckpttool.operations.inspect import inspect_catalog, inspect_foreign
-    from ckpttool.strategy_files.folders import are_strategies
+    from ckpttool.operations.inspect import are_strategies, inspect_catalog, inspect_foreign
 
     strategies = (source.path, *more, *source.strategy_files)
     if are_strategies(strategies):

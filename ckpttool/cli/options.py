@@ -216,9 +216,15 @@ class GroupedCommand(click.Command):
             for words, one in walk_commands(root)
             if any(flag in param.opts for param in one.command.params)
         ]
+        paths = {one.name: one for one in self.params if isinstance(one, click.Argument)}
+        if (path := paths.get(flag.lstrip("-"))) is not None:
+            return f"{path.human_readable_name} is named without an option.", self.example
+        options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
+        own = [name for one in options for name in one.opts]
         if not having:
-            return "", nearest(flag, (name for one in self.get_params(ctx) for name in one.opts))
+            return "", nearest(flag, own)
         hint = f"ckpttool {having[0]} ..." if len(having) == 1 else ""
+        hint = next((name for name in own if f"{name}s" == flag or f"{flag}s" == name), hint)
         return f"It is an option of {', '.join(having)}.", hint
 
 

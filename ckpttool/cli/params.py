@@ -19,6 +19,7 @@ from ckpttool.typed import (
     TypedError,
     parse_averaged,
     parse_part,
+    parse_rank_files,
     parse_ranks,
     parse_size,
     parse_steps,
@@ -117,7 +118,7 @@ class PathName(click.Path):
             raise UsageProblem("the path is empty", facts="A variable of the shell may be unset.")
         refuse_url(name)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
-            facts = "It stands in the place of a path: a variable of the shell may be unset."
+            facts = "A path is missing before it, or a variable of the shell is unset."
             raise UsageProblem(f"{name!r} looks like an option", facts=facts, instead=f"./{name}")
         self.check(name)
         return name
@@ -288,14 +289,6 @@ def parse_name_pattern(text: str) -> str:
         raise UsageProblem(str(error), instead="re:layers[.][0-3][.]") from error
 
 
-def parse_rank_files(text: str) -> str:
-    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
-    if "{rank}" not in text:
-        instead = "ckpt/rank_{rank}/net-{rank}_10.ckpt"
-        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead=instead)
-    return text
-
-
 def parse_engine(text: str) -> str:
     """Return the name of an engine."""
     from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
@@ -375,11 +368,15 @@ def parse_rename_file(path: str) -> object:
 def parse_cast(text: str) -> str:
     """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
     from ckpttool.model.choices import Cast
+    from ckpttool.model.dtypes import CAST_WORDS
 
     try:
         return Cast(text).text
     except ValueError as error:
-        raise UsageProblem(str(error), instead="bf16") from error
+        pattern, _, word = text.rpartition(":")
+        is_exchanged = pattern and word.lower() in CAST_WORDS
+        instead = f"{word}:{pattern}" if is_exchanged else "bf16"
+        raise UsageProblem(str(error), instead=instead) from error
 
 
 def parse_input(text: str) -> AveragedText:

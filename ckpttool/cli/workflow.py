@@ -143,10 +143,9 @@ def convert(
         from ckpttool.operations.estimate import estimate
 
         found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
-        outputs = _outputs_text(found.conversion, ("would write", "would keep"))
-        done = found.conversion
-        averaged = averaged_text(done) if done.averaged else ""
-        report_estimate(found, f"{outputs}, from {source_text(done)}", report, averaged)
+        outputs = _outputs_text(found, ("would write", "would keep"))
+        averaged = averaged_text(found) if found.averaged else ""
+        report_estimate(found, f"{outputs}, from {source_text(found)}", report, averaged)
         return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]
     done = conversion.convert(

@@ -96,9 +96,15 @@ class TensorOptions:
     casts: tuple[Cast, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude", "dtype"):
-            given: Collection[str] = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        examples = {"include": "lm_head.*", "exclude": "adam_*", "dtype": "bf16"}
+        for name, example in examples.items():
+            given: object = getattr(self, name)
+            texts: tuple[object, ...] = (given,)
+            if isinstance(given, Iterable) and not isinstance(given, str):
+                texts = tuple(given)
+            if not all(isinstance(one, str) for one in texts):
+                raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
+            object.__setattr__(self, name, texts)
         object.__setattr__(self, "included", tuple(map(Pattern, self.include)))
         object.__setattr__(self, "excluded", tuple(map(Pattern, self.exclude)))
         object.__setattr__(self, "renames", tuple(parse_renames(self.rename)))

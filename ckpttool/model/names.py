@@ -74,14 +74,14 @@ _SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot;
 _DOTTED_PREFIXES = frozenset(STATE_PREFIXES).difference(_SECOND_MOMENTS)
 
 # State that is no copy of a parameter: counters, rates and scales of optimizers, loss scaling,
-# fault tolerance and callbacks, and what THOR and ASGD compute.
+# fault tolerance and callbacks, and what THOR, LARS and ASGD compute.
 # Source: Parameter(..., name) in nn/optim, nn/wrap/loss_scale.py, amp.py, mint/optim,
 # experimental/optim; train/callback/_train_fault_tolerance.py.
 _TRAINING_VALUE = re.compile(
     r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
     r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
     r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
-    r"|matrix_(a_inv_|g_inv_|max)\d+"
+    r"|fake_lr|fake_param|matrix_(a_inv_|g_inv_|max)\d+"
 )
 _OTHER_PREFIXES = {"linear", "prev", "main_param"}  # FTRL, Rprop, master copies of MindFormers
 _TRAINING_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
@@ -253,6 +253,18 @@ def drop_unlike_shapes(
     }
 
 
+def parameter_of_value(name: str, names: Collection[str]) -> str | None:
+    """Return the parameter of which an optimizer has a single value; None without one.
+
+    Examples
+    --------
+    >>> parameter_of_value("mu_product_dense.weight", ["dense.weight"])
+    'dense.weight'
+    """
+    rests = (name.removeprefix(one) for one in _TRAINING_PREFIXES if name.startswith(one))
+    return next((rest for rest in rests if rest in names), None)
+
+
 def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
     """Return the names that are no weights: optimizer state, gradients, master copies, counters.
 
@@ -292,8 +304,7 @@ def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]
             return True
         if not meta.is_single:
             return False
-        prefix = next((one for one in _TRAINING_PREFIXES if name.startswith(one)), "")
-        is_of_parameter = bool(prefix) and name.removeprefix(prefix) in metas
+        is_of_parameter = parameter_of_value(name, metas) is not None
         return is_of_parameter or ("." not in name and meta.dtype not in FLOATS)
 
     return frozenset(states) | {name for name, meta in metas.items() if is_training(name, meta)}

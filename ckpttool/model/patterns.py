@@ -71,14 +71,18 @@ def unmatched_problems(
 def nearest_pattern(pattern: Pattern, names: Collection[str]) -> str:
     """Return a near pattern that matches, or a near name, or "".
 
-    It is the pattern with its unknown words replaced by near ones, or one that matches inside of
-    names.
+    It is the pattern with its unknown words replaced by near ones, one that matches inside of
+    names, or the same text as a regular expression.
     """
     if pattern.text.startswith("re:"):
         return nearest(pattern.text[3:], names)
+    try:
+        regex = [Pattern(f"re:{pattern.text}")]
+    except ValueError:
+        regex = []
     words = dict.fromkeys(word for name in names for word in name.split("."))
     parts = re.split(r"([.*?])", pattern.text)
     near = Pattern("".join(one if one in words else nearest(one, words) or one for one in parts))
     inside = Pattern(f"*{pattern.text}*")
-    found = (one.text for one in (near, inside) if any(map(one.matches, names)))
+    found = (one.text for one in (near, inside, *regex) if any(map(one.matches, names)))
     return next(found, nearest(pattern.text, names))

@@ -15,7 +15,7 @@ from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
-from ckpttool.model.names import ParameterOfState, parse_name
+from ckpttool.model.names import ParameterOfState, parameter_of_value, parse_name
 from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
@@ -60,7 +60,7 @@ class Rename:
         pattern = Pattern(self.old)
         if not self.old.startswith("re:"):
             literals = map(re.escape, _WILDCARD.split(self.old))
-            groups = (f"({translate(one)[4:-3]})" for one in _WILDCARD.findall(self.old))
+            groups = map(_group, _WILDCARD.findall(self.old))
             text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
             object.__setattr__(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
         else:
@@ -90,6 +90,11 @@ class Rename:
         return self.regex.sub(self._template(text), found.string)
 
 
+def _group(wildcard: str) -> str:
+    """Return a group that matches what a wildcard matches, or itself: names may have brackets."""
+    return f"({translate(wildcard)[4:-3]}|{re.escape(wildcard)})"
+
+
 def rename(
     rules: Iterable[Rename], names: Collection[str], states: ParameterOfState
 ) -> Mapping[str, str]:
@@ -114,22 +119,29 @@ def rename(
     """
     rules = tuple(rules)
 
-    def renamed(name: str) -> str:
-        return next((new for one in rules if (new := one.apply(name, names)) is not None), name)
-
     def follow(name: str) -> str:
-        tag, parameter = parse_name(name).map, states.get(name)
-        for owner in (parameter, tag):
-            if owner is not None and (new := renamed(owner)) != owner:
-                before, _, after = name.rpartition(owner)
-                return before + new + after
-        return renamed(name)
+        tag, parameter = parse_name(name).map, _parameter(name, names, states)
+        if parameter is not None and (followed := follow(parameter)) != parameter:
+            return name.removesuffix(parameter) + followed
+        if tag is not None and (followed := follow(tag)) != tag:
+            return followed + name.removeprefix(tag)
+        return next((new for one in rules if (new := one.apply(name, names)) is not None), name)
 
     return {name: new for name in names if (new := follow(name)) != name}
 
 
+def _parameter(name: str, names: Collection[str], states: ParameterOfState) -> str | None:
+    """Return the parameter whose state a tensor is; None if it is no state."""
+    return states.get(name, parameter_of_value(name, names))
+
+
 def rename_problems(
-    rules: Iterable[Rename], names: Collection[str], changed: Mapping[str, str], where: str
+    rules: Iterable[Rename],
+    names: Collection[str],
+    changed: Mapping[str, str],
+    where: str,
+    all_names: Collection[str],
+    states: ParameterOfState,
 ) -> Iterator[Diagnostic]:
     """Yield the problems of rules that match nothing, and of names that become one or nothing.
 
@@ -145,12 +157,17 @@ def rename_problems(
         Those that change, with their new names.
     where
         What has the names.
+    all_names, states
+        The names of the checkpoint, and its states; as for `rename`.
     """
+    owners = (_parameter(name, all_names, states) for name in names)
+    tags = (parse_name(name).map for name in names)
+    ruled = dict.fromkeys(one for one in (*names, *owners, *tags) if one is not None)
     groups: dict[object, list[Rename]] = {}
     for rule in rules:
         groups.setdefault(rule.file or rule, []).append(rule)
     for together in groups.values():
-        if any(one.apply(name, names) is not None for one in together for name in names):
+        if any(one.apply(name, all_names) is not None for one in together for name in ruled):
             continue
         first = together[0]
         text = f"no tensor matches {first.old!r}"
@@ -158,7 +175,8 @@ def rename_problems(
         if first.file:
             text = f"no tensor matches a rule of {first.file}"
         elif near := nearest_pattern(Pattern(first.old), names):
-            hint = f"--rename {quote(f'{near}={first.new}')}"
+            new = f"*{first.new}*" if near == f"*{first.old}*" else first.new  # keeps the rest
+            hint = f"--rename {quote(f'{near}={new}')}"
         facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     olds: dict[str, list[str]] = {}

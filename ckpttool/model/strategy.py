@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
+from typing import TypeVar
 
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
 from ckpttool.wording import Brief, count, format_ranks, shorten
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)  # no slots, for cached_property
@@ -124,6 +127,30 @@ class Strategy(Brief):
         """Return the strategy with only the layouts of these names."""
         layouts = {name: one for name, one in self.layouts.items() if name in names}
         return replace(self, layouts=layouts)
+
+    def has_entry(self, name: str) -> bool:
+        """Return whether a layout or a rule is for ``name``."""
+        return name in self.layouts or (
+            self.rules is not None and self.rules.find(name) is not None
+        )
+
+    def with_names(self, called: Mapping[str, str]) -> Strategy:
+        """Return the strategy with the names of the keys in place of those of the values.
+
+        Several keys may have one value; other names stay.
+        """
+        keys: dict[str, list[str]] = {}
+        for name, one in called.items():
+            keys.setdefault(one, []).append(name)
+
+        def renamed(entries: Mapping[str, T]) -> dict[str, T]:
+            new: dict[str, T] = {}
+            for one, entry in entries.items():
+                for name in keys.get(one, () if one in called else (one,)):
+                    new[name] = entry
+            return new
+
+        return replace(self, layouts=renamed(self.layouts), handwritten=renamed(self.handwritten))
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
 
 
+def describe_casts(tensors: Mapping[tuple[str, str], int]) -> str:
+    """Return how many tensors were cast, by their old and new types."""
+    return ", ".join(f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in tensors.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Casting:
     """What --dtype did.
@@ -53,11 +58,10 @@ class Casting:
     def __str__(self) -> str:
         if not self.tensors:
             return f"no tensor, {self.kept} as stored"
-        texts = (f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in self.tensors.items())
         more = "less" if self.saved_bytes >= 0 else "more"
         saved = f"{format_bytes(abs(self.saved_bytes))} {more}"
         lost = "" if self.stats is None else f"; {self.stats}"
-        return f"{', '.join(texts)}, {self.kept} as stored; {saved}{lost}"
+        return f"{describe_casts(self.tensors)}, {self.kept} as stored; {saved}{lost}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

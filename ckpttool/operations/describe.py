@@ -15,6 +15,7 @@ from ckpttool.formats.foreign import Device, ForeignFile
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.summary import (
     Ranks,
     Summary,
@@ -66,6 +67,12 @@ class Inspection(Brief):
     completeness: Completeness
     found: Diagnostics
     devices: Mapping[int, Device] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> Mapping[str, TensorMeta]:
+        """The tensors that the user does not want, by name; none if some are only shown."""
+        is_shown = self.checkpoint.options.tensors.shown_by
+        return {} if is_shown else self.checkpoint.left_out
 
     def _texts(self) -> Iterator[str]:
         catalog, complete = self.catalog, self.completeness.complete

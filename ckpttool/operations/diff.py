@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
@@ -121,6 +121,33 @@ class TensorChange:
         return 1, -relative, self.name, rank
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the options for tensors did to a side.
+
+    Attributes
+    ----------
+    left_out
+        The tensors that were not compared, by name.
+    renamed
+        The number of tensors with new names.
+    cast
+        The number of tensors that were compared in another type, by their old and new types.
+    """
+
+    left_out: Mapping[str, TensorMeta]
+    renamed: int
+    cast: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def to(cls, checkpoint: Checkpoint) -> Applied:
+        """Return what the options did to a checkpoint."""
+        metas = {one.name: one.meta for one in checkpoint.tensors}
+        types = Counter((one.dtype, checkpoint.wanted_dtype(one)) for one in metas.values())
+        cast = {pair: number for pair, number in sorted(types.items()) if pair[0] != pair[1]}
+        return cls(checkpoint.left_out, len(checkpoint.renamed.keys() & metas.keys()), cast)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Difference(Brief):
     """The result of `diff`.
@@ -145,6 +172,8 @@ class Difference(Brief):
     changes
         How much each tensor changed whose values were compared, the largest change first; None
         unless requested.
+    applied
+        What the options for tensors did, by side: ``"A"`` and ``"B"``.
     """
 
     a: str
@@ -156,6 +185,7 @@ class Difference(Brief):
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
     changes: tuple[TensorChange, ...] | None = None
+    applied: Mapping[str, Applied] = field(default_factory=dict)
 
     def _texts(self) -> Iterator[str]:
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
@@ -225,6 +255,7 @@ def diff(
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[OutputTensor]] = []
+        applied: dict[str, Applied] = {}
         metas: dict[str, TensorMeta] = {}
         training: set[str] = set()
         notes: dict[Diagnostic, str] = {}  # note to its sides
@@ -263,6 +294,7 @@ def diff(
             metas |= checkpoint.whole.metas
             training |= checkpoint.whole.training_state if options.tensors.casts else set()
             sides.append([*_outputs(checkpoint)])
+            applied[side] = Applied.to(checkpoint)
         where = f"{a.root} and {b.root}"
         wrong = [*options.tensors.unmatched(metas, where)]
         wrong += options.tensors.cast_problems(metas, training, where)
@@ -282,6 +314,7 @@ def diff(
             *(differences, sided, tuple(contradictions)),
             compare.tolerance,
             changes,
+            applied,
         )
 
 

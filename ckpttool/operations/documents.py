@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import FileIndex, TensorMeta
     from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.distribution import Slice
     from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explain import Explanation
@@ -132,7 +132,7 @@ def explain(found: Explanation) -> Json:
             for one in distributions
         ],
         layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
-        absent=found.absent,
+        absent=list(found.absent),
         obstacles=[
             {
                 "tensors": one.tensors,
@@ -167,6 +167,7 @@ def verify(found: Verification, limit: int | None) -> Json:
         _take(found, "path step files"),
         ranks=found.ranks or (),
         **_take(found, "tensors nbytes deep"),
+        **_given(left_out=_sizes(found.left_out.values())),
         clean=not found.findings,
         errors=counts["error"],
         warnings=counts["warning"],
@@ -185,7 +186,15 @@ def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
         tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
         counts=found.count_kinds(),
         differences=[*map(_difference, found.differences[:limit])],
-        **_given(changes=found.changes and [*map(_change, found.changes[:limit])]),
+        **_given(
+            changes=found.changes and [*map(_change, found.changes[:limit])],
+            applied={
+                side.lower(): found_of
+                for side, one in found.applied.items()
+                if (found_of := _applied(one))
+            }
+            or None,
+        ),
         findings=describe_diagnostics(found.findings, severities("diff")),
         notes=describe_diagnostics(found.notes, severities("diff")),
     )
@@ -237,13 +246,22 @@ def _averaged(done: Conversion) -> Json:
     }
 
 
+def _applied(found: Applied) -> Json:
+    return _given(
+        left_out=_sizes(found.left_out.values()),
+        renamed=found.renamed or None,
+        cast=_casts(found.cast) or None,
+    )
+
+
+def _casts(tensors: Mapping[tuple[str, str], int]) -> list[Json]:
+    return [{"from": a, "to": b, "tensors": number} for (a, b), number in tensors.items()]
+
+
 def _casting(found: Casting) -> Json:
     """Describe what was cast; a dry run has no ``stats``."""
     return {
-        "tensors": [
-            {"from": before, "to": after, "tensors": number}
-            for (before, after), number in found.tensors.items()
-        ],
+        "tensors": _casts(found.tensors),
         **_take(found, "kept saved_bytes"),
         **_cast_stats(found.stats),
     }
@@ -265,7 +283,7 @@ def estimate(found: Estimate) -> Json:
     reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
     space = _each(found.space, "folder need free")
     return _document(
-        convert(found.conversion),
+        convert(found),
         dry_run={
             "reads": {
                 **{kind: _take(one, "requests nbytes") for kind, one in reads.items()},
@@ -527,6 +545,7 @@ def _summary(found: Inspection) -> Json:
         "weights": _take(amounts.weights, _AMOUNT),
         "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
         "other": _take(amounts.other, _AMOUNT),
+        **_given(left_out=_sizes(found.left_out.values())),
         "parallelism": _parallelism(summary.parallelism),
         **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),
         **_take(done, "missing_tensors replicas"),

@@ -20,7 +20,7 @@ from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.transaction.manifest import Written
-from ckpttool.wording import Brief, count, format_bytes, format_numbers
+from ckpttool.wording import count, format_bytes, format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -30,13 +30,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Estimate(Brief):
-    """What a run would do.
+class Estimate(Conversion):
+    """What a run would answer, and what it would do; ``seconds`` are those of the dry run.
 
     Attributes
     ----------
-    conversion
-        What the run would answer; its ``seconds`` are those of the dry run.
     headers, samples
         What was read to know all this, as the run reads it, too: what finds the files and their
         headers, and contents where they decide or are checked.
@@ -48,7 +46,6 @@ class Estimate(Brief):
         The bytes that the outputs need on each disk.
     """
 
-    conversion: Conversion
     headers: Reads
     samples: Reads
     work: Work
@@ -56,10 +53,9 @@ class Estimate(Brief):
     space: Sequence[Space]
 
     def _texts(self) -> Iterator[str]:
-        done = self.conversion
-        target = done.plan.target
-        (where, *_) = target.paths.values() if done.is_one_file else [target.output_folder]
-        yield f"{where}: {count(len(done.outputs), 'file')}"
+        target = self.plan.target
+        (where, *_) = target.paths.values() if self.is_one_file else [target.output_folder]
+        yield f"{where}: {count(len(self.outputs), 'file')}"
         yield f"reads {format_bytes(self.read_bytes)}"
         yield f"writes {format_bytes(self.written_bytes)}"
         yield f"memory {format_bytes(self.peak.nbytes)}"
@@ -89,8 +85,7 @@ class Estimate(Brief):
     @property
     def document_bytes(self) -> int:
         """Bytes of the small files beside the outputs."""
-        done = self.conversion
-        return 0 if done.assignment.is_finished else sum(len(one.data) for one in done.documents)
+        return 0 if self.assignment.is_finished else sum(len(one.data) for one in self.documents)
 
     @property
     def supplies(self) -> Sequence[Supply]:
@@ -132,10 +127,9 @@ def estimate(
     with open_progress(0, "counting"):
         work = survey(plan, rest, sizes, by_file=is_cluster(run.engine))
     outputs = _outputs(mine, assignment, work.sizes)
-    done = Conversion(plan, assignment, outputs, time.perf_counter() - started)
     written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
     return Estimate(
-        done,
+        *(plan, assignment, outputs, time.perf_counter() - started),
         sum(map(_header_reads, plan.inputs), Reads()),
         counting.reads,
         work,

@@ -10,10 +10,11 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout
@@ -77,7 +78,7 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)  # no slots, for cached_property
 class Explanation(Brief):
     """What the ranks of a checkpoint, or of a target, hold.
 
@@ -94,28 +95,22 @@ class Explanation(Brief):
     stages
         The stages, with the device matrix of most sharded tensors first, if these tensors have one;
         none without layouts.
+    patterns
+        What the names of the explained tensors match; none for all tensors.
     tensors
         Name to distribution.  With a rank: only its slices, of the tensors that it holds.
     metas
         Name to full tensor; of one without a full shape, a slice.
-    rows
-        The same tensors, folded.
-    patterns
-        What the names of these tensors match; none for all tensors.
-    rank, matrices
-        The explained rank, and its coordinate in each device matrix; None and none for all ranks.
-    names_of
-        Number of a stage and device matrix to the tensors that have it, also those that are absent.
-    groups
-        The ranks that hold the same; only that of the explained rank.
     absent
-        Tensors that the strategy lists for these ranks, and that no file holds.
+        Tensors that the strategy lists for these ranks and no file holds, and their layouts.
+    is_deduplicated
+        Whether each slice is on one of its ranks, as the checkpoint was saved.
     has_plan
         Whether the target can be.
     obstacles
         Why it cannot be: the axes that do not divide.
-    is_deduplicated
-        Whether each slice is on one of its ranks, as the checkpoint was saved.
+    rank, whole
+        The explained rank, and the explanation of all ranks; None for that itself.
     """
 
     catalog: Catalog
@@ -123,18 +118,15 @@ class Explanation(Brief):
     found: Diagnostics
     ranks: Sequence[int]
     stages: tuple[Stage, ...]
-    tensors: Mapping[str, Distribution]
-    metas: Mapping[str, TensorMeta]
-    rows: tuple[Row, ...]
     patterns: Collection[str]
-    rank: int | None
-    matrices: Mapping[tuple[int, ...], tuple[int, ...]]
-    names_of: Mapping[tuple[int, Matrix], tuple[str, ...]]
-    groups: tuple[RankGroup, ...]
-    absent: tuple[str, ...] = ()
+    tensors: Mapping[str, Distribution] = field(default_factory=dict)
+    metas: Mapping[str, TensorMeta] = field(default_factory=dict)
+    absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
+    is_deduplicated: bool = False
     has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
-    is_deduplicated: bool = False
+    rank: int | None = None
+    whole: Explanation | None = None
 
     def _texts(self) -> Iterator[str]:
         yield self.catalog.root if self.target is None else self.target.origin
@@ -148,15 +140,42 @@ class Explanation(Brief):
             for part in one.slices:
                 yield (name, " and ".join(map(str, part.regions)), format_numbers(part.ranks, ", "))
 
+    def of_rank(self, rank: int) -> Explanation:
+        """Return the explanation of one rank.
+
+        Raises
+        ------
+        PlanError
+            There is no such rank.
+        """
+        where = self.catalog.root if self.target is None else self.target.origin
+        if self.is_of_files:
+            text, hint = "a merged checkpoint has no ranks", "-d STRATEGY, for those of a target"
+            raise PlanError([Diagnostic("options", text, hint=hint, where=where)])
+        _check_rank(rank, self.ranks, where)
+        parts = {one: one.of_rank(rank) for one in {*self.tensors.values()}}
+        return replace(
+            self,
+            tensors={name: parts[one] for name, one in self.tensors.items() if parts[one].slices},
+            absent={
+                name: layouts
+                for name, layouts in self.absent.items()
+                if any(rank in one.ranks for one in layouts)
+            },
+            rank=rank,
+            whole=self,
+        )
+
     @property
     def is_of_files(self) -> bool:
         """Whether the ranks are the files of a merged checkpoint, by number."""
         return self.target is None and self.catalog.is_merged
 
-    @property
-    def lost(self) -> list[int]:
-        """The ranks that have no file that can be read."""
-        return _without_file(self.catalog, self.target, self.ranks)
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """The ranks that have no file that can be read; none of a target."""
+        has_files = self.target is None and not self.catalog.is_merged
+        return frozenset(self.ranks if has_files else ()).difference(self.catalog.files)
 
     @property
     def nbytes(self) -> int:
@@ -168,6 +187,46 @@ class Explanation(Brief):
             for name, one in self.tensors.items()
             for part in one.slices
         )
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The tensors, folded."""
+        is_overview = self.rank is None and not self.patterns
+        return _fold(
+            *(self.tensors, self.metas),
+            over_stages=is_overview,
+            by_stored=not self.is_deduplicated,
+            over_files=self.is_of_files and is_overview,
+        )
+
+    @cached_property
+    def groups(self) -> tuple[RankGroup, ...]:
+        """The ranks that hold the same; only that of the explained rank."""
+        if self.whole is not None:
+            return tuple(one for one in self.whole.groups if self.rank in one.ranks)
+        made = _group(self.tensors, self.metas, self.ranks, self.stages, self.lost)
+        return tuple(made) if self.has_plan else ()
+
+    @cached_property
+    def names_of(self) -> Mapping[tuple[int, Matrix], tuple[str, ...]]:
+        """Number of a stage and device matrix to the tensors that have it, also absent ones."""
+        found: dict[tuple[int, Matrix], dict[str, None]] = {}
+        for name, layout in self._layouts():
+            found.setdefault((layout.stage, layout.device_matrix), {})[name] = None
+        return {key: tuple(having) for key, having in found.items()}
+
+    @cached_property
+    def matrices(self) -> Mapping[Matrix, tuple[int, ...]]:
+        """The coordinate of the explained rank in each device matrix; none for all ranks."""
+        rank = self.rank
+        of_rank = () if rank is None else dict.fromkeys(one for _, one in self._layouts())
+        return {one.device_matrix: one.coordinate(rank) for one in of_rank if rank is not None}
+
+    def _layouts(self) -> Iterator[tuple[str, Layout]]:
+        """Yield the names of tensors, and their layouts on the explained ranks."""
+        layouts_of = ((name, one.layouts) for name, one in self.tensors.items())
+        for name, layouts in chain(layouts_of, self.absent.items()):
+            yield from ((name, one) for one in layouts if self.rank in (None, *one.ranks))
 
 
 def explain(
@@ -206,8 +265,17 @@ def explain(
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
         found.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
-    if target is not None:
-        return _explain_target(catalog, target, rank, options.tensors.include, read)
+    if target is None:
+        whole = _explain_source(catalog, strategy, checkpoint, found)
+    else:
+        whole = _explain_target(catalog, target, options.tensors.include, read)
+    return whole if rank is None else whole.of_rank(rank)
+
+
+def _explain_source(
+    catalog: Catalog, strategy: Strategy | None, checkpoint: Checkpoint, found: Diagnostics
+) -> Explanation:
+    """Explain what the ranks of a checkpoint hold; ``strategy`` is as it was read."""
     layouts = checkpoint.strategy.layouts
     tensors = distribute(checkpoint, strategy)
     holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
@@ -215,88 +283,15 @@ def explain(
     ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     absent = {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()}
     of_tensors = chain(*(one.layouts for one in tensors.values()), *absent.values())
-    side = _Side(
-        catalog,
-        None,
-        found,
-        sorted(ranks),
+    return Explanation(
+        *(catalog, None, found, sorted(ranks)),
         _find_stages(checkpoint.strategy, of_tensors),
+        checkpoint.options.tensors.include,
         tensors,
         {one.name: full_meta(one) for one in checkpoint.records},
         absent,
         checkpoint.is_deduplicated,
     )
-    return side.explain(rank, options.tensors.include)
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """All that there is to explain of a source or a target; see `Explanation`.
-
-    ``absent`` has the layouts of tensors that are in no file.  In a deduplicated checkpoint each
-    slice is on one of its ranks.
-    """
-
-    catalog: Catalog
-    target: Strategy | None
-    found: Diagnostics
-    ranks: Sequence[int]
-    stages: tuple[Stage, ...]
-    tensors: Mapping[str, Distribution]
-    metas: Mapping[str, TensorMeta]
-    absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
-    is_deduplicated: bool = False
-
-    def explain(self, rank: int | None, patterns: Collection[str]) -> Explanation:
-        """Return the explanation, only of a rank if one is given."""
-        tensors, absent = self.tensors, self.absent
-        if rank is not None and self.target is None and self.catalog.is_merged:
-            text, hint = (
-                "a merged checkpoint has no ranks",
-                "-d STRATEGY, to explain those of a target",
-            )
-            raise PlanError([Diagnostic("options", text, hint=hint, where=self.catalog.root)])
-        _check_rank(rank, self.ranks, self.catalog.root if self.target is None else "the target")
-        lost = frozenset(_without_file(self.catalog, self.target, self.ranks))
-        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages, lost))
-        matrices: dict[tuple[int, ...], tuple[int, ...]] = {}
-        if rank is not None:
-            groups = tuple(one for one in groups if rank in one.ranks)
-            parts = {one: one.of_rank(rank) for one in {*tensors.values()}}
-            tensors = {name: parts[one] for name, one in tensors.items() if parts[one].slices}
-            layouts = chain(*absent.values(), *(one.layouts for one in tensors.values()))
-            of_rank = dict.fromkeys(one for one in layouts if rank in one.ranks)
-            matrices = {one.device_matrix: one.coordinate(rank) for one in of_rank}
-            absent = {
-                name: one for name, one in absent.items() if not of_rank.keys().isdisjoint(one)
-            }
-        names_of: dict[tuple[int, Matrix], dict[str, None]] = {}
-        layouts_of = ((name, one.layouts) for name, one in tensors.items())
-        for name, having in chain(layouts_of, absent.items()):
-            for layout in (one for one in having if rank is None or rank in one.ranks):
-                names_of.setdefault((layout.stage, layout.device_matrix), {})[name] = None
-        return Explanation(
-            self.catalog,
-            self.target,
-            self.found,
-            self.ranks,
-            self.stages,
-            tensors,
-            self.metas,
-            _fold(
-                *(tensors, self.metas),
-                over_stages=rank is None and not patterns,
-                by_stored=not self.is_deduplicated,
-                over_files=self.target is None and self.catalog.is_merged and not patterns,
-            ),
-            patterns,
-            rank,
-            matrices,
-            {key: tuple(having) for key, having in names_of.items()},
-            groups,
-            tuple(absent),
-            is_deduplicated=self.is_deduplicated,
-        )
 
 
 def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
@@ -304,7 +299,7 @@ def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
     if rank is not None and rank not in ranks:
         what = "the ranks are" if len(ranks) > 1 else "the only one is"
         numbers = format_ranks(ranks, most=6).partition(" ")[2]
-        text, hint = f"there is no rank {rank}", f"--rank with one of {numbers}"
+        text, hint = f"there is no rank {rank}", f"one of {numbers}"
         facts = f"{what} {numbers}"
         raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
 
@@ -316,13 +311,6 @@ def _find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, 
     """Return the stages; none if there are no layouts."""
     stages = tuple(find_stages(strategy, layouts))
     return stages if any(one.device_matrices for one in stages) else ()
-
-
-def _without_file(catalog: Catalog, target: Strategy | None, ranks: Iterable[int]) -> list[int]:
-    """Return the ranks of a source that have no file that can be read; none of a target."""
-    if target is not None or catalog.is_merged:
-        return []
-    return [rank for rank in ranks if rank not in catalog.files]
 
 
 def _nbytes(part: Slice, one: Distribution, meta: TensorMeta) -> int:
@@ -430,29 +418,19 @@ def _fold(
 
 
 def _explain_target(
-    catalog: Catalog, target: Strategy, rank: int | None, patterns: Collection[str], read: Reading
+    catalog: Catalog, target: Strategy, patterns: Collection[str], read: Reading
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
-    _check_rank(rank, target.ranks, target.origin)
-    plan, found, layouts = read.plan, read.found, [*read.placed]
+    plan, layouts = read.plan, [*read.placed]
     stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
+    nothing = Explanation(catalog, target, read.found, target.ranks, stages, patterns)
     if plan is None:
         obstacles = tuple(find_obstacles(layouts))
         if not obstacles:
-            found.raise_if_errors()
-        nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
-        return replace(
-            nothing.explain(None, patterns),
-            rank=rank,
-            groups=(),
-            has_plan=False,
-            obstacles=obstacles,
-        )
+            read.found.raise_if_errors()
+        return replace(nothing, has_plan=False, obstacles=obstacles)
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
-    tensors = distribute_target(plan, by_name)
-    return _Side(catalog, target, found, target.ranks, stages, tensors, metas).explain(
-        rank, patterns
-    )
+    return replace(nothing, tensors=distribute_target(plan, by_name), metas=metas)

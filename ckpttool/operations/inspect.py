@@ -5,17 +5,18 @@ Modules that read contents are imported late, so that inspecting a single file n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.presence import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.discovery.rank_folders import find_manifests, find_nested_checkpoints
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import (
     ForeignFile,
@@ -48,6 +49,15 @@ MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the heade
 MAX_FILE_SAMPLES = 4  # of a file, if a strategy lists the other tensors: as quick as its header
 
 
+def are_strategies(paths: Sequence[str]) -> bool:
+    """Return whether all paths are strategies: files, or folders without a checkpoint in them."""
+    from ckpttool.strategy_files import folders
+
+    return folders.are_strategies(paths) and not any(
+        find_nested_checkpoints(Path(path)) for path in paths
+    )
+
+
 def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | ForeignFile | None:
     """Return what a strategy, or another file of MindSpore, is; None for a checkpoint.
 
@@ -56,8 +66,6 @@ def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | Foreign
     StrategyError, FormatError
         The file is damaged.
     """
-    from ckpttool.strategy_files.folders import are_strategies
-
     if are_strategies([path]):
         from ckpttool.strategy_files.reader import read_strategy
 

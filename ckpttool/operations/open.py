@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from types import EllipsisType, TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +75,14 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         """End the reading; no file stays open between two reads."""
         self.closed = True
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     def __getitem__(self, name: str) -> LazyTensor:
         if name in self._tensors:
             return self._tensors[name]
+        if not isinstance(name, str):
+            raise KeyError(name)
         near = nearest(name, self._tensors)
         raise KeyError(join_clauses(f"no tensor {name!r} in {self.path}", near and f"near: {near}"))
 
@@ -151,6 +156,10 @@ class LazyTensor:
         """How the source is sharded; None if it describes its boxes."""
         slicing = self._tensor.terms[0].source.slicing
         return slicing.layout if isinstance(slicing, LayoutSlicing) else None
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as what ``get_slice`` of ``safetensors.safe_open`` returns does."""
+        return list(self.shape)
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -259,15 +268,25 @@ def _parse_index(
             is_reversed = positions.step < 0
             ranges.append(positions[::-1] if is_reversed else positions)
             then.append(slice(None, None, -1) if is_reversed else slice(None))
-        elif isinstance(one, bool):  # a mask for NumPy, and no basic index
-            raise IndexError("an index is an integer, a slice, an ellipsis or None, and no bool")
         else:
-            size, at = shape[len(ranges)], operator.index(one)
+            size, at = shape[len(ranges)], _position(one)
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for axis {len(ranges)} of {size}")
             ranges.append(range(at % size, at % size + 1))
             then.append(0)
     return ranges, tuple(then)
+
+
+def _position(one: object) -> int:
+    """Return an index that is a number; raise IndexError for what is no basic index."""
+    is_mask = isinstance(one, bool | np.bool_)
+    try:
+        if not is_mask and isinstance(one, SupportsIndex):
+            return operator.index(one)
+    except TypeError:  # an array of several numbers
+        pass
+    kind = type(one).__name__
+    raise IndexError(f"an index is an integer, a slice, an ellipsis or None, and no {kind}")
 
 
 def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Array]:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -86,12 +86,18 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
     Raises
     ------
     PlanError
-        The folder is a URL.
+        The folder is a URL, or has the suffix of a file.
     ValueError
         An option applies to merged checkpoints only.
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
+    if (by_name := format_of_suffix(folder)) is not None:
+        text = "a folder of rank folders is written, and the name is that of a file"
+        stem = folder.removesuffix(Path(folder).suffix)
+        hint = f"-o {quote(stem)}"
+        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
     format = options.format or "hdf5"
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
@@ -163,6 +169,8 @@ class _Source:
         An error if the command does not accept the source, else None.
     files
         How its files are taken; see `resolve`.
+    sampled_bytes
+        How much of it is compared with its manifest; None for the default.
     """
 
     catalog: Catalog
@@ -170,6 +178,7 @@ class _Source:
     options: ResolveOptions
     refusal: CkptToolError | None = None
     files: Files = "joined"
+    sampled_bytes: int | None = None
 
 
 def _plan_and_check(
@@ -286,7 +295,8 @@ def _plan(
     of_target = Diagnostics(strict=choices.strict)
     checkpoint, plan = None, None
     is_compared = choices.manifest != "ignore"
-    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
+    with_manifest = (catalog, executor, diagnostics, source.sampled_bytes)
+    listed = check_source(*with_manifest) if is_compared else {}
     try:
         if source.refusal is not None:
             raise source.refusal
@@ -505,6 +515,9 @@ def _source_of_reshard(
     return _Source(catalog, strategy, options, refusal)
 
 
+_OF_KEPT_FILES = ("strict", "manifest", "tensors")  # of `ResolveOptions`
+
+
 def plan_convert(
     catalog: Catalog,
     path: str | os.PathLike[str],
@@ -524,7 +537,7 @@ def plan_convert(
         The output file, or the folder for the files of ranks, or for numbered files.  Files of
         ranks keep their names, but for the suffix.
     resolve_options
-        Only ``strict`` and ``manifest`` act here.
+        ``strict``, ``manifest`` and ``tensors``; no tensor is joined, so nothing else applies.
     output_options
         Options of the outputs.  The default format of a folder is that of the source.
     executor, open_progress
@@ -535,9 +548,12 @@ def plan_convert(
     FormatError, PlanError
         All problems, in one error.
     ValueError
-        An option applies to outputs of a strategy only.
+        An option applies only where tensors are joined, or to outputs of a strategy.
     """
     path, output = os.fspath(path), output_options
+    given = [one.name for one in fields(ResolveOptions) if one.name not in _OF_KEPT_FILES]
+    if unused := [n for n in given if getattr(resolve_options, n) != getattr(ResolveOptions(), n)]:
+        raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse("prefix", "not_in_target", "strategy_path")
     _refuse_url(path)
     refusal = _described_error(catalog)
@@ -671,6 +687,9 @@ def _name_in(path: str, format: str) -> str:
     return stem + suffix_of(format)
 
 
+_LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
+
+
 def plan_reading(
     catalog: Catalog,
     strategy: Strategy | None,
@@ -786,6 +805,7 @@ def try_reading(
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)
+    source = replace(source, sampled_bytes=_LOOK_BYTES)
     found = Diagnostics(strict=options.strict)
     checkpoint, plan = _plan(source, outputs, output_options, executor, found)
     forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only

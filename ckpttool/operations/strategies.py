@@ -16,6 +16,7 @@ from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import Paths, read_strategy
 from ckpttool.strategy_files.stages import merge_stages
 from ckpttool.strategy_files.writer import encode_strategy, form_of
+from ckpttool.typed import parse_rank_files
 from ckpttool.wording import count, shorten
 
 
@@ -71,7 +72,9 @@ def merge_strategies(
     return _write(strategy, data, path, overwrite, ())
 
 
-def files_to_fetch(needs: Needs, pattern: str, folder: str | None = None) -> tuple[str, ...]:
+def files_to_fetch(
+    needs: Needs, pattern: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> tuple[str, ...]:
     """Return the files of the ranks that target ranks need together, and of those to fetch also.
 
     Parameters
@@ -85,13 +88,17 @@ def files_to_fetch(needs: Needs, pattern: str, folder: str | None = None) -> tup
 
     Raises
     ------
+    TypedError
+        A `ValueError`: the pattern does not have ``{rank}`` in it.
     PlanError
         A file is not below the folder.
     """
+    path_of_all = parse_rank_files(os.fspath(pattern))
     ranks = sorted({*needs.together.fetch, *needs.together.also})
-    paths = [pattern.replace("{rank}", str(rank)) for rank in ranks]
+    paths = [path_of_all.replace("{rank}", str(rank)) for rank in ranks]
     if folder is None:
         return tuple(paths)
+    folder = os.fspath(folder)
     relative = [posixpath.relpath(path, folder or ".") for path in paths]
     if any(path.startswith("../") for path in relative):
         text, hint = f"the files are not below {folder}", "--relative-to with the folder above them"

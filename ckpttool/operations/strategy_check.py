@@ -26,6 +26,7 @@ from ckpttool.checkpoint.resolve import Purpose, resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor
+from ckpttool.discovery.scan import scan
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
@@ -98,7 +99,7 @@ class Candidate:
 
 
 def check_strategies(
-    catalog: Catalog,
+    catalog: Catalog | str | os.PathLike[str],
     strategies: Sequence[str | os.PathLike[str] | Strategy],
     executor: Executor | None = None,
 ) -> tuple[Candidate, ...]:
@@ -107,7 +108,7 @@ def check_strategies(
     Parameters
     ----------
     catalog
-        The files on disk, scanned without a strategy.
+        The checkpoint: a path, or what `scan` returns without a strategy.
     strategies
         Each is a strategy, its file, or the folder with the files of its stages.
     executor
@@ -118,6 +119,8 @@ def check_strategies(
     CkptToolError
         No file of the checkpoint can be read.
     """
+    if not isinstance(catalog, Catalog):
+        catalog = scan(catalog)
     if not catalog.holders:
         raise_all(catalog.damaged.values())
     evidence = Evidence()

@@ -18,6 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.strategy import Rule, Rules, Strategy, fold_like, shard_equally
 from ckpttool.operations.summary import fold_names
+from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.wording import Brief, count
 
 Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
@@ -108,8 +109,9 @@ class StrategyComparison(Brief):
         )
 
 
-def diff_strategies(a: Strategy, b: Strategy) -> StrategyComparison:
-    """Compare two strategies."""
+def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyComparison:
+    """Compare two strategies; each is one that was read, or its files."""
+    a, b = as_strategy(a), as_strategy(b)
     found: dict[str, LayoutDifference] = {}
     respelled = []
     names = sorted({*_listed_names(a), *_listed_names(b)})

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -38,7 +38,7 @@ from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
+from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -82,6 +82,8 @@ class Verification(Brief):
         Whether all data was read.
     compared
         What was compared beside headers and samples: ``"checksums"``, ``"hashes"``.
+    left_out
+        The tensors that the user does not want, by name.
     """
 
     path: str
@@ -97,6 +99,7 @@ class Verification(Brief):
     is_sampled: bool = False
     deep: bool = False
     compared: tuple[str, ...] = ()
+    left_out: Mapping[str, TensorMeta] = field(default_factory=dict)
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {self.verdict}"
@@ -203,7 +206,8 @@ def verify(
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
-    return _report(catalog, found, *depth, is_whole, is_sampled)
+    report = _report(catalog, found, *depth, is_whole, is_sampled)
+    return replace(report, left_out=checkpoint.left_out)
 
 
 def _report(

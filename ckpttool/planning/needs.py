@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import SupportsIndex
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
 from ckpttool.checkpoint.fit import align_names
@@ -28,7 +29,9 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
 from ckpttool.problems import Diagnostic, Diagnostics
+from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.transaction.resume import OutputOptions
+from ckpttool.typed import require_rank
 
 Owners = tuple[int, ...]  # the ranks that hold one slice
 
@@ -75,16 +78,18 @@ class Needs:
 
 
 def find_needs(
-    strategy: Strategy, target: Strategy | None, ranks: Collection[int] | None = None
+    strategy: Strategy | Paths,
+    target: Strategy | Paths | None,
+    ranks: Collection[SupportsIndex] | None = None,
 ) -> Needs:
     """Return the source ranks that ``ranks`` of a target need, from the strategies alone.
 
     Parameters
     ----------
     strategy
-        The strategy of the source.
+        The strategy of the source, or its files.
     target
-        The strategy of the target; None for a merge.
+        The strategy of the target, or its files; None for a merge.
     ranks
         Target ranks; None for all.
 
@@ -93,12 +98,17 @@ def find_needs(
     PlanError
         The target has no such rank, or cannot shard a shape that the strategies give.
     """
-    strategy, target = _with_names(strategy, target)
+    target = None if target is None else as_strategy(target)
+    strategy, target = _with_names(as_strategy(strategy), target)
     strategy, tensors, undecided = _imply(strategy, target, {})
     if target is None:
         outputs = Target("hdf5", {0: ""})
     else:
-        wanted = target.ranks if ranks is None else sorted({*ranks})
+        wanted = (
+            target.ranks
+            if ranks is None
+            else sorted({require_rank("ranks", rank) for rank in ranks})
+        )
         outputs = Target("hdf5", dict.fromkeys(wanted, ""), len(target.ranks), target)
     diagnostics = Diagnostics()
     transfers = _transfers(Catalog("", {}), strategy, tensors, undecided, outputs, diagnostics)

@@ -133,22 +133,45 @@ def layouts_in_target(
 def _resolve_names(
     target: Target, checkpoint: Checkpoint, options: OutputOptions
 ) -> tuple[Target, Sequence[Diagnostic]]:
-    """Resolve the rules of a target strategy with the names of the checkpoint; see `Strategy`."""
+    """Resolve the rules of a target strategy with the names of the checkpoint; see `Strategy`.
+
+    Tensors that are left out have layouts, too, since others may follow them; nobody has to say
+    how they are sharded.
+    """
     if target.strategy is None:
         return target, ()
-    full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
-    names = {**checkpoint.whole.metas, **full}
-    is_rest_decided = options.not_in_target != "follow"
-    src = checkpoint.catalog.root
-    strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
-    layouts, notes = dict(strategy.layouts), strategy.notes
-    if options.strategy_path is None and not checkpoint.renamed.keys().isdisjoint(layouts):
+    whole = checkpoint.whole
+    full = {tensor.name: tensor.meta for tensor in whole.tensors}
+    metas = {**whole.metas, **full}
+    new_names = _new_names_in_target(target.strategy, checkpoint.renamed)
+    called = {name: new_names.get(name, name) for name in metas}
+    strategy, problems = fit_to_full_tensors(
+        target.strategy,
+        {called[name]: meta for name, meta in full.items()},
+        {called[name]: meta for name, meta in metas.items()},
+        options.not_in_target != "follow",
+        whole.catalog.root,
+        [called[name] for name in metas if name not in checkpoint.left_out],
+    )
+    has_old = any(one not in new_names and one in strategy.layouts for one in checkpoint.renamed)
+    if has_old and options.strategy_path is None:
         text, hint = "the strategy has the old names", "--write-strategy new_names.ckpt"
-        notes += (Diagnostic("new_names", text, hint=hint, where=strategy.origin),)
-    for name, new in checkpoint.renamed.items():
-        if name not in layouts and new in layouts:  # the strategy has the names of the outputs
-            layouts[name] = layouts.pop(new)
-    return replace(target, strategy=replace(strategy, layouts=layouts, notes=notes)), problems
+        note = Diagnostic("new_names", text, hint=hint, where=strategy.origin)
+        strategy = replace(strategy, notes=(*strategy.notes, note))
+    if new_names:
+        strategy = strategy.with_names(called)
+    return replace(target, strategy=strategy), problems
+
+
+def _new_names_in_target(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the old names with their new ones, if the target strategy has these.
+
+    It may list both, as after a shift of numbered layers.  Then those count of which it has more.
+    """
+    has_old = {name for name in renamed if strategy.has_entry(name)}
+    has_new = {name for name, new in renamed.items() if strategy.has_entry(new)}
+    found = has_new if len(has_new) > len(has_old) else has_new - has_old
+    return {name: renamed[name] for name in found}
 
 
 def _find_transfers(

@@ -116,6 +116,11 @@ _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strat
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
+def as_strategy(given: Strategy | Paths) -> Strategy:
+    """Return a strategy, or the one in its files."""
+    return given if isinstance(given, Strategy) else read_strategy(given)
+
+
 def read_strategy(paths: Paths) -> Strategy:
     """Return the strategy in one or several files.
 
@@ -630,9 +635,12 @@ def _join_files(
         raise
 
 
+IGNORED = "ignored, as the files beside it are read"
+
+
 def _ignored_note(problem: Diagnostic) -> Diagnostic:
     """Return the note on a merged file that does not fit the files beside it, or is damaged."""
-    text = f"ignored, as the files beside it are read: {problem.message}"
+    text = f"{IGNORED}: {problem.message}"
     return replace(problem, code="strategy_file", message=text, hint="", options=())
 
 

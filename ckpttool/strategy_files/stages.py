@@ -26,15 +26,23 @@ MindSpore 2.10 ``parallel/_parallel_serialization.py`` (``_merge_protobuf_strate
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 
-from ckpttool.formats.local import read_file
+from ckpttool.formats.local import is_folder, read_file
 from ckpttool.formats.strict_json import parse_as
 from ckpttool.formats.wire import WireReader, copy_field, encode_bytes, encode_number
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import StrategyError
-from ckpttool.strategy_files.reader import Items, Paths, find_stage, parse_strategy, read_strategy
+from ckpttool.strategy_files.reader import (
+    IGNORED,
+    Items,
+    Paths,
+    find_stage,
+    parse_strategy,
+    read_strategy,
+)
 from ckpttool.wording import shorten
 
 
@@ -51,12 +59,14 @@ def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     Raises
     ------
     StrategyError
-        As `read_strategy`; or a file is hand-written, has no operators, or has another form than
-        the others or ``path``; or only a merged file has a stage.
+        As `read_strategy`; or a file that is named would be ignored, is hand-written, has no
+        operators, or has another form than the others or ``path``; or only a merged file has a
+        stage.
     OSError
         A file cannot be read.
     """
     strategy = read_strategy(paths)
+    _check_named([paths] if isinstance(paths, str | os.PathLike) else paths, strategy)
     _check_forms(strategy.files, path)
     first: dict[int, str] = {}
     merged: list[str] = []
@@ -77,6 +87,17 @@ def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     same = (again.layouts, again.stages) == (strategy.layouts, strategy.stages)
     assert same, f"{path} would be read as another strategy"
     return strategy, data
+
+
+def _check_named(paths: Iterable[str | os.PathLike[str]], strategy: Strategy) -> None:
+    """Raise StrategyError if a file was ignored that the user names; a folder may have some."""
+    named = [os.fspath(path) for path in paths if not is_folder(os.fspath(path))]
+    if ignored := [path for path in named if path not in strategy.files]:
+        text = "merged already, and it contradicts the other files or cannot be read"
+        hint = "the files of one run, without a merged one"
+        notes = (one.message for one in strategy.notes if one.where in ignored)
+        facts = "; ".join(one.removeprefix(f"{IGNORED}: ") for one in notes)
+        raise StrategyError(shorten(ignored, 3), text, hint, facts)
 
 
 def _check_forms(files: Sequence[str], path: str) -> None:

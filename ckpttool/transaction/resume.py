@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -47,7 +47,7 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
-from ckpttool.typed import require_choice, require_number
+from ckpttool.typed import require_choice, require_number, require_rank
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
@@ -118,11 +118,11 @@ class OutputOptions:
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
         if self.ranks is not None:
-            if isinstance(self.ranks, str | int) or not all(
-                isinstance(rank, int) for rank in self.ranks
-            ):
+            if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
-            if not self.ranks:
+            ranks = tuple(require_rank("ranks", rank) for rank in self.ranks)
+            object.__setattr__(self, "ranks", ranks)
+            if not ranks:
                 raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
@@ -448,12 +448,13 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
     strategies = {file.path for file in {*mine.strategies} ^ {*other.strategies}}
     files = shorten(sorted(inputs | strategies), 3)
     versions = f"ckpttool {mine.ckpttool} in place of {other.ckpttool}"
-    return join_clauses(
+    differ = join_clauses(
         files and f"files that differ: {files}",
         versions if mine.ckpttool != other.ckpttool else "",
-        f"before: `{other.command}`",
-        f"now: `{mine.command}`",
     )
+    if mine.command == other.command:  # of Python, which has no command line
+        return differ or "the options differ"
+    return join_clauses(differ, f"before: `{other.command}`", f"now: `{mine.command}`")
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:

@@ -1,5 +1,6 @@
 """Groups of options: one heading of ``--help`` and one object for each."""
 
+import os
 import re
 from dataclasses import fields, is_dataclass
 
@@ -11,6 +12,8 @@ from ckpttool.cli import options
 from ckpttool.model.choices import TensorOptions
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.pages import ROOT
+from tests.support.snapshots import UPDATE
 
 COMMANDS = commands()
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
@@ -29,6 +32,34 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
     names = {one.name for one in fields(made) if one.init and not is_dataclass(one.default)}
     names -= {"command", "shown_by"}  # the command says these itself
     assert names <= GROUPS[made].parameters.keys()
+
+
+PAGE = ROOT / "docs" / "reference" / "options.md"
+READERS = ("merge", "split", "reshard", "convert", "diff", "verify", "inspect")
+
+
+@pytest.mark.source
+def test_the_page_lists_which_command_takes_which_option_for_tensors():
+    """With ``SNAPSHOT_UPDATE=1`` it writes the table."""
+    taken = {
+        name: {one for param in COMMANDS[name].params for one in param.opts} for name in READERS
+    }
+    options_of = [f"--{name.replace('_', '-')}" for name in options.OF_TENSORS]
+    marks = [["yes" if one in taken[name] else "" for name in READERS] for one in options_of]
+    rows = [
+        f"| `{one}` | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+        for one, cells in zip(options_of, marks, strict=True)
+    ]
+    head = f"| option | {' | '.join(READERS)} |\n|{'---|' * (len(READERS) + 1)}\n"
+    before, found, rest = PAGE.read_text(encoding="utf-8").partition(head)
+    table, _, after = rest.partition("\n\n") if rest[:1] == "|" else ("", "", rest.lstrip("\n"))
+    assert found
+    if os.environ.get(UPDATE):
+        joined = "\n".join(rows)
+        PAGE.write_text(f"{before}{head}{joined}\n\n{after}", encoding="utf-8")
+    else:
+        assert table.splitlines() == rows
+    assert [*map(all, marks)].count(True) == len(options.OF_CHOICE)
 
 
 def sections_of(name):

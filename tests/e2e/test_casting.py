@@ -179,6 +179,21 @@ def test_split_casts():
     run_well("diff", "h.ckpt", "a", "--b-strategy", "d.ckpt")
 
 
+def test_convert_casts_the_files_of_ranks_and_counts_all():
+    source = tensors()
+    write_source(source)
+    found = cast_of("convert", "src", "-o", "out", "--dtype", "bf16")
+    held, stored = read_ranks(Path("out")), read_ranks(Path("src"))
+    for rank, entries in held.items():
+        assert_same(entries, cast_entries(stored[rank], "BFloat16", SHAPES))
+    sizes = (math.prod(stored[rank][n].shape) for rank in stored for n in SHAPES)
+    assert found["elements"] == sum(sizes)
+    run_well("diff", "src", "out", "-s", "s.ckpt", "--dtype", "bf16")
+    write_file(Path("src/rank_0/net.ckpt"), overflowing(), "ckpt")
+    assert run("convert", "src", "-o", "b", "--dtype", "fp16").exit_code == 6
+    assert not list(Path("b").rglob("*.ckpt"))
+
+
 def test_bands_of_a_large_tensor_join():
     entries = {"w": entry(values("w", (1032, 1024), "Float32"), "Float32")}
     words = ["merge", *write_source({**tensors(), **entries}), "--include", "w", "--dtype", "bf16"]

@@ -8,6 +8,8 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from tests.e2e.test_golden import CASES, GOLDEN, command_of, formats_of
@@ -102,3 +104,43 @@ def test_weights_are_what_no_optimizer_and_no_callback_keeps(key):
     found, said = written(CONVERSIONS[key], "--weights-only")
     assert found is not None, said
     check_chosen(found, whole, lambda name: not TRAINING.fullmatch(name))
+
+
+STATE = re.compile(r"((?:adam_[mv]|moments|moment[12]|accu_grads|accum|stat|ema)\.)(.*)")
+CAST = {"Float64": "<f8", "Float32": "<f4", "Float16": "<f2"}
+
+
+def renamed(name):
+    """The new name by the rule ``*=net.*``, which state follows."""
+    state = STATE.fullmatch(name)
+    return f"net.{name}" if state is None else f"{state[1]}net.{state[2]}"
+
+
+def rounded(name, entry):
+    """A weight in bfloat16, rounded by another library; anything else as it is."""
+    if TRAINING.fullmatch(name) or entry.dtype not in CAST:
+        return entry
+    numbers = np.frombuffer(entry.data, CAST[entry.dtype])
+    if entry.dtype == "Float64":  # ml_dtypes rounds these twice
+        return None
+    with np.errstate(invalid="ignore"):  # of a signalling NaN
+        data = numbers.astype(np.float32).astype(ml_dtypes.bfloat16).tobytes()
+    return entry._replace(dtype="BFloat16", data=data)
+
+
+@pytest.mark.parametrize("key", CONVERSIONS)
+def test_choosing_renaming_and_casting_go_together(key):
+    whole, _ = written(CONVERSIONS[key])
+    words = ["--weights-only"] if random.Random(key).random() < 0.5 else []
+    words += ["--rename", "*=net.*", "--dtype", "bf16", "--on-overflow", "inf"]
+    found, said = written(CONVERSIONS[key], *words)
+    assert found is not None, said
+    for rank, entries in whole.items():
+        expected = {
+            renamed(name): rounded(name, one)
+            for name, one in entries.items()
+            if "--weights-only" not in words or not TRAINING.fullmatch(name)
+        }
+        assert found.get(rank, {}).keys() == expected.keys()
+        for name, one in expected.items():
+            assert one is None or found[rank][name] == one, name

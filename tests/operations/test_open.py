@@ -110,6 +110,25 @@ def test_an_index_out_of_range_is_an_index_error(columns, index):
         columns()[1]["w"][index]
 
 
+@pytest.mark.parametrize("index", [[0, 1], "w", 1.5, np.array([0, 2]), np.bool_(True), (0, {})])
+def test_what_is_no_basic_index_is_an_index_error(columns, index):
+    with pytest.raises(IndexError, match="an index is an integer, a slice, an ellipsis or None"):
+        columns()[1]["w"][index]
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 0, 2)])
+def test_a_slice_says_its_shape_as_safetensors_does(tmp_path, shape):
+    tensor, array = of_shape(tmp_path, shape)
+    assert tensor.get_shape() == list(array.shape)
+
+
+@pytest.mark.parametrize("name", [5, None, ("w",)])
+def test_what_is_no_name_is_not_in_it(columns, name):
+    opened = columns()[1]
+    assert name not in opened
+    assert opened.get(name) is None
+
+
 @pytest.mark.parametrize(
     ("dtype", "read_as"),
     [
@@ -250,6 +269,18 @@ def test_a_row_of_256_mib_reads_the_row(tmp_path):
     assert row.nbytes == 32 << 10
     assert read_bytes() - middle <= row.nbytes + (1 << 10)
     assert middle - before <= 4 * (128 << 10)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel does not count")
+def test_a_manifest_beside_the_files_is_not_a_reason_to_read_them(tmp_path):
+    strategy = replace(strategy_of({"w": COLUMNS}), files=())
+    full = {"w": noise("w", "Float32", (1024, 8192))}
+    write_ranks(tmp_path / "src", cut(full, strategy), "safetensors")
+    ckpttool.reshard(tmp_path / "src", strategy, strategy, tmp_path / "new")
+    ckpttool.open(tmp_path / "new", strategy)
+    before = read_bytes()
+    ckpttool.open(tmp_path / "new", strategy)
+    assert read_bytes() - before <= 4 * (128 << 10)
 
 
 def test_the_gaps_of_a_narrow_step_are_not_kept(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,23 @@ def test_the_first_file_of_a_stage_counts_and_a_merged_copy_does_not(write, tmp_
     _, data = merge_stages([a, b], "m.ckpt")
     (tmp_path / "merged.ckpt").write_bytes(data)
     assert merge_stages([a, b, again, str(tmp_path / "merged.ckpt")], "m.ckpt")[1] == data
+
+
+@pytest.mark.parametrize("damage", ["other layouts", "cut short"])
+@pytest.mark.parametrize("case", ["pipeline_2x4_to_8", "json_strategy_pipeline"])
+def test_a_merged_file_that_is_named_is_never_ignored(case, damage, tmp_path):
+    files, name, theirs = in_its_order(GOLDEN / case / "src_stage_strategies")
+    copy = tmp_path / f"merged{Path(name).suffix}"
+    for path in map(Path, files):
+        shutil.copy(path, tmp_path / f"stage_{path.name}")
+    wrong = theirs.replace(b"1-", b"0-")  # the layouts of the last stage in the first
+    copy.write_bytes(theirs[:-40] if damage == "cut short" else wrong)
+    whole, ours = merge_stages(str(tmp_path), name)  # the folder may have one of an earlier run
+    assert ours == merge_stages(sorted(map(str, tmp_path.glob("stage_*"))), name)[1]
+    assert whole.notes
+    with pytest.raises(StrategyError, match="merged already, and it contradicts") as error:
+        merge_stages(sorted(map(str, tmp_path.iterdir())), name)
+    assert "ignored, as" not in str(error.value)
 
 
 def test_what_is_not_a_file_of_a_stage_is_refused(write, tmp_path):

@@ -23,7 +23,7 @@ OPTIONS = SourceOptions, ResolveOptions, OutputOptions, RunOptions
 
 def untypable(one: Diagnostic) -> str:
     """Return what of a diagnostic is an option, or a keyword whose value is refused; "" if none."""
-    if one.code == "usage":  # the command line's own
+    if one.code in ("usage", "internal"):  # the command line's own
         return ""
     hint = with_keywords(one.hint)
     said = COMMANDS.sub("", f"{one.message} {one.facts}".replace(LIKE_OPTIONS, ""))

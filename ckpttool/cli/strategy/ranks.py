@@ -68,7 +68,8 @@ def _explain_paths(ctx: click.Context, paths: list[str], given: set[str]) -> Usa
     "ranks", options.STRATEGY
 )
 @options.option(
-    "Print the files to fetch, such as 'ckpt/rank_{rank}/net-{rank}_10.ckpt'.", type=RANK_FILES
+    "Print the files to fetch, such as 'ckpt/rank_{rank}/net-1_10.ckpt'.",
+    type=RANK_FILES,
 )("files", options.DISPLAY)
 @options.option("Print the files relative to DIR, which has all of them.", metavar="DIR")(
     "relative_to", options.DISPLAY

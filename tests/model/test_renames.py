@@ -1,0 +1,41 @@
+"""New names: by globs and expressions, of what follows a parameter."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttool.model.renames import Rename, rename
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "expected"),
+    [
+        ("x[0].w", "y.w", "x[0].w", "y.w"),
+        ("x[0].w", "y.w", "x0.w", "y.w"),
+        ("x[0].w", "y.w", "x[1].w", None),
+        ("x[01].*", "y*.*", "x[01].b", "y[01].b"),
+        ("a*b", "*", "a*b", "*"),
+        ("a?b", "?", "a\nb", "\n"),
+        ("[!a]*", "*_*", "bc", "b_c"),
+        (r"re:\[(\d)\]", r".\1", "x[0].y[1]", "x.0.y.1"),
+    ],
+)
+def test_a_rule_gives_a_name(old, new, name, expected):
+    assert Rename(old, new).apply(name, [name]) == expected
+
+
+@pytest.mark.parametrize("tag", ["e", "map", "s", "__map_keys__"])
+def test_components_of_a_map_parameter_have_its_new_name(tag):
+    names = [f"{tag}.__map_{part}__" for part in ("keys", "values", "statuses")]
+    state = f"adam_m.{names[1]}"
+    found = rename([Rename(tag, "new")], [*names, state], {state: names[1]})
+    assert found == {
+        **{name: name.replace(f"{tag}.", "new.", 1) for name in names},
+        state: "adam_m.new.__map_values__",
+    }
+
+
+@pytest.mark.parametrize("prefix", ["eta_", "mu_", "mu_product_"])
+def test_single_values_of_a_parameter_follow_it(prefix):
+    found = rename([Rename("*", "net.*")], ["w", f"{prefix}w"], {})
+    assert found == {"w": "net.w", f"{prefix}w": f"{prefix}net.w"}
