@@ -16,16 +16,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import match_states, parse_name
+from ckpttool.model.names import find_training_state, match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
 
 
-def fit_to_slices(catalog: Catalog, strategy: Strategy) -> tuple[Strategy, list[Diagnostic]]:
-    """Return the strategy of a checkpoint with all that its slices decide, and the problems."""
+def fit_to_slices(
+    catalog: Catalog, strategy: Strategy, tensors: TensorOptions = TensorOptions()
+) -> tuple[Strategy, list[Diagnostic]]:
+    """Return the strategy of a checkpoint with all that its slices decide, and the problems.
+
+    A pattern need not be there for names that ``tensors`` leaves out.
+    """
     strategy = align_names(strategy, catalog.metas, "the files")
     strategy = strategy.for_ranks([*catalog.files, *catalog.damaged])
     strategy = _with_all_axes(strategy, catalog.metas)
@@ -39,8 +45,13 @@ def fit_to_slices(catalog: Catalog, strategy: Strategy) -> tuple[Strategy, list[
     )
     problems = list(_patterns_without_prefix(strategy.rules, catalog.metas))
     problems += [_split_problem(name, one, shapes(name, one)) for name, one in unfit.items()]
-    strategy, reasons = strategy.resolve(catalog.metas)
-    return strategy, [*problems, *reasons]
+    resolved, reasons = strategy.resolve(catalog.metas)
+    if reasons and not tensors.are_all_wanted:
+        training = find_training_state(resolved.layouts, catalog.metas)
+        wanted = tensors.choose(catalog.metas, training)
+        named = {name: meta for name, meta in catalog.metas.items() if name in wanted}
+        _, reasons = strategy.resolve(named)
+    return resolved, [*problems, *reasons]
 
 
 def fit_to_full_tensors(

@@ -148,7 +148,7 @@ def resolving(
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
     strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
-    strategy, misfits = fit_to_slices(catalog, strategy)
+    strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(
             catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)

@@ -89,12 +89,12 @@ def _extra_ranks_problem(
     facts = "; ".join(
         [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
     )
-    everyone = f"all {found[-1] + 1} ranks"
-    hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
+    everyone = f"all {found[-1] + 1} ranks, which `ckpttool strategy check` finds,"
+    hint = f"the strategy of {everyone} or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
         if extra[0] == strategy.ranks[-1] + 1:
-            hint = f"the strategy of {everyone}, or {hint}"
+            hint = f"the strategy of {everyone} or {hint}"
     if list(found) == [rank + 1 for rank in strategy.ranks]:
         text = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"

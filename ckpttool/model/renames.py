@@ -1,9 +1,9 @@
 r"""New names for tensors: rules that replace names, or parts of them.
 
 A rule is a glob and a name, in which each ``*`` or ``?`` stands for what that of the glob matched:
-``model.*.gamma`` and ``*.weight``.  Or it is ``re:``, a regular expression and a text with groups,
-which replaces its matches: ``re:^(.*)\.gamma$`` and ``\1.weight``.  The first rule that matches a
-name counts.
+``model.*.gamma`` and ``*.weight``.  Brackets such as ``[0-3]`` count, too, if the name has more of
+these than the glob.  Or it is ``re:``, a regular expression and a text with groups, which replaces
+its matches: ``re:^(.*)\.gamma$`` and ``\1.weight``.  The first rule that matches a name counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
+_PLACE = re.compile(r"[*?]")
 _WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
 
 
@@ -60,7 +61,10 @@ class Rename:
         pattern = Pattern(self.old)
         if not self.old.startswith("re:"):
             literals = map(re.escape, _WILDCARD.split(self.old))
-            groups = map(_group, _WILDCARD.findall(self.old))
+            wildcards = _WILDCARD.findall(self.old)
+            places = sum(one in "*?" for one in wildcards)
+            has_more = any(len(_PLACE.findall(one)) > places for one in (self.new, self.beside))
+            groups = (_group(one, has_more or one in "*?") for one in wildcards)
             text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
             object.__setattr__(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
         else:
@@ -90,9 +94,9 @@ class Rename:
         return self.regex.sub(self._template(text), found.string)
 
 
-def _group(wildcard: str) -> str:
+def _group(wildcard: str, is_place: bool) -> str:
     """Return a group that matches what a wildcard matches, or itself: names may have brackets."""
-    return f"({translate(wildcard)[4:-3]}|{re.escape(wildcard)})"
+    return f"({'' if is_place else '?:'}{translate(wildcard)[4:-3]}|{re.escape(wildcard)})"
 
 
 def rename(

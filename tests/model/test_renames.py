@@ -14,6 +14,8 @@ from ckpttool.model.renames import Rename, rename
         ("x[0].w", "y.w", "x0.w", "y.w"),
         ("x[0].w", "y.w", "x[1].w", None),
         ("x[01].*", "y*.*", "x[01].b", "y[01].b"),
+        ("x[0].*", "y.*", "x[0].b", "y.b"),
+        ("x.[0-3].w", "y.*.w", "x.2.w", "y.2.w"),
         ("a*b", "*", "a*b", "*"),
         ("a?b", "?", "a\nb", "\n"),
         ("[!a]*", "*_*", "bc", "b_c"),
