@@ -25,6 +25,7 @@ from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:  # an alias makes a name public
+    from ckpttool.api import average as average
     from ckpttool.api import convert as convert
     from ckpttool.api import diff as diff
     from ckpttool.api import explain as explain
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.execution.memory import fit_memory as fit_memory
     from ckpttool.formats import read_index as read_index
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
+    from ckpttool.operations.plans import plan_average as plan_average
     from ckpttool.operations.plans import plan_convert as plan_convert
     from ckpttool.operations.plans import plan_merge as plan_merge
     from ckpttool.operations.plans import plan_reshard as plan_reshard
@@ -58,6 +60,7 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.strategy_check import fit_devices as fit_devices
     from ckpttool.operations.strategy_diff import diff_strategies as diff_strategies
     from ckpttool.operations.values import read_values as read_values
+    from ckpttool.planning.averaging import AverageInput as AverageInput
     from ckpttool.planning.needs import find_needs as find_needs
     from ckpttool.problems import CkptToolError as CkptToolError
     from ckpttool.problems import CkptToolWarning as CkptToolWarning
@@ -87,6 +90,7 @@ _MODULES = {
     "split": "ckpttool.api",
     "reshard": "ckpttool.api",
     "convert": "ckpttool.api",
+    "average": "ckpttool.api",
     "inspect": "ckpttool.api",
     "verify": "ckpttool.api",
     "diff": "ckpttool.api",
@@ -117,6 +121,8 @@ _MODULES = {
     "fit_memory": "ckpttool.execution.memory",
     "OpenCheckpoint": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
+    "AverageInput": "ckpttool.planning.averaging",
+    "plan_average": "ckpttool.operations.plans",
     "plan_convert": "ckpttool.operations.plans",
     "plan_merge": "ckpttool.operations.plans",
     "plan_reshard": "ckpttool.operations.plans",

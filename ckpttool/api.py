@@ -30,6 +30,7 @@ from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
+from ckpttool.operations.average import load_average
 from ckpttool.operations.convert import Conversion
 from ckpttool.operations.convert import convert as run_plan
 from ckpttool.operations.describe import Inspected
@@ -39,7 +40,13 @@ from ckpttool.operations.estimate import Estimate, estimate
 from ckpttool.operations.explain import Explanation
 from ckpttool.operations.explain import explain as explain_catalog
 from ckpttool.operations.inspect import inspect_catalog, inspect_other
-from ckpttool.operations.load import Source, StrategySource, load, load_sides, load_steps
+from ckpttool.operations.load import (
+    Source,
+    StrategySource,
+    load,
+    load_sides,
+    load_steps,
+)
 from ckpttool.operations.open import DTypes, OpenCheckpoint
 from ckpttool.operations.strategies import WrittenStrategy
 from ckpttool.operations.strategy_diff import StrategyComparison
@@ -58,12 +65,14 @@ from ckpttool.problems import (
 )
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
+from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.typed import (
     TypedError,
     parse_part,
     parse_ranks,
     parse_size,
+    parse_steps,
     read_key,
     require_choice,
     require_rank,
@@ -76,6 +85,8 @@ if TYPE_CHECKING:
 Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
+Weighted: TypeAlias = tuple[Checkpoint, float] | tuple[Checkpoint, float, Layouts | None]
+Averaged: TypeAlias = Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | Weighted]
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 Answer: TypeAlias = (
     Conversion
@@ -173,6 +184,16 @@ class MergeKeywords(_WriteKeywords, total=False):
     """The fields of all options of a merge."""
 
     max_shard_bytes: int | str | None
+
+
+class AverageKeywords(_WriteKeywords, total=False):
+    """The fields of all options of `average`."""
+
+    max_shard_bytes: int | str | None
+    prefix: str
+    ranks: Collection[int] | str | None
+    not_in_target: NotInTarget
+    strategy_path: Path | None
 
 
 class ReshardKeywords(_WriteKeywords, total=False):
@@ -391,6 +412,85 @@ def convert(
     """
     given = _Keywords("convert", options)
     return _convert(given, src, None, None, out, progress, dry_run=dry_run)
+
+
+def average(
+    inputs: Averaged,
+    out: Path,
+    *,
+    strategy: Layouts | None = None,
+    target: Layouts | None = None,
+    steps: range | str | None = None,
+    normalize: bool = False,
+    dry_run: bool = False,
+    progress: Progress = None,
+    **options: Unpack[AverageKeywords],
+) -> Conversion:
+    """Write the weighted mean of several checkpoints.
+
+    Weights of the model in floating point are averaged.  All else is that of the last input.
+
+    Parameters
+    ----------
+    inputs
+        The checkpoints: paths, or what `scan` returns.  Or pairs of one and its weight, or triples
+        of one, its weight and its strategy; or a mapping of paths to weights.  With ``steps`` one
+        folder.
+    out
+        The output file; the output folder with ``target``.
+    strategy
+        The strategy of all inputs that have none of their own.
+    target
+        The strategy of the outputs, which are then files of ranks.
+    steps
+        The steps of the folder, as a range or as ``"8000..10000:500"``.
+    normalize
+        Divide the weights by their sum.
+    dry_run, progress, options
+        As for `merge`; with ``target`` as for `reshard`.
+
+    Raises
+    ------
+    CkptToolError
+        As `merge` does.  `VerifyError` also for a number that is NaN or infinite.
+    """
+    given = _Keywords("average", options)
+    resolving, run = given.take(ResolveOptions), given.take(RunOptions)
+    output = given.take(OutputOptions)
+    texts = [*_averaged(inputs)]
+    scanning = given.scanning(*(src for src, _, _ in texts))
+    given.end()
+    found = load_average(
+        [Source(_named(src, run.engine), _files(one), scanning) for src, _, one in texts],
+        [weight for _, weight, _ in texts],
+        _files(strategy),
+        steps=parse_steps(steps) if isinstance(steps, str) else steps,
+        normalize=normalize,
+        replicated=resolving.replicated,
+        open_count=_counts(progress),
+    )
+    of_target = target if isinstance(target, Strategy | None) else read_strategy(_paths(target))
+    path = _for_engine(out, run.engine)
+    make_plan = partial(plans.plan_average, found, path, of_target, resolving, output)
+    return (estimate if dry_run else run_plan)(
+        make_plan,
+        run,
+        open_progress=_bytes(progress),
+        on_notes=partial(_warn, severity_of=severities("convert", strict=resolving.strict)),
+    )
+
+
+def _averaged(inputs: Averaged) -> Iterator[tuple[Checkpoint, float | None, Layouts | None]]:
+    """Yield the checkpoint, the weight and the strategy of each input."""
+    if isinstance(inputs, str | os.PathLike | Catalog):
+        yield inputs, None, None
+        return
+    for one in inputs.items() if isinstance(inputs, Mapping) else inputs:
+        if isinstance(one, tuple):
+            src, weight, *strategy = one
+            yield src, float(weight), next(iter(strategy), None)
+        else:
+            yield one, None, None
 
 
 def inspect(
@@ -814,9 +914,11 @@ def _for_engine(path: Path, engine: str) -> str:
 
 def _files(strategy: Layouts | None) -> StrategySource:
     """Return a strategy, or its files."""
-    if strategy is None or isinstance(strategy, Strategy):
-        return strategy or ()
-    paths = [strategy] if isinstance(strategy, str | os.PathLike) else strategy
+    return strategy or () if isinstance(strategy, Strategy | None) else _paths(strategy)
+
+
+def _paths(given: Path | Sequence[Path]) -> tuple[str, ...]:
+    paths = [given] if isinstance(given, str | os.PathLike) else given
     return tuple(os.fspath(path) for path in paths)
 
 

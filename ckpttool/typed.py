@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Collection
 from decimal import Decimal
-from typing import IO, SupportsIndex
+from typing import IO, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret, forbid_core_dumps
@@ -107,6 +107,59 @@ def parse_part(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise TypedError(f"{text!r} is not a part K/N with K from 1 to N", instead="2/8")
     return int(match[1]), int(match[2])
+
+
+class AveragedText(NamedTuple):
+    """An input of an average, as a person types it; None for what is left to the tool."""
+
+    path: str
+    strategy: tuple[str, ...] = ()
+    step: str | None = None
+    weight: float | None = None
+
+
+def parse_averaged(text: str) -> AveragedText:
+    """Return the parts of ``PATH[,strategy=FILE][,step=STEP][:WEIGHT]``.
+
+    Examples
+    --------
+    >>> parse_averaged("run/a,strategy=s.ckpt:0.25")
+    AveragedText(path='run/a', strategy=('s.ckpt',), step=None, weight=0.25)
+    >>> parse_averaged("c:run")
+    AveragedText(path='c:run', strategy=(), step=None, weight=None)
+    """
+    head, colon, tail = text.rpartition(":")
+    weight = None
+    if colon:
+        try:
+            text, weight = head, float(tail)
+        except ValueError:  # the colon is part of a path
+            text = f"{head}:{tail}"
+    path, *parts = re.split(r",(?=strategy=|step=)", text)
+    given = [part.partition("=") for part in parts]
+    steps = [value for key, _, value in given if key == "step"]
+    values = [path, *(value for _, _, value in given)]
+    if len(steps) > 1 or not all(values):
+        facts = "An input has a path, perhaps strategies, one step and a weight."
+        raise TypedError(f"{text!r} is not an input", facts, "run/,strategy=s.ckpt,step=8000:0.25")
+    strategy = tuple(value for key, _, value in given if key == "strategy")
+    return AveragedText(path, strategy, next(iter(steps), None), weight)
+
+
+def parse_steps(text: str) -> range:
+    """Return the steps of ``FIRST..LAST:STRIDE``; LAST is one of them.
+
+    Examples
+    --------
+    >>> [*parse_steps("8000..9000:500")]
+    [8000, 8500, 9000]
+    """
+    match = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12}):(\d{1,12})", text, re.ASCII)
+    first, last, stride = map(int, match.groups()) if match is not None else (0, 0, 0)
+    if not stride or last < first or (last - first) % stride:
+        facts = "FIRST..LAST:STRIDE counts from FIRST to LAST, and reaches it."
+        raise TypedError(f"{text!r} does not name steps", facts, "8000..10000:500")
+    return range(first, last + 1, stride)
 
 
 def read_key(file: IO[bytes]) -> Secret:

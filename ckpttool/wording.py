@@ -269,7 +269,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
             *("format", "prefix", "not_in_target", "part", "ignore"),
-            *("include", "exclude", "rename", "dtype", "on_overflow"),
+            *("include", "exclude", "rename", "dtype", "on_overflow", "steps"),
         )
     },
 }
@@ -280,7 +280,7 @@ FLAGS: Mapping[str, str] = {  # of options without a value
         f"--{name.replace('_', '-')}": f"{name}=True"
         for name in (
             *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
-            *("overwrite", "resume", "no_locks", "weights_only", "dry_run"),
+            *("overwrite", "resume", "no_locks", "weights_only", "dry_run", "normalize"),
         )
     },
 }

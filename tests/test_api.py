@@ -414,7 +414,7 @@ def test_a_look_takes_no_keyword_of_outputs(function, keyword):
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
-        return found - {"command", "tensors", "shown_by"}
+        return found - {"command", "tensors", "shown_by", "is_shared"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading

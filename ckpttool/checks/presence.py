@@ -473,7 +473,8 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     whole = checkpoint.chosen_from
     if whole is None:
         return
-    unmatched = [*checkpoint.options.tensors.unmatched(whole.names, whole.catalog.root)]
+    options = checkpoint.options.tensors
+    unmatched = [] if options.is_shared else [*options.unmatched(whole.names, whole.catalog.root)]
     yield from unmatched
     if whole.metas and not checkpoint.catalog.metas and not unmatched:
         facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
@@ -485,7 +486,7 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
-    if options.casts:
+    if options.casts and not options.is_shared:
         metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
         yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
 

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from ckpttool.operations.estimate import Estimate
 
 
-def report_estimate(found: Estimate, outputs: str, report: ReportOptions) -> None:
+def report_estimate(
+    found: Estimate, outputs: str, report: ReportOptions, averaged: str = ""
+) -> None:
     """Print what a run would do, as a document or for people; with ``verbose`` by rank.
 
-    ``outputs`` says what it would write.
+    ``outputs`` says what it would write from what, and ``averaged`` of what it would be the mean.
     """
     if report.as_json:
         from ckpttool.operations.documents import estimate as document
 
         tables.print_json(document(found))
     elif not report.quiet:
-        _print(found, outputs, report.verbose)
+        _print(found, outputs, averaged, report.verbose)
 
 
-def _print(found: Estimate, outputs: str, verbose: bool) -> None:
+def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
     work, catalog = found.work, found.source
     noun = "file" if catalog.is_merged else "rank"
-    source = count(len(catalog.files), noun)
-    source += f" at step {catalog.step}" if catalog.step else ""
     reads = f"{format_bytes(work.reads.nbytes)} in {count(work.reads.requests, 'request')}"
     reads += f", {format_bytes(work.over_read)} of it unused" if work.over_read else ""
     reads += f"; headers {format_bytes(found.headers.nbytes)}"
@@ -40,7 +40,8 @@ def _print(found: Estimate, outputs: str, verbose: bool) -> None:
     supplies = [one for one in work.supplies if one.nbytes]  # a text is in the headers
     metas = [source.meta for source in found.largest_sharded]
     facts = {
-        "Dry run": [f"{outputs}, from {source}"],
+        "Dry run": [outputs],
+        "mean": [averaged] if averaged else [],
         "beside": [f"{one.kind} {one.path}" for one in found.documents],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
         "casts": [str(cast)] if (cast := found.casting) is not None else [],

@@ -38,6 +38,7 @@ COMMANDS = {
     "split": "How do I shard a merged checkpoint for the ranks of a strategy?",
     "reshard": "How do I go on with other ranks, or another parallelism?",
     "convert": "How do I get the same checkpoint in another file format?",
+    "average": "What is the mean of several steps, or of several runs?",
     "verify": "Is anything damaged, missing or different between replicas?",
     "diff": "Are two checkpoints equal, under any layouts and formats?",
     "strategy": "What does a strategy say, and which one fits?",

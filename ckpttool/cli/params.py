@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.problems import CkptToolError, join_clauses
-from ckpttool.typed import TypedError, parse_part, parse_rank_files, parse_ranks, parse_size
+from ckpttool.typed import (
+    AveragedText,
+    TypedError,
+    parse_averaged,
+    parse_part,
+    parse_rank_files,
+    parse_ranks,
+    parse_size,
+    parse_steps,
+)
 from ckpttool.wording import nearest, shorten
 
 if TYPE_CHECKING:
@@ -370,6 +379,17 @@ def parse_cast(text: str) -> str:
         raise UsageProblem(str(error), instead=instead) from error
 
 
+def parse_input(text: str) -> AveragedText:
+    """Return an input of an average; refuse one whose checkpoint or strategy does not exist."""
+    found = parse_averaged(text)
+    refuse_url(found.path)
+    Existing("a checkpoint: a folder of rank folders, or a merged one").check(found.path)
+    for path in found.strategy:
+        refuse_url(path)
+        StrategyFile().check(path)
+    return found
+
+
 RANK_FILES = Parsed("pattern", parse_rank_files)
 RENAME = Parsed("rename", parse_rename)
 RENAME_FILE = Parsed("rename file", parse_rename_file)
@@ -382,3 +402,5 @@ NUMBER = Parsed("x", parse_number)
 RANKS = Parsed("ranks", parse_ranks)
 SIZE = Parsed("size", parse_size)
 PART = Parsed("k/n", parse_part)
+STEPS = Parsed("steps", parse_steps)
+INPUT = Parsed("input", parse_input)

@@ -17,15 +17,18 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
-from ckpttool.problems import Diagnostics, severities
+from ckpttool.problems import Diagnostics, raise_all, severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
+    from ckpttool.cli.average import Inputs
     from ckpttool.cli.signals import SignalGuard
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.plan import Plan
+    from ckpttool.model.strategy import Strategy
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.load import Loaded, LoadedSides
+    from ckpttool.planning.averaging import AverageInput
     from ckpttool.problems import Command, Diagnostic
     from ckpttool.transaction.resume import Assignment
 
@@ -51,6 +54,37 @@ def load(
         open_count=partial(show_count, quiet=report.hides_progress),
         exchange_hint=_exchange_hint,
     )
+
+
+def load_average(
+    inputs: Inputs,
+    dst_strategy: tuple[str, ...],
+    report: ReportOptions,
+    run: RunOptions,
+    replicated: bool,
+) -> tuple[list[AverageInput], Strategy | None]:
+    """Read the inputs of average, and the target; see `ckpttool.operations.average`."""
+    from ckpttool.operations import average
+    from ckpttool.operations import load as loading
+    from ckpttool.strategy_files.reader import read_strategy
+
+    sides = [one.for_engine(run) for one in inputs.sides]
+    attempt = loading.Attempts()
+    target = attempt("-d", partial(read_strategy, dst_strategy)) if dst_strategy else None
+    read = partial(
+        average.load_average,
+        [loading.Source(one.path, one.strategy_files, one.options) for one in sides],
+        inputs.weights,
+        inputs.shared,
+        steps=inputs.steps,
+        normalize=inputs.normalize,
+        replicated=replicated,
+        open_count=partial(show_count, quiet=report.hides_progress),
+    )
+    found = attempt("inputs", read)
+    raise_all(attempt.errors.values())
+    assert found is not None, "its error was raised"
+    return found, target
 
 
 def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> LoadedSides:
@@ -110,7 +144,8 @@ def convert(
 
         found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
         outputs = _outputs_text(found, ("would write", "would keep"))
-        report_estimate(found, outputs, report)
+        averaged = averaged_text(found) if found.averaged else ""
+        report_estimate(found, f"{outputs}, from {source_text(found)}", report, averaged)
         return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]
     done = conversion.convert(
@@ -144,7 +179,7 @@ def _stoppable(guard: SignalGuard, assignment: Assignment) -> Iterator[None]:
 
 def _print(done: Conversion, verbose: bool) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
-    catalog, documents = done.source, done.documents
+    documents = done.documents
     if verbose:
         outputs = [(one.path, one.format, str(one.tensors), one.nbytes) for one in done.outputs]
         others = [(one.path, one.kind, "", len(one.data)) for one in documents]
@@ -154,13 +189,33 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_text(f"Check the full shapes: {done.shapes_to_check}")
     if (cast := done.casting) is not None:
         tables.print_text(f"Cast {cast}")
-    files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
-    text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {files}"
-    text += f" at step {catalog.step}" if catalog.step else ""
+    if done.averaged:
+        tables.print_text(f"Averaged {averaged_text(done)}")
+    text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *(f"{one.kind} {one.path}" for one in documents)]
         text += f"; {', '.join(named)}"
     tables.print_text(text)
+
+
+def source_text(done: Conversion) -> str:
+    """Return what was read, for people."""
+    if done.averaged:
+        return count(len(done.averaged), "checkpoint")
+    catalog = done.source
+    files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
+    return f"{files} at step {catalog.step}" if catalog.step else files
+
+
+def averaged_text(done: Conversion) -> str:
+    """Return the weights of the inputs of a mean, and what is that of the last, for people."""
+    means = sum(one.is_mean for one in done.plan.transfers)
+    weights = [
+        f"{weight:.4g} of {one.root}" + (f" at step {one.step}" if one.step else "")
+        for one, weight in done.averaged
+    ]
+    rest = len(done.plan.transfers) - means
+    return f"{count(means, 'tensor')}: {', '.join(weights)}; {rest} as in the last"
 
 
 def _outputs_text(done: Conversion, verbs: tuple[str, str] = ("Wrote", "Kept")) -> str:

@@ -25,7 +25,7 @@ from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import CAST_BUFFER_BYTES, FlatFiles, find_runs, read_band
+from ckpttool.storage.region_io import FlatFiles, find_runs, read_band, rounding_bytes
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -171,8 +171,8 @@ class FillTask:
 
     @property
     def cast_bytes(self) -> int:
-        """Bytes of the buffers for casts; 0 without any."""
-        return CAST_BUFFER_BYTES if any(unit.output.is_cast for unit in self.units) else 0
+        """Bytes of the buffers for casts and means; 0 without any."""
+        return max(rounding_bytes(unit.output) for unit in self.units)
 
     @property
     def buffer_bytes(self) -> int:

@@ -35,6 +35,7 @@ from ckpttool.problems import (
     ExecutionError,
     PlanError,
     SourceHashError,
+    SourceValueError,
     VerifyError,
     join_clauses,
     join_first,
@@ -182,7 +183,8 @@ def execute(
         The workers of a cluster do not answer; nothing was written.
     VerifyError
         The header of an output does not describe its tensors, or a tensor of the source has not the
-        hash that its manifest lists.
+        hash that its manifest lists.  Or a number that is to be averaged is NaN or infinite; then
+        all outputs of this run are removed.
     ExecutionError
         An output could not be written, or a source file has changed since.  Unless the source has
         changed, the error names the complete outputs, which a resumed run keeps.  Unfinished
@@ -215,6 +217,8 @@ def execute(
     except BaseException as error:
         try:
             run.abandon(error)
+            if isinstance(error, SourceValueError):
+                run.remove_written()
         finally:
             clean_up(error, transaction.abandon)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
@@ -322,10 +326,7 @@ class _Run:
         overflows = {**self.of_replicas, **self.overflows}
         if not overflows:
             return
-        for one in self.written:
-            if not one.is_kept:
-                remove_document(one.path)
-        self.written = [one for one in self.written if one.is_kept]
+        self.remove_written()
         dtypes = {transfer.name: transfer.dtype for transfer in self.plan.transfers}
         found = [
             f"{name}: {stats.infinities} beyond {dtypes[name]}, the largest {stats.largest:.6g}"
@@ -335,6 +336,13 @@ class _Run:
         cause = f"{count(number, 'number')} too large for the new type"
         hint = "--on-overflow inf, or --dtype with another type for them"
         raise ExecutionError(self.current, cause, (), hint, join_first(found))
+
+    def remove_written(self) -> None:
+        """Remove the outputs of this run, because numbers of the source do not allow the set."""
+        for one in self.written:
+            if not one.is_kept:
+                remove_document(one.path)
+        self.written = [one for one in self.written if one.is_kept]
 
     def _check_read(self, filled: Filled) -> None:
         """Raise `SourceHashError` if a unit that was read has not the hash that is listed."""

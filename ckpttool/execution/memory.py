@@ -14,7 +14,7 @@ from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, s
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.storage.region_io import CAST_BUFFER_BYTES
+from ckpttool.storage.region_io import rounding_bytes
 from ckpttool.wording import format_bytes
 
 MIB = 1 << 20
@@ -63,8 +63,8 @@ def fit_memory(
     tensors, header_bytes = _headers(plan)
     needed = RESERVE_BYTES + header_bytes + base_bytes
     needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
-    if plan is not None and any(transfer.is_cast for transfer in plan.transfers):
-        needed += workers * CAST_BUFFER_BYTES
+    transfers = () if plan is None else plan.transfers
+    needed += workers * max(map(rounding_bytes, transfers), default=0)
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:
         message = f"{format_bytes(max_bytes)} of memory is too little for {engine}"

@@ -63,6 +63,8 @@ class TensorOptions:
     shown_by
         The option that takes ``include``, of a command that only looks at these tensors; "" for
         a command that leaves out the others.
+    is_shared
+        Whether the patterns are for several checkpoints.  Each then needs only one with a match.
     dtype
         Element types, each as ``"bf16"`` or ``"bf16:PATTERN"``.  Without a pattern it is for the
         weights in Float64, Float32, Float16 or BFloat16 that match no other pattern.
@@ -85,6 +87,7 @@ class TensorOptions:
     weights_only: bool = False
     rename: Mapping[str, str] | Collection[str | Rename] = ()
     shown_by: str = ""
+    is_shared: bool = False
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
     included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)

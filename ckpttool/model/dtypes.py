@@ -91,6 +91,8 @@ ALL_DTYPES = DTYPES | SAFETENSORS_DTYPES
 
 FLOATS = frozenset(name for name in DTYPES if "Float" in name)  # real floating-point numbers
 
+INEXACT = FLOATS | {"Complex64", "Complex128"} | SAFETENSORS_DTYPES.keys()  # that are rounded
+
 CAST_WORDS = {"fp32": "Float32", "fp16": "Float16", "bf16": "BFloat16"}  # of --dtype
 CASTABLE = frozenset({"Float64", *CAST_WORDS.values()})  # what is cast, and to what
 

@@ -25,6 +25,9 @@ A document that does not match it, byte for byte, is damaged.
     What the run read.  Inputs are named from the folder that holds SRC, strategies by file name.
 ``renamed``
     Name in the outputs to name in the source, where they differ; left out if none does.
+``averaged``
+    The checkpoints of which a weighted mean was made, each with its path, like those of inputs, its
+    step and its weight; left out for one source.  ``step`` is then that of the last.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
 ``outputs``
@@ -33,8 +36,9 @@ A document that does not match it, byte for byte, is damaged.
     one has none.  The hash of a string is that of its UTF-8 bytes.
 
 ``cast``
-    Of an output with tensors that were cast to another type: `CastStats`, for those slices that no
-    output of a lower rank has, too.  So the sum over all outputs is that of the full tensors.
+    Of an output with tensors that were cast to another type, or averaged: `CastStats`, for those
+    slices that no output of a lower rank has, too.  So the sum over all outputs is that of the full
+    tensors.
 
 The document holds no times, hosts or keys, so equal inputs give equal documents.
 """
@@ -85,6 +89,15 @@ class StrategyFile:
 
 
 @dataclass(frozen=True, slots=True)
+class AveragedInput:
+    """A checkpoint of which a mean was made, its step and its weight."""
+
+    path: str
+    step: str | None
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """What a run reads and does; equal provenance gives equal outputs.
 
@@ -108,6 +121,8 @@ class Provenance:
         The command line, for the user; empty if only a manifest tells of the run.
     renamed
         Name in the outputs to name in the source, where they differ.
+    averaged
+        The checkpoints of which the weighted mean was made; none for one source.
     """
 
     ckpttool: str
@@ -119,6 +134,7 @@ class Provenance:
     crc: bool | None = field(default=None, compare=False)
     command: str = field(default="", compare=False)
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
+    averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
 
     @property
     def digest(self) -> str:
@@ -142,6 +158,7 @@ class Provenance:
             "strategies": [asdict(file) for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
+            **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -58,14 +58,22 @@ class Term:
         source = replace(self.source, slicing=slicing, copies=(), incomplete=())
         return replace(self, source=source)
 
+    def pieces(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
+        """Yield the pieces that fill ``within``, a region of an output slice at ``origin``.
+
+        They are disjoint, fill ``within`` exactly and come in C order of the slices.
+        """
+        return self.source.slicing.overlaps(within, origin)
+
+
+def is_copy(terms: Sequence[Term]) -> bool:
+    """Return whether elements are those of one source, and not a sum."""
+    return len(terms) == 1 and terms[0].weight == 1
+
 
 def single_source(terms: Sequence[Term]) -> FullTensor:
-    """Return the source of a tensor that is a copy: one term, with weight 1.
-
-    All tensors are copies at present.  Only this function asserts it.
-    """
-    assert len(terms) == 1, f"{len(terms)} terms; a tensor is copied from one source"
-    assert terms[0].weight == 1, f"weight {terms[0].weight}; a tensor is copied unchanged"
+    """Return the source of a tensor that is a copy: one term, with weight 1."""
+    assert is_copy(terms), f"{len(terms)} terms; a copy has one, with weight 1"
     return terms[0].source
 
 
@@ -108,8 +116,8 @@ class OutputTensor:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the elements are cast."""
-        return any(term.source.meta.dtype != self.meta.dtype for term in self.terms)
+        """Whether elements are rounded: cast, or averaged."""
+        return not is_copy(self.terms) or self.terms[0].source.meta.dtype != self.meta.dtype
 
     @property
     def stored_itemsize(self) -> int:
@@ -117,12 +125,9 @@ class OutputTensor:
         return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """Yield the pieces of each term that fill ``within``, a region of the output slice.
-
-        Pieces of a term are disjoint, fill ``within`` exactly and come in C order of its slices.
-        """
+        """Yield the `Term.pieces` of each term that fill ``within``, a region of the slice."""
         for term in self.terms:
-            yield from term.source.slicing.overlaps(within, self.region.start)
+            yield from term.pieces(within, self.region.start)
 
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
@@ -289,13 +294,18 @@ class Transfer:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the elements are cast."""
-        return any(term.source.meta.dtype != self.dtype for term in self.terms)
+        """Whether elements are rounded: cast, or averaged."""
+        return self.is_mean or self.source.meta.dtype != self.dtype
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether elements are a weighted mean of several sources."""
+        return not is_copy(self.terms)
 
     @property
     def source(self) -> FullTensor:
-        """The only source; see `single_source`."""
-        return single_source(self.terms)
+        """The last source; others, of a mean, have the same element type and full shape."""
+        return self.terms[-1].source
 
     @property
     def meta(self) -> TensorMeta:
@@ -317,6 +327,8 @@ class Plan(Brief):
     ----------
     inputs
         The checkpoints that are read; a `Term` says which of them has its source.
+    weights
+        The weights of the inputs in means; none if there is one input.
     not_listed
         The tensors that the target strategy does not list.
     left_out
@@ -342,6 +354,7 @@ class Plan(Brief):
     provenance: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
     tensors: TensorOptions = TensorOptions()
+    weights: tuple[float, ...] = ()
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"

@@ -98,9 +98,8 @@ class Conversion(Brief):
 
     @property
     def source(self) -> Catalog:
-        """The checkpoint that was read."""
-        (catalog,) = self.plan.inputs
-        return catalog
+        """The checkpoint that was read, of a mean the last one."""
+        return self.plan.inputs[-1]
 
     @property
     def casting(self) -> Casting | None:
@@ -125,7 +124,12 @@ class Conversion(Brief):
     @property
     def src_bytes(self) -> int:
         """The size of the files that were read."""
-        return sum(file.nbytes for file in self.source.files.values())
+        return sum(file.nbytes for one in self.plan.inputs for file in one.files.values())
+
+    @property
+    def averaged(self) -> Sequence[tuple[Catalog, float]]:
+        """The inputs of a mean, and their weights; none for one source."""
+        return [*zip(self.plan.inputs, self.plan.weights, strict=True)] if self.plan.weights else []
 
     @property
     def dst_bytes(self) -> int:

@@ -218,6 +218,7 @@ def convert(done: Conversion) -> Json:
             largest_sharded=sharded or None,
             left_out=_sizes(done.plan.left_out.values()),
             renamed=len(done.plan.renamed) or None,
+            averaged=_averaged(done) or None,
             cast=done.casting and _casting(done.casting),
             not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
         ),
@@ -229,6 +230,20 @@ def convert(done: Conversion) -> Json:
             manifest=done.manifest,
         ),
     )
+
+
+def _averaged(done: Conversion) -> Json:
+    """Describe a mean: its inputs, and how many tensors were averaged or are those of the last."""
+    if not done.averaged:
+        return {}
+    tensors = sum(transfer.is_mean for transfer in done.plan.transfers)
+    return {
+        "inputs": [
+            {"path": one.root, "step": one.step, "weight": weight} for one, weight in done.averaged
+        ],
+        "tensors": tensors,
+        "of_last": len(done.plan.transfers) - tensors,
+    }
 
 
 def _applied(found: Applied) -> Json:

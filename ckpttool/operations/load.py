@@ -54,11 +54,12 @@ class Attempts:
             return None
 
 
-def _read_strategy(paths: str | Sequence[str]) -> Strategy:
+def read_strategy(paths: str | Sequence[str]) -> Strategy:
+    """Read a strategy from its files."""
     # Imported late, since most single files that are inspected have no strategy.
-    from ckpttool.strategy_files.reader import read_strategy
+    from ckpttool.strategy_files import reader
 
-    return read_strategy(paths)
+    return reader.read_strategy(paths)
 
 
 class Source(NamedTuple):
@@ -116,7 +117,7 @@ def load(
     read_src, read_dst = (
         one
         if isinstance(one, Strategy)
-        else attempt(option, partial(_read_strategy, one))
+        else attempt(option, partial(read_strategy, one))
         if one
         else None
         for option, one in given.items()
@@ -176,7 +177,7 @@ def load_steps(
     if isinstance(strategy, Strategy):
         parsed: Strategy | None = strategy
     else:
-        parsed = attempt("-s", partial(_read_strategy, strategy)) if strategy else None
+        parsed = attempt("-s", partial(read_strategy, strategy)) if strategy else None
     diagnostics.failures += attempt.errors.values()
     with open_count("reading headers") as on_scan:
         steps = list_rank_steps(found, parsed, on_progress=on_scan)
@@ -191,7 +192,7 @@ def _refuse_exchanged(
     attempt, path = Attempts(), strategy[0]
     if (
         len(strategy) == 1
-        and attempt("SRC", partial(_read_strategy, src)) is not None
+        and attempt("SRC", partial(read_strategy, src)) is not None
         and attempt(option, partial(scan, path)) is not None
     ):
         what = {"-s": "strategy", "-d": "target strategy"}[option]

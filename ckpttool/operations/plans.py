@@ -1,4 +1,4 @@
-"""Plan merge, split, reshard and convert.
+"""Plan merge, split, reshard, convert and average.
 
 merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
 it.  convert writes each file of the source again, so it needs no strategy.  All problems are
@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -34,6 +35,7 @@ from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
+from ckpttool.planning.averaging import AverageInput, average
 from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
@@ -180,70 +182,101 @@ class _Source:
 
 
 def _plan_and_check(
-    source: _Source,
+    sources: Sequence[_Source],
     target: Target,
     options: OutputOptions,
     executor: Executor | None,
     open_progress: OpenProgress,
+    weights: Sequence[float] = (),
 ) -> tuple[Plan, Assignment]:
-    """Resolve a source, plan its transfer, and check the destination.
+    """Resolve one source, or several to average; plan the transfer, and check the destination.
 
     Parameters
     ----------
-    source
-        The source.
+    sources
+        The sources; all have the same ``options.strict``.
     target
         The outputs.
     options
         What to write.
     executor, open_progress
         See `plan_merge`.
+    weights
+        The weights of several sources.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         All problems, in one error.
     """
-    catalog, executor = source.catalog, executor or InlineExecutor()
-    diagnostics = Diagnostics(strict=source.options.strict)
-    extension = _extension(source, target, options)
-    checkpoint, plan = _plan(source, target, options, executor, diagnostics, open_progress)
+    executor, of_files = executor or InlineExecutor(), list[CkptToolError]()
+    catalogs = [source.catalog for source in sources]
+    diagnostics = Diagnostics(strict=sources[0].options.strict)
+    extension = _extension(sources[0], target, options)
+    checkpoints, found = [], []
+    for source in sources:
+        of_source = Diagnostics(strict=source.options.strict)
+        planned = _plan(source, target, options, executor, of_source, open_progress)
+        catalog = source.catalog
+        files = catalog.files.values()
+        has_checks = options.crc or any(file.cipher is not None for file in files)
+        nbytes = sum(file.nbytes for file in files)
+        show_phase = open_progress if has_checks else no_progress
+        with show_phase(nbytes, "verifying checksums") as on_progress:
+            wrong, notes = check_files(catalog, executor, options.crc, on_progress)
+        of_source.add(*notes)
+        # What is wrong with the files comes first, since what else is wrong may follow from it.
+        of_files += [PlanError(errors)] if (errors := catalog.errors()) else []
+        of_files += wrong
+        checkpoints.append(planned)
+        found.append(of_source)
+    _join(found, diagnostics)
+    plan = checkpoints[-1][1]
+    if weights:
+        plan = average(checkpoints, weights, diagnostics)
     if plan is not None and extension is not None:
         plan = extension.complete(plan, diagnostics)
-    files = catalog.files.values()
-    has_checks = options.crc or any(file.cipher is not None for file in files)
-    nbytes = sum(file.nbytes for file in files)
-    show_phase = open_progress if has_checks else no_progress
-    with show_phase(nbytes, "verifying checksums") as on_progress:
-        checksum_errors, notes = check_files(catalog, executor, options.crc, on_progress)
-    diagnostics.add(*notes)
     if plan is not None:
         if extension is not None:
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    strategies = (checkpoint.strategy if checkpoint else source.strategy, target.strategy)
-    assignment, found = preflight(
+    strategies = [
+        one.strategy if of_one is None else of_one.strategy
+        for one, (of_one, _) in zip(sources, checkpoints, strict=True)
+    ]
+    strategies.append(target.strategy)
+    assignment, of_target = preflight(
         target if plan is None else plan.target,
         plan,
-        catalog,
-        inputs=[*_files(catalog), *(name for one in strategies if one for name in one.files)],
+        catalogs,
+        inputs=[
+            *chain(*map(_files, catalogs)),
+            *(name for one in strategies if one for name in one.files),
+        ],
         documents=[] if extension is None else extension.documents,
         options=options,
         executor=executor,
         open_progress=open_progress,
     )
-    diagnostics.extend(found)
+    diagnostics.extend(of_target)
     diagnostics.add(*(assignment.notes if assignment is not None else ()))
-    # What is wrong with the files comes first, since what else is wrong may follow from it.
-    of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
-    diagnostics.failures = [*of_files, *checksum_errors, *diagnostics.failures]
+    diagnostics.failures = [*of_files, *diagnostics.failures]
     has_errors = bool(diagnostics.failures or diagnostics.errors)
-    if has_errors and (changed := changed_sources(catalog)):
-        raise PlanError([*changed, *found.errors])
+    if has_errors and (changed := changed_sources(*catalogs)):
+        raise PlanError([*changed, *of_target.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
+
+
+def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
+    """Add what was found of each source; what is not of all of them with its number."""
+    is_of_all = set.intersection(*(set(one) for one in found))
+    for number, one in enumerate(found, 1):
+        side = f"input {number}" if len(found) > 1 else ""
+        into.add(*(it if it in is_of_all or not side else it.on_side(side) for it in one))
+        into.failures += [it.on_side(side) if side else it for it in one.failures]
 
 
 def _plan(
@@ -352,7 +385,7 @@ def plan_merge(
     is_folder = output.max_shard_bytes is not None
     target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     source = _Source(catalog, strategy, resolve_options)
-    return _plan_and_check(source, target, output, executor, open_progress)
+    return _plan_and_check([source], target, output, executor, open_progress)
 
 
 def _merged(path: str, format: str, options: OutputOptions, is_folder: bool) -> Target:
@@ -405,7 +438,7 @@ def plan_split(
     """
     source = _source_of_split(catalog, resolve_options)
     target = rank_files(strategy, os.fspath(folder), output_options)
-    return _plan_and_check(source, target, output_options, executor, open_progress)
+    return _plan_and_check([source], target, output_options, executor, open_progress)
 
 
 def _source_of_split(catalog: Catalog, options: ResolveOptions) -> _Source:
@@ -470,7 +503,7 @@ def plan_reshard(
     """
     source = _source_of_reshard(catalog, src_strategy, resolve_options)
     target = rank_files(dst_strategy, os.fspath(folder), output_options)
-    return _plan_and_check(source, target, output_options, executor, open_progress)
+    return _plan_and_check([source], target, output_options, executor, open_progress)
 
 
 def _source_of_reshard(
@@ -538,7 +571,7 @@ def plan_convert(
     else:
         target = _again(catalog, path, format, output)
     source = _Source(catalog, None, resolve_options, refusal, files="kept")
-    return _plan_and_check(source, target, output, executor, open_progress)
+    return _plan_and_check([source], target, output, executor, open_progress)
 
 
 def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
@@ -677,6 +710,57 @@ def plan_reading(
     read.found.raise_if_errors()
     assert read.plan is not None, "else there is an error"
     return read.plan, read.found
+
+
+def plan_average(
+    inputs: Sequence[AverageInput],
+    path: str | os.PathLike[str],
+    dst_strategy: Strategy | None = None,
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan the weighted mean of several checkpoints; for `execute`.
+
+    Weights of the model in floating point are averaged.  All else is that of the last input.
+
+    Parameters
+    ----------
+    inputs
+        The checkpoints, at least two; the sum of their weights is 1.
+    path
+        The output file, as for `plan_merge`; the folder of rank files with ``dst_strategy``.
+    dst_strategy
+        Layouts of the target; None for full tensors.
+    resolve_options, output_options, executor, open_progress
+        As for `plan_merge`; for a target as for `plan_reshard`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to other outputs only.
+    """
+    path, output, sources = os.fspath(path), output_options, []
+    for catalog, strategy, _ in inputs:
+        is_of_ranks = strategy is None and bool(catalog.needs_strategy or catalog.one_of_several)
+        is_replicated = resolve_options.replicated and is_of_ranks
+        tensors = replace(resolve_options.tensors, is_shared=True)
+        options = replace(resolve_options, replicated=is_replicated, tensors=tensors)
+        is_full = dst_strategy is not None and catalog.is_merged and catalog.description is None
+        source = _Source(catalog, strategy, options)
+        sources.append(_source_of_split(catalog, options) if is_full else source)
+    if dst_strategy is not None:
+        target = rank_files(dst_strategy, path, output)
+    else:
+        output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
+        is_folder = output.max_shard_bytes is not None
+        target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
+    weights = [one.weight for one in inputs]
+    return _plan_and_check(sources, target, output, executor, open_progress, weights)
 
 
 @dataclass(frozen=True, slots=True)

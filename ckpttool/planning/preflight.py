@@ -140,7 +140,7 @@ def _partial_bytes(path: str) -> int:
 
 
 def _destination_problems(
-    catalog: Catalog,
+    catalogs: Sequence[Catalog],
     target: Target,
     blocked: Mapping[str, Diagnostic],
     options: OutputOptions,
@@ -151,7 +151,7 @@ def _destination_problems(
 
     Parameters
     ----------
-    catalog
+    catalogs
         What is read.
     target
         The outputs.
@@ -174,7 +174,8 @@ def _destination_problems(
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
-    yield from _mixing_problems(catalog, target)
+    for catalog in catalogs:
+        yield from _mixing_problems(catalog, target)
     for stale in () if options.overwrite or blocked else _find_stale_files(target, options):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
@@ -342,7 +343,7 @@ def _find_stale_files(target: Target, options: OutputOptions) -> Iterator[Diagno
 def preflight(
     target: Target,
     plan: Plan | None,
-    catalog: Catalog,
+    catalogs: Sequence[Catalog],
     inputs: Sequence[str],
     documents: Sequence[str],
     options: OutputOptions,
@@ -360,7 +361,7 @@ def preflight(
         The outputs.
     plan
         Their plan; None if problems of the source prevent one.
-    catalog
+    catalogs
         What is read.
     inputs
         All files that are read; none of them is replaced, by whatever name.
@@ -404,6 +405,6 @@ def preflight(
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(catalog, target, blocked, options, existing, found)
+    problems = _destination_problems(catalogs, target, blocked, options, existing, found)
     diagnostics.add(*problems)
     return found, diagnostics

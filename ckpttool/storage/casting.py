@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.model.manifest import CastStats
-from ckpttool.storage.numbers import Bytes
+from ckpttool.storage.numbers import Bytes, Float64s
 
 Words = npt.NDArray[np.unsignedinteger]
 
@@ -198,6 +198,18 @@ class Caster:
         max_rel = float(np.fmax.reduce(after, initial=0))  # fmax passes over the NaN of 0 / 0
         largest = float(infinite.view(real).max(initial=0))
         return CastStats(len(x), len(infinite), largest, zeros, max_abs, max_rel)
+
+
+def widen(x: Words, src: str, out: Float64s) -> None:
+    """Write elements to ``out`` as Float64, which holds those of every type exactly."""
+    if src == "Float64":
+        np.copyto(out, x.view("<f8"))
+        return
+    if FORMATS[src].bits == 16:
+        wide: Words = np.empty(len(x), "<u4")
+        _widen(x, src, wide)
+        x = wide
+    np.copyto(out, x.view("<f4"))
 
 
 def _widen(x: Words, src: str, out: Words) -> None:

@@ -27,13 +27,14 @@ import numpy as np
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
-from ckpttool.model.plan import OutputTensor, single_source
+from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import StoredFile, StoredTensor
-from ckpttool.problems import FormatError
+from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
+from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number
 from ckpttool.storage.numbers import Bytes
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
@@ -53,6 +54,13 @@ RWF_DONTCACHE = 0x80
 STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
 CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
+
+
+def rounding_bytes(tensor: OutputTensor | Transfer) -> int:
+    """Return the bytes of the buffers of a worker that casts or averages a tensor; 0 for none."""
+    if not tensor.is_cast:
+        return 0
+    return CAST_BUFFER_BYTES if is_copy(tensor.terms) else CAST_BUFFER_BYTES + SUM_BYTES
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -98,6 +106,7 @@ class FlatFiles:
         self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
         self._uses_dontcache = _has_dontcache()
         self._stage: Bytes | None = None
+        self._sum: WeightedSum | None = None
         self.caster: Caster | None = None
 
     def __enter__(self) -> FlatFiles:
@@ -246,6 +255,30 @@ class FlatFiles:
             self._stage = np.empty(STAGE_BYTES, np.uint8)
         return self._stage[:nbytes]
 
+    def start_sum(self, size: int) -> None:
+        """Begin a sum of ``size`` elements, at most `SUM_SIZE`."""
+        if self._sum is None:
+            self._sum = WeightedSum()
+        self._sum.start(size)
+
+    def add(self, data: Bytes, src: str, weight: float) -> None:
+        """Add elements of one type, each multiplied by ``weight``, to the sum."""
+        assert self._sum is not None, "the sum was begun"
+        self._sum.add(data, src, weight)
+
+    def take_sum(self, out: Bytes, dst: str) -> int | None:
+        """Round the sum to an element type, once; ``out`` is as for `cast`.
+
+        Return the first element that is not finite, None if all are.
+        """
+        assert self._sum is not None, "the sum was begun"
+        at, data = self._sum.find_not_finite(), self._sum.total.view(np.uint8)
+        if at is None and dst == "Float64":
+            out[...] = data.reshape(out.shape)
+        elif at is None:
+            self.cast(data, "Float64", out, dst)
+        return at
+
     def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
         """Cast elements; ``out`` has their shape and one last axis of bytes."""
         if self.caster is None:
@@ -274,7 +307,8 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     files
         Opens the source files.
     tensor
-        Has one term (see `single_source`), which is cast if its element type is another one.
+        One term is copied, and cast if its element type is another one.  Of several terms the
+        weighted sum is computed in Float64, in their order, and rounded once.
     band
         Elements of the output slice.
     out
@@ -286,21 +320,66 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
         A file cannot be read.
     FormatError
         A file has become shorter since its header was read.
+    SourceValueError
+        A number of a sum is NaN or infinite.
     """
-    stored, wanted = single_source(tensor.terms).meta, tensor.meta
+    stored, wanted = tensor.terms[0].source.meta, tensor.meta
+    if not is_copy(tensor.terms):
+        for part in band.bands(SUM_SIZE):
+            _read_sum(files, tensor, part, out[_within(part, band)])
+        return
     if stored.dtype == wanted.dtype:
-        _read_pieces(files, tensor, band, out)
+        _read_pieces(files, tensor, tensor.terms[0], band, out)
         return
     for part in band.bands(STAGE_BYTES // stored.itemsize):
-        data = files.stage(part.size * stored.itemsize)
-        _read_pieces(files, tensor, part, data.reshape(*part.shape, stored.itemsize))
+        data = _read_staged(files, tensor, tensor.terms[0], part)
         files.cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
 
 
-def _read_pieces(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
-    """Read a band from the pieces of its source, in the stored element type."""
+def _read_sum(files: FlatFiles, tensor: OutputTensor, part: Region, out: Bytes) -> None:
+    """Read the weighted sum of the terms, of at most `SUM_SIZE` elements."""
+    files.start_sum(part.size)
+    for term in tensor.terms:
+        data = _read_staged(files, tensor, term, part)
+        files.add(data, term.source.meta.dtype, term.weight)
+    at = files.take_sum(out, tensor.meta.dtype)
+    if at is not None:
+        raise _value_error(files, tensor, part, at)
+
+
+def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) -> SourceValueError:
+    """Return the error of the element ``at`` of a part, whose sum is not finite."""
+    index = np.unravel_index(at, part.shape)
+    start = tuple(a + int(i) for a, i in zip(part.start, index, strict=True))
+    one = Region(start, tuple(i + 1 for i in start))
+    for term in tensor.terms:
+        number = first_number(_read_staged(files, tensor, term, one), term.source.meta.dtype)
+        if not np.isfinite(number):
+            (piece,) = term.pieces(one, tensor.region.start)
+            where = [*one.moved_by(tensor.region.start).start]
+            what = "NaN" if np.isnan(number) else "Inf"
+            text = f"{piece.tensor.meta.name}: {what} at {where}, in the file of rank {piece.rank}"
+            hint = "an input without it, or --exclude with this tensor"
+            return SourceValueError(piece.tensor.file.path, [text], hint)
+    path = next(tensor.terms[-1].pieces(one, tensor.region.start)).tensor.file.path
+    text = f"{tensor.meta.name}: the mean is beyond the numbers of Float64"
+    return SourceValueError(path, [text], "--exclude with this tensor")
+
+
+def _read_staged(files: FlatFiles, tensor: OutputTensor, term: Term, part: Region) -> Bytes:
+    """Return the stored bytes of a part of a band; the next call overwrites them."""
+    itemsize = term.source.meta.itemsize
+    data = files.stage(part.size * itemsize)
+    _read_pieces(files, tensor, term, part, data.reshape(*part.shape, itemsize))
+    return data
+
+
+def _read_pieces(
+    files: FlatFiles, tensor: OutputTensor, term: Term, band: Region, out: Bytes
+) -> None:
+    """Read a band from the pieces of a term, in the stored element type."""
     filled = 0
-    for piece in tensor.pieces(band):
+    for piece in term.pieces(band, tensor.region.start):
         files.read_piece(piece, out[_within(piece.dst, band)])
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"

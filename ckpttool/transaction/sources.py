@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
+from ckpttool.model.manifest import AveragedInput, InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan, Term
 from ckpttool.model.slicing import BoxSlicing
 from ckpttool.model.tensors import FileStamp
@@ -29,16 +29,18 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
     OSError
         A source or strategy file cannot be read.
     """
-    (catalog,) = plan.inputs  # a manifest has one step
-    base, folder = Path(catalog.root).absolute().parent, plan.target.output_folder
-    stamps = catalog.stamps
-    files = [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
-    files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
+    roots = [Path(catalog.root).absolute() for catalog in plan.inputs]
+    base, folder = os.path.commonpath([root.parent for root in roots]), plan.target.output_folder
+    files = []
+    for catalog in plan.inputs:
+        stamps = catalog.stamps
+        files += [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
+        files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
     strategies = {path: read_file(path) for path in plan.strategies}
     return Provenance(
         __version__,
         plan_digest(plan),
-        catalog.step,
+        plan.inputs[-1].step,  # of what is not averaged
         tuple(
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files
@@ -52,6 +54,12 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         "crc_num" in plan.target.attrs,
         command,
         plan.renamed,
+        tuple(
+            AveragedInput(os.path.relpath(root, base), catalog.step, weight)
+            for root, catalog, weight in zip(roots, plan.inputs, plan.weights, strict=True)
+        )
+        if plan.weights
+        else (),
     )
 
 

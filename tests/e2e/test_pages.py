@@ -113,6 +113,13 @@ def inputs(tmp_path_factory):
     shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
     hub = ["-s", folder / "strategy.ckpt", "-o", folder / "hub" / "model.safetensors"]
     run_well("merge", folder / "checkpoint", *hub)
+    for name in ("run_a", "run_b"):
+        shutil.copytree(folder / "checkpoint", folder / name)
+    for path in (folder / "checkpoint").glob("rank_*/*.ckpt"):  # a run with three steps
+        rank = folder / "long_run" / path.parent.name
+        rank.mkdir(parents=True)
+        for step in ("1_8000", "1_8500", "1_9000"):
+            shutil.copy(path, rank / f"net-{step}.ckpt")
     for rank, entries in hybrid_parallel()[1].items():
         write_file(folder / "nodes" / f"node{rank}" / "CKP_1-4_32.ckpt", entries, "ckpt")
     return folder

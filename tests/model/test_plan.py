@@ -29,12 +29,18 @@ def test_outputs_have_the_name_and_type_of_the_target_and_terms_those_of_the_fil
     assert plan.sizes == {0: 16}
 
 
-@pytest.mark.parametrize(("count", "weight", "reason"), [(2, 1, "2 terms"), (1, 0.5, "weight 0.5")])
-def test_a_tensor_is_copied_from_one_term(count, weight, reason):
+@pytest.mark.parametrize(("count", "weight"), [(2, 1), (1, 0.5)])
+def test_other_tensors_than_copies_are_means_which_are_rounded(count, weight):
     plan = merge_in_memory(full_tensors(w=(2, 4)))
-    term = Term(plan.transfers[0].source, weight)
-    with pytest.raises(AssertionError, match=reason):
-        list(with_transfer(plan, terms=(term,) * count))
+    ((copied,),) = (output.tensors for output in plan)
+    assert (copied.is_cast, copied.source.name) == (False, "w")
+    terms = (Term(plan.transfers[0].source, weight),) * count
+    plan = with_transfer(plan, terms=terms)
+    ((tensor,),) = (output.tensors for output in plan)
+    assert tensor.is_cast
+    assert plan.holders() == {0: {"w"}}
+    with pytest.raises(AssertionError, match=f"{count} term"):
+        _ = tensor.source
 
 
 def test_an_excerpt_has_none_of_the_slices_of_other_stages():

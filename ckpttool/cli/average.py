@@ -1,0 +1,115 @@
+"""``ckpttool average``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.params import INPUT, STEPS, UsageProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.cli.options import ReportOptions, Side
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.transaction.resume import OutputOptions
+
+
+class Inputs(NamedTuple):
+    """The inputs on the command line, and their weights."""
+
+    sides: Sequence[Side]
+    weights: Sequence[float | None]
+    shared: tuple[str, ...]
+    steps: range | None
+    normalize: bool
+
+
+def _build(**values: Any) -> Inputs:
+    of_all = {name: values[name] for name in ("pattern", "key")}
+    sides = [
+        options.make_side(one.path, one.strategy, step=one.step, **of_all)
+        for one in values["inputs"]
+    ]
+    weights = [one.weight for one in values["inputs"]]
+    return Inputs(sides, weights, values["shared"], values["steps"], values["normalize"])
+
+
+def _argument(name: str, heading: str) -> options.Decorator:
+    return click.argument(name, nargs=-1, required=True, type=INPUT, metavar="INPUT...")
+
+
+inputs = options.OptionGroup(
+    options.SOURCE,
+    "inputs",
+    _build,
+    {
+        "inputs": _argument,
+        "shared": options.strategy(
+            "inputs without one of their own", "-s", "--src-strategy", aliases=("--strategy",)
+        ),
+        "steps": options.option(
+            "Average these steps of one folder, as FIRST..LAST:STRIDE.", type=STEPS
+        ),
+        "normalize": options.flag("Divide the weights by their sum, which need not be 1."),
+        "pattern": options.source_options.parameters["pattern"],
+        "key": options.source_options.parameters["key"],
+    },
+)
+_OF_RANKS = ("prefix", "ranks", "not_in_target", "strategy_path")
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    help="""\b
+    ckpttool average runs/a:0.25 runs/b:0.75 -s strategy.ckpt -o mean.h5
+
+    Write the weighted mean of several checkpoints under any layouts and formats.  INPUT is
+    PATH[,strategy=FILE][,step=STEP][:WEIGHT]; without weights all count the same.  What is no
+    weight of the model, such as optimizer state, is that of the last input.
+    """,
+)
+@inputs()
+@options.resolve_options()
+@options.output_path(
+    "path", "Output file; with -d, or --max-shard-size, a folder.", "mean.h5", "OUT"
+)
+@options.strategy("the target, to write rank files", "-d", "--dst-strategy")(
+    "dst_strategy", options.OUTPUT
+)
+@options.output_options(
+    format=options.option(
+        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
+        **options.FORMAT_CHOICE,
+    ),
+)
+@options.run_options()
+@options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
+def average(
+    inputs: Inputs,
+    resolve: ResolveOptions,
+    path: str,
+    dst_strategy: tuple[str, ...],
+    output: OutputOptions,
+    run: RunOptions,
+    report: ReportOptions,
+) -> None:
+    """Write the weighted mean of several checkpoints."""
+    from ckpttool.cli import workflow
+
+    if not dst_strategy:
+        options.require_flag("-d", _OF_RANKS)
+        output = options.with_format(path, output)
+    elif output.max_shard_bytes is not None:
+        hint = "the same command without one of them"
+        raise UsageProblem("--max-shard-size does not go with -d", hint)
+    options.refuse_lost_checksum(output, "" if dst_strategy else path)
+    path = options.absolute_for_cluster(path, run)
+    found, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
+    plan = partial(ckpttool.plan_average, found, path, target, resolve, output)
+    workflow.convert(plan, run, report)

@@ -1,0 +1,175 @@
+"""Load the inputs of an average: steps of one run or several checkpoints, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Literal
+
+from ckpttool.concurrency import OpenCount, no_count
+from ckpttool.discovery.file_names import step_of
+from ckpttool.discovery.scan import Steps
+from ckpttool.formats.local import is_folder
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.load import (
+    Attempts,
+    Source,
+    StrategySource,
+    load,
+    load_steps,
+    read_strategy,
+)
+from ckpttool.planning.averaging import AverageInput, find_weights
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
+from ckpttool.storage.files import is_there
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import count, shorten
+
+
+def load_average(
+    inputs: Sequence[Source],
+    weights: Sequence[float | None],
+    shared: StrategySource = (),
+    *,
+    steps: Sequence[int] | None = None,
+    normalize: bool = False,
+    replicated: bool = False,
+    open_count: OpenCount = no_count,
+) -> list[AverageInput]:
+    """Read the inputs of an average and their strategies, and raise all their problems at once.
+
+    Parameters
+    ----------
+    inputs
+        The checkpoints.  One without a strategy has the shared one if it needs any; else that
+        which lies with it, or which its manifest lists.
+    weights
+        Their weights; None for equal ones.
+    shared
+        The strategy of all inputs without one of their own.
+    steps
+        The steps of the only input that are averaged, all with one weight.
+    normalize
+        Whether to divide the weights by their sum.
+    replicated
+        Whether every rank of an input without a strategy holds full tensors.
+    open_count
+        Shows how many headers were read.
+    """
+    if steps is not None:
+        if len(inputs) != 1 or weights[0] is not None or inputs[0].options.step is not None:
+            text = "the steps of a run are those of one folder, without step and weight"
+            hint = "one input, or inputs one by one without --steps"
+            raise PlanError([Diagnostic("options", text, hint=hint)])
+        (run,) = inputs
+        of_run = run._replace(strategy=run.strategy or shared)
+        inputs = [
+            run._replace(options=one.options) for one in select_steps(of_run, steps, open_count)
+        ]
+        weights = [None] * len(inputs)
+    names = [one.src.root if isinstance(one.src, Catalog) else one.src for one in inputs]
+    attempt = Attempts()
+    found = attempt("weights", partial(find_weights, weights, names, normalize=normalize))
+    loaded = attempt(
+        "inputs",
+        partial(_load_inputs, inputs, shared, replicated=replicated, open_count=open_count),
+    )
+    raise_all(attempt.errors.values())
+    assert found is not None, "its error was raised"
+    assert loaded is not None, "its error was raised"
+    return [AverageInput(*one, weight) for one, weight in zip(loaded, found, strict=True)]
+
+
+def _load_inputs(
+    inputs: Sequence[Source], shared: StrategySource, *, replicated: bool, open_count: OpenCount
+) -> list[tuple[Catalog, Strategy | None]]:
+    """Read the catalogs and the strategies of several inputs; see `load_average`."""
+    attempt, found, is_used = Attempts(), [], False
+    common: Strategy | None
+    if isinstance(shared, Strategy):
+        common = shared
+    else:
+        common = attempt("-s", partial(read_strategy, shared)) if shared else None
+    for number, source in enumerate(inputs, 1):
+        is_shared = common is not None and source.strategy == ()
+        if common is not None and is_shared:
+            source = source._replace(strategy=common)
+        elif source.strategy == () and not replicated:
+            listed = attempt(f"input {number}", partial(_listed, source))
+            source = source._replace(strategy=listed or ())
+        call = partial(load, source, find_strategy=not replicated, open_count=open_count)
+        if loaded := attempt(f"input {number}", call):
+            catalog, strategy, _ = loaded
+            is_used |= is_shared and catalog.needs_strategy
+            needs_none = is_shared and not catalog.needs_strategy
+            found.append((catalog, None if needs_none else strategy))
+    if common is not None and not is_used and not attempt.errors:
+        text, hint = "no input needs this strategy", "the same command without -s"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=common.origin)])
+    raise_all(
+        error if what == "-s" else error.on_side(what) for what, error in attempt.errors.items()
+    )
+    return found
+
+
+def _listed(source: Source) -> StrategySource:
+    """Return the strategy that the manifest of a folder lists; none without one."""
+    if isinstance(source.src, Catalog) or not is_folder(Path(source.src)):
+        return ()
+    manifest = Path(source.src, MANIFEST)
+    if not is_there(str(manifest)):
+        return ()
+    listed = ManifestFile.read(manifest).provenance().dst_strategies
+    return tuple(str(manifest.parent / one.path) for one in listed)
+
+
+def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) -> list[Source]:
+    """Return the checkpoint of each of some steps of a folder.
+
+    Raises
+    ------
+    PlanError
+        A number is that of no step, or of several; or the folder has no steps.
+    """
+    diagnostics = Diagnostics()
+    steps = load_steps(source, diagnostics, open_count=open_count)
+    raise_all(diagnostics.failures)
+    names = [one.name for one in steps.steps if one.name is not None]
+    wanted = [*map(str, numbers)]
+    # Names have an epoch and a step, as 10_2; the numbers are either, and all of one kind.
+    kinds = [_by_number(steps, kind) for kind in ("step", "epoch")]
+    of_number = max(kinds, key=lambda kind: sum(number in kind for number in wanted))
+    problems = []
+    for number in wanted:
+        if len(of_number.get(number, ())) > 1:
+            text, facts = f"{number} is the number of several steps", shorten(of_number[number], 3)
+            hint = "the inputs one by one, as RUN,step=STEP"
+            one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
+            problems.append(one)
+    missing = [number for number in wanted if number not in of_number]
+    if missing:
+        text = f"{count(len(missing), 'step')} not in the folder: {shorten(missing, 3)}"
+        facts = f"it has {shorten(names, 6)}" if names else "it has no steps"
+        hint = f"ckpttool inspect {quote(steps.path)} --steps"
+        one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
+        problems.append(one)
+    if problems:
+        raise PlanError(problems)
+    chosen = [of_number[number][0] for number in wanted]
+    return [source._replace(options=replace(source.options, step=name)) for name in chosen]
+
+
+def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[str, list[str]]:
+    """Return what ``--step`` takes by one of the numbers of each step; some have only one."""
+    found: dict[str, list[str]] = {}
+    for one in steps.steps:
+        if one.name is not None:
+            step = step_of(f"-{one.step}")
+            number = str(one.step) if step is None else str(getattr(step, kind))
+            found.setdefault(number, []).append(one.name)
+    return found

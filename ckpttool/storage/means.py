@@ -1,0 +1,56 @@
+"""Weighted sums of elements in Float64, in blocks that fit into a cache.
+
+An element is multiplied by the weight of its source and added, in the order of the sources, so the
+sum does not depend on where bands begin or on who computes them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckpttool.storage.casting import FORMATS, widen
+from ckpttool.storage.numbers import Bytes, Float64s
+
+BLOCK_SIZE = 1 << 14  # elements that are added at a time
+SUM_SIZE = 1 << 17  # most elements of a sum: 1 MiB
+SUM_BYTES = (SUM_SIZE + 2 * BLOCK_SIZE) * 8
+
+
+class WeightedSum:
+    """A sum of at most `SUM_SIZE` elements; for one thread."""
+
+    def __init__(self) -> None:
+        self._sum = np.empty(SUM_SIZE)
+        self._added = np.empty(BLOCK_SIZE)
+        self.total = self._sum[:0]
+
+    def start(self, size: int) -> None:
+        """Begin a sum of ``size`` elements."""
+        self.total = self._sum[:size]
+        self.total[:] = -0.0  # -0 and -0 is -0, as 0 and -0 is not
+
+    def add(self, data: Bytes, src: str, weight: float) -> None:
+        """Add elements of a type, each multiplied by ``weight``; their number is that of the sum.
+
+        NaN and Inf stay in the sum, as `find_not_finite` shows.
+        """
+        x = data.view(FORMATS[src].word)
+        with np.errstate(all="ignore"):
+            for at in range(0, len(self.total), BLOCK_SIZE):
+                total = self.total[at : at + BLOCK_SIZE]
+                added = self._added[: len(total)]
+                widen(x[at : at + BLOCK_SIZE], src, added)
+                added *= weight
+                total += added
+
+    def find_not_finite(self) -> int | None:
+        """Return the index of the first NaN or Inf in the sum; None if there is none."""
+        is_finite = np.isfinite(self.total)
+        return None if is_finite.all() else int(np.argmin(is_finite))
+
+
+def first_number(data: Bytes, src: str) -> float:
+    """Return the first of some elements of a type."""
+    number: Float64s = np.empty(1)
+    widen(data.view(FORMATS[src].word)[:1], src, number)
+    return float(number[0])
