@@ -35,7 +35,7 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
 
 
 PAGE = ROOT / "docs" / "reference" / "options.md"
-READERS = ("merge", "split", "reshard", "convert", "diff", "verify", "inspect")
+READERS = ("merge", "split", "reshard", "convert", "average", "diff", "verify", "inspect")
 
 
 @pytest.mark.source
