@@ -28,7 +28,8 @@ def workplace(tmp_path, monkeypatch):
     """A folder as the examples of the help assume it."""
     monkeypatch.chdir(tmp_path)
     case = GOLDEN / "tutorial_8_to_8_retrain"
-    shutil.copytree(case / "src", "checkpoint")
+    for name in ("checkpoint", "runs/a", "runs/b"):
+        shutil.copytree(case / "src", name)
     shutil.copy(case / "src_strategy.ckpt", "strategy.ckpt")
     shutil.copy(case / "dst_strategy.ckpt", "new_strategy.ckpt")
     shutil.copytree(GOLDEN / "pipeline_2x4_to_8" / "src_stage_strategies", "stage_strategies")
