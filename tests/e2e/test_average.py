@@ -346,6 +346,7 @@ def test_a_dry_run_writes_nothing_and_knows_what_is_read(tmp_path):
     assert len(document["averaged"]["inputs"]) == 2
 
 
+@pytest.mark.big
 def test_memory_is_that_of_bands(tmp_path):
     for name in ("a", "b", "c"):
         write_holes(tmp_path / f"{name}.ckpt", (3 << 14, 2048))  # 384 MiB
