@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.test_golden import CASES, GOLDEN, command_of, formats_of
 from tests.support import corpus
 from tests.support.commands import message, run
+from tests.support.corpus import a_third
 from tests.support.readers import read, read_ranks
 
 CONVERSIONS = {
@@ -22,14 +23,6 @@ CONVERSIONS = {
     for one in corpus.conversions("merge", "reshard")
     if one.case in CASES
 }
-
-
-def a_third(number):
-    """The conversions, two thirds of them for the exhaustive run."""
-    return [
-        pytest.param(key, marks=[pytest.mark.exhaustive] if at % 3 != number else [])
-        for at, key in enumerate(CONVERSIONS)
-    ]
 
 
 # What the networks of the cases train: names, as their optimizers and callbacks give them.
@@ -95,7 +88,7 @@ def check_chosen(found, whole, is_chosen):
     assert found == expected
 
 
-@pytest.mark.parametrize("key", a_third(0))
+@pytest.mark.parametrize("key", a_third(CONVERSIONS, 0))
 def test_chosen_tensors_are_those_of_the_whole_conversion(key):
     conversion = CONVERSIONS[key]
     whole, _ = written(conversion)
@@ -108,7 +101,7 @@ def test_chosen_tensors_are_those_of_the_whole_conversion(key):
     check_chosen(found, whole, chosen.__contains__)
 
 
-@pytest.mark.parametrize("key", a_third(1))
+@pytest.mark.parametrize("key", a_third(CONVERSIONS, 1))
 def test_weights_are_what_no_optimizer_and_no_callback_keeps(key):
     whole, _ = written(CONVERSIONS[key])
     found, said = written(CONVERSIONS[key], "--weights-only")
@@ -138,7 +131,7 @@ def rounded(name, entry):
     return entry._replace(dtype="BFloat16", data=data)
 
 
-@pytest.mark.parametrize("key", a_third(2))
+@pytest.mark.parametrize("key", a_third(CONVERSIONS, 2))
 def test_choosing_renaming_and_casting_go_together(key):
     whole, _ = written(CONVERSIONS[key])
     words = ["--weights-only"] if random.Random(key).random() < 0.5 else []

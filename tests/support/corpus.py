@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from tests.oracle import OracleLayout, join, take
 from tests.support.readers import (
@@ -55,6 +57,14 @@ class Conversion(NamedTuple):
 def case_names() -> list[str]:
     """Return the cases with an expectation, without ``broken_inputs`` and ``samples``."""
     return sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))
+
+
+def a_third(keys: Iterable[str], number: int = 0) -> list[object]:
+    """Return parameters of a test, two thirds of them for the exhaustive run."""
+    return [
+        pytest.param(key, marks=[pytest.mark.exhaustive] if at % 3 != number else [])
+        for at, key in enumerate(keys)
+    ]
 
 
 @cache
