@@ -215,7 +215,7 @@ def widen(x: Words, src: str, out: Float64s) -> None:
 def _widen(x: Words, src: str, out: Words) -> None:
     """Write elements of 16 bits to ``out`` as Float32."""
     if src == "BFloat16":
-        np.left_shift(x, np.uint32(16), out=out)
+        np.left_shift(x, np.uint32(16), out=out, dtype=np.uint32)  # NumPy 1 would keep 16 bits
     else:
         np.take(_float16_table(), x, out=out, mode="wrap")  # "raise" would make a copy
 
