@@ -35,7 +35,8 @@ CASES = [
 def numbers(entry):
     """The elements of a tensor in Float64."""
     if entry.dtype == "BFloat16":
-        return (entry.array().astype("<u4") << 16).view("<f4").astype("<f8")
+        words = np.left_shift(entry.array().reshape(-1), 16, dtype="<u4")
+        return words.view("<f4").astype("<f8").reshape(entry.shape)
     return entry.array().astype("<f8")
 
 

@@ -249,8 +249,8 @@ def overflowing():
 
 @pytest.mark.parametrize("command", ["merge", "reshard"])
 def test_an_overflow_is_refused_by_name_and_leaves_nothing(command):
-    words = [command, *write_source(overflowing()), "-o", "out/m.ckpt"]
-    words += ["-d", "d.ckpt"] if command == "reshard" else []
+    words = [command, *write_source(overflowing())]
+    words += ["-d", "d.ckpt", "-o", "out"] if command == "reshard" else ["-o", "out/m.ckpt"]
     result = run(*words, "--dtype", "fp16", "--engine", "inline")
     assert result.exit_code == 6
     said = message(result)
