@@ -181,9 +181,9 @@ CODES: Mapping[str, Code] = {
     "shape": _error("shapes do not fit over ranks, or with the strategy"),
     "nan": _warning("values are NaN"),
     "infinite": _warning("values are infinite"),
+    "not_finite": _error("a number that is to be averaged is NaN or infinite"),
     "unlike_inputs": _error("inputs of an average have other names, shapes or types"),
     "missing_step": _error("a step that --steps names is not there, or not the only one"),
-    "not_finite": _error("a number that is to be averaged is NaN or infinite"),
     "zero": _warning("a weight of two or more axes, or one rank's slice of it, is all zero"),
     "zero_state": _note("values are all zero, as when training begins"),
     # why a command cannot do what was requested

@@ -51,7 +51,7 @@ inputs = options.OptionGroup(
     {
         "inputs": _argument,
         "shared": options.strategy(
-            "inputs without one of their own", "-s", "--src-strategy", aliases=("--strategy",)
+            "inputs that name none", "-s", "--src-strategy", aliases=("--strategy",)
         ),
         "steps": options.option(
             "Average these steps of one folder, as FIRST..LAST:STRIDE.", type=STEPS

@@ -144,7 +144,7 @@ def test_engines_and_numbers_of_workers_do_not_count(tmp_path):
     run_well(*words, "-o", tmp_path / "1.ckpt", "-j", "1", "-q")
     run_well(*words, "-o", tmp_path / "16.ckpt", "-j", "16", "-q")
     run_well(*words, "-o", tmp_path / "p.ckpt", "--engine", "processes:2", "-q")
-    run_well(*words, "-o", tmp_path / "small.ckpt", "--max-memory", "300MiB", "-j", "2", "-q")
+    run_well(*words, "-o", tmp_path / "small.ckpt", "--max-memory", "2GiB", "-j", "2", "-q")
     one = (tmp_path / "1.ckpt").read_bytes()
     assert [(tmp_path / f"{n}.ckpt").read_bytes() == one for n in ("16", "p", "small")] == [
         True

@@ -13,6 +13,7 @@ from ckpttool.problems import (
     NoStrategyError,
     PlanError,
     SourceHashError,
+    SourceValueError,
     StepError,
     StrategyError,
     UnfinishedError,
@@ -152,6 +153,12 @@ EXAMPLES = [
         VerifyError("a.h5", ["w differs", "b is missing"]),
         {"path": "a.h5", "problems": ("w differs", "b is missing")},
         "a.h5: w differs\na.h5: b is missing",
+        7,
+    ),
+    (
+        SourceValueError("a.ckpt", ["w: NaN"]),
+        {"path": "a.ckpt", "problems": ("w: NaN",)},
+        "a.ckpt: w: NaN",
         7,
     ),
     (
