@@ -44,6 +44,7 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
+from ckpttool.secret import forbid_core_dumps
 from ckpttool.typed import TypedError, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
@@ -60,6 +61,7 @@ def open_key(value: str) -> Secret:
     if (problem := url_problem(value)) is not None:
         raise UsageProblem(*problem)
     hint = "ckpttool help --dec-key-file"
+    forbid_core_dumps()  # imports a module, and a signal is heeded better while nothing is imported
     try:
         with click.open_file(value, "rb") as file:
             return read_key(file)
