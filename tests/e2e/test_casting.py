@@ -411,7 +411,16 @@ def test_a_tensor_of_two_gib_takes_little_memory(dst):
         "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     words = ["split", *dst] if dst else ["merge"]
-    words += ["src/net.ckpt", "-o", "out/m.ckpt", "--dtype", "bf16", "-q", "-j", "4"]
+    words += [
+        "src/net.ckpt",
+        "-o",
+        "out" if dst else "out/m.ckpt",
+        "--dtype",
+        "bf16",
+        "-q",
+        "-j",
+        "4",
+    ]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 200 << 10
