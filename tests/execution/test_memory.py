@@ -142,9 +142,9 @@ def test_the_budget_decides_how_much_is_taken(source, tmp_path):
     words = ["merge", source / "src", "-s", source / "columns.json", "-q", "-j", "8"]
     small, large = (
         peak_of(*words, "-o", tmp_path / f"{size}.ckpt", "--max-memory", size)
-        for size in ("64MiB", "1GiB")
+        for size in ("72MiB", "1GiB")  # the modules of the program take about 40 MiB
     )
-    assert small <= 64 * MIB
+    assert small <= 72 * MIB
     assert large > small + 4 * MIB  # of two tasks, with buffers of 4 MiB
 
 
