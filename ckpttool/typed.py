@@ -7,6 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from decimal import Decimal
 from typing import IO, NamedTuple, SupportsIndex
 
@@ -131,10 +132,8 @@ def parse_averaged(text: str) -> AveragedText:
     head, colon, tail = text.rpartition(":")
     weight = None
     if colon:
-        try:
+        with suppress(ValueError):  # then the colon is part of a path
             text, weight = head, float(tail)
-        except ValueError:  # the colon is part of a path
-            text = f"{head}:{tail}"
     path, *parts = re.split(r",(?=strategy=|step=)", text)
     given = [part.partition("=") for part in parts]
     steps = [value for key, _, value in given if key == "step"]

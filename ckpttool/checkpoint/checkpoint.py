@@ -281,7 +281,7 @@ class Checkpoint(Brief):
 
     @cached_property
     def training_state(self) -> frozenset[str]:
-        """The names that are no weights: optimizer state, gradients, master copies, counters."""
+        """The names that are not weights: optimizer state, gradients, master copies, counters."""
         return find_training_state(self.listed, self.metas)
 
     @cached_property

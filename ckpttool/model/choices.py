@@ -40,7 +40,7 @@ class Cast:
         found = find_word(word)
         dtype = CAST_WORDS.get(word.lower(), "" if found is None else found.name)
         if dtype not in CAST_WORDS.values():
-            text = f"{word!r} is no type to cast to; expected {any_of(CAST_WORDS)}"
+            text = f"{word!r} is not a type to cast to; expected {any_of(CAST_WORDS)}"
             raise ValueError(text)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "pattern", Pattern(pattern) if colon else None)
@@ -119,7 +119,7 @@ class TensorOptions:
         return not (self.include or self.exclude or self.weights_only)
 
     def choose(self, names: Iterable[str], training: Collection[str]) -> frozenset[str]:
-        """Return the wanted names; ``training`` are those that are no weights."""
+        """Return the wanted names; ``training`` are those that are not weights."""
         return frozenset(
             name
             for name in names
@@ -154,7 +154,7 @@ class TensorOptions:
         metas
             The tensors.
         training
-            Those that are no weights.
+            Those that are not weights.
         where
             What has them.
         """

@@ -266,11 +266,11 @@ def parameter_of_value(name: str, names: Collection[str]) -> str | None:
 
 
 def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
-    """Return the names that are no weights: optimizer state, gradients, master copies, counters.
+    """Return the names that are not weights: optimizer state, gradients, master copies, counters.
 
     State of an optimizer that is not MindSpore's or MindFormers' counts as weights: it may be an
     average of weights.  A prefix is that of a module if none of its names has its parameter,
-    although there are weights.  A single value without a layer that is no floating-point number
+    although there are weights.  A single value without a layer that is not a floating-point number
     counts something.
 
     Parameters

@@ -43,7 +43,7 @@ class Pattern:
         try:
             regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
         except re.error as error:
-            raise ValueError(f"{self.text!r} is no regular expression: {error}") from error
+            raise ValueError(f"{self.text!r} is not a regular expression: {error}") from error
         object.__setattr__(self, "regex", regex)
 
     def matches(self, name: str) -> bool:

@@ -135,7 +135,7 @@ def rename(
 
 
 def _parameter(name: str, names: Collection[str], states: ParameterOfState) -> str | None:
-    """Return the parameter whose state a tensor is; None if it is no state."""
+    """Return the parameter whose state a tensor is; None if it is not state."""
     return states.get(name, parameter_of_value(name, names))
 
 

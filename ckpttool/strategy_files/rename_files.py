@@ -54,7 +54,9 @@ def _rule(old: str, node: Node, path: str) -> Rename:
         raise StrategyError(node.place, f"{old}: neither a name nor to: and beside:", hint)
     texts = {key: one.value for key, one in parts.items()}
     if wrong := [key for key, text in texts.items() if not isinstance(text, str)]:
-        raise StrategyError(node.place, f"{old}: {wrong[0]}: is no name", 'a name in quotes: "1"')
+        raise StrategyError(
+            node.place, f"{old}: {wrong[0]}: is not a name", 'a name in quotes: "1"'
+        )
     try:
         return Rename(old, str(texts["to"]), str(texts.get("beside", "")), path)
     except ValueError as error:
