@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,8 +21,6 @@ from tests.support import corpus
 from tests.support.checkpoints import cut, strategy_of, write_file, write_holes, write_ranks
 from tests.support.commands import SUFFIXES, message, run, run_well
 from tests.support.readers import Entry, read, read_ranks
-
-ml_dtypes = pytest.importorskip("ml_dtypes")
 
 NUMPY = {
     "Float64": np.dtype("<f8"),

@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import permutations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -188,7 +189,6 @@ def test_a_float64_that_float32_would_round_to_the_middle_is_rounded_once():
 
 def check_float32(words):
     """Compare with ml_dtypes and NumPy."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     x = words.view("<f4")
     nans = np.isnan(x)
     signs = (words >> 16 & 0x8000).astype("<u2")
