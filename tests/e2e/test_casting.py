@@ -338,7 +338,7 @@ def test_python_takes_a_type_and_reads_in_it():
         wanted = values("w", SHAPES["w"], "Float32").astype(ml_dtypes.bfloat16)
         np.testing.assert_array_equal(found["w"][...], wanted.astype("f4"))
         np.testing.assert_array_equal(found["w"][3::7, 5:9], wanted.astype("f4")[3::7, 5:9])
-    with pytest.raises(ValueError, match="no type to cast to"):
+    with pytest.raises(ValueError, match="not a type to cast to"):
         ckpttool.open("src", "s.ckpt", dtype="int8")
     with pytest.raises(ValueError, match="on_overflow"):
         ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="clip")
