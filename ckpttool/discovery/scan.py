@@ -50,6 +50,7 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, Reads
 from ckpttool.problems import (
+    CkptToolError,
     Command,
     Diagnostic,
     Diagnostics,
@@ -598,19 +599,30 @@ def _twin_evidence(file: FileIndex, key: Secret | None) -> str:
     for candidate in dict.fromkeys((path.absolute(), path.resolve())):
         for name, others, twin in find_twins(candidate):
             found = next(read_indexes([str(twin)], key))
-            if isinstance(found, FileIndex) and _hold_other_slices(file, found):
+            if isinstance(found, FileIndex) and _holds_other_slices(found, file):
                 return f"{name} lies beside {shorten(others, 3)}, with the same names and shapes"
     return ""
 
 
-def _hold_other_slices(a: FileIndex, b: FileIndex) -> bool:
-    """Return whether two files have tensors of the same names and shapes, and other contents."""
-    shapes, others = ({one.meta.name: one.meta.shape for one in f.tensors.values()} for f in (a, b))
+def _holds_other_slices(twin: FileIndex, file: FileIndex) -> bool:
+    """Return whether a twin has tensors of the names and shapes of a file, and other contents.
+
+    A twin that cannot be read, or that a training writes at this moment, shows nothing.
+    """
+    pair = (twin, file)
+    shapes, others = ({one.meta.name: one.meta.shape for one in f.tensors.values()} for f in pair)
     if shapes != others:
         return False
     from ckpttool.storage.sampling import sample  # loads NumPy, which few single files need
 
-    return any(sample(a.tensors[name]) != sample(b.tensors[name]) for name in a.tensors)
+    for name, tensor in file.tensors.items():
+        contents = sample(tensor)
+        try:
+            if sample(twin.tensors[name]) != contents:
+                return True
+        except (CkptToolError, OSError):
+            return False
+    return False
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:

@@ -19,11 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.discovery import scan as scan_module
 from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.problems import CkptToolError
 from ckpttool.wording import format_ranks
+from tests.support.checkpoints import write_file
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import record
+from tests.support.readers import Entry
 from tests.support.scans import found
 from tests.support.transcripts import check_case, read_cases
 
@@ -117,6 +120,28 @@ def test_what_lies_in_a_folder_is_found(title, tmp_path):
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         scan(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["job{}/net.ckpt", "part{}.h5"])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_file_that_a_training_writes_beside_another_says_nothing_of_it(
+    tmp_path, monkeypatch, name, is_written
+):
+    paths = [tmp_path / name.format(number) for number in (0, 1)]
+    suffix = {".ckpt": "ckpt", ".h5": "hdf5"}[paths[0].suffix]
+    for path, value in zip(paths, (b"\x01", b"\x02"), strict=True):
+        write_file(path, {"w": Entry("Float32", (2,), 8 * value)}, suffix)
+
+    def read_and_write(names, *others):
+        for index in read_indexes(names, *others):
+            if is_written and index.path == str(paths[1]):
+                with paths[1].open("ab") as file:
+                    file.write(b"more")
+            yield index
+
+    read_indexes = scan_module.read_indexes
+    monkeypatch.setattr(scan_module, "read_indexes", read_and_write)
+    assert bool(scan(str(paths[0])).one_of_several) != is_written
 
 
 @pytest.mark.parametrize(
