@@ -1,4 +1,4 @@
-"""Cast elements between Float64, Float32, Float16 and BFloat16, in blocks that fit into a cache.
+"""Cast elements between Float64, Float32, Float16 and BFloat16, in blocks.
 
 A cast rounds once, to the nearest number, and to the even one of two that are equally near.  NaN
 becomes the quiet NaN of its sign.  A number beyond the largest one becomes Inf, which is counted.
@@ -10,6 +10,7 @@ A cast of Float64 by way of Float32 would round twice.  So the bits are computed
 - To fewer exponent bits, a power of two is added to the magnitude.  It is so large that the sum
   has as many bits below the magnitude's first one as the result; the processor rounds it.  The
   difference between the bits of the sum and of the power of two is the significand.
+- A type of 16 bits has 65,536 numbers, whose results are looked up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from ckpttool.storage.numbers import Bytes, Float64s
 
 Words = npt.NDArray[np.unsignedinteger]
 
-BLOCK_BYTES = 128 << 10  # of the wider type; all blocks of scratch stay in a cache of 1 MiB
+# Of the wider type.  A step of NumPy over a block takes about 0.1 ms: in shorter ones, threads wait
+# for the interpreter's lock more than they compute (measured, two threads: three times as long).
+BLOCK_BYTES = 1 << 20
 SCRATCH_BYTES = 5 * BLOCK_BYTES
 
 
@@ -137,20 +140,33 @@ class Caster:
                 self._stats = self._stats.merged(block)
 
     def _cast(self, x: Words, src: str, out: Words, dst: str) -> CastStats:
-        """Cast a block; elements of 16 bits by way of Float32, which holds them exactly."""
+        """Cast a block."""
         a, b = FORMATS[src], FORMATS[dst]
         if a.bits == 16:
-            wide = out if dst == "Float32" else self._row(0, FORMATS["Float32"], len(x))
-            _widen(x, src, wide)
-            x, a = wide, FORMATS["Float32"]
+            return self._look_up(x, _table(src, dst), out)
         if b.bits < a.bits:
             return self._round(x, _Rounding.between(a, b), out)
-        if b.bits > a.bits:
-            np.copyto(out.view("<f8"), x.view("<f4"))
-        is_nan = (out & b.of(b.sign - 1)) > b.infinity
-        if is_nan.any():
-            out[is_nan] = out[is_nan] & b.of(b.sign) | b.of(b.quiet_nan)
+        np.copyto(out.view("<f8"), x.view("<f4"))
+        _quiet(out, b)
         return CastStats(len(out))
+
+    def _look_up(self, x: Words, table: _Table, out: Words) -> CastStats:
+        """Cast a block of words of 16 bits."""
+        index = self._scratch.reshape(-1).view(np.intp)[: len(x)]
+        np.copyto(index, x)
+        np.take(table.words, index, out=out, mode="wrap")  # "raise" would make a copy
+        if not table.is_lossy:
+            return CastStats(len(x))
+        is_there = np.zeros(1 << 16, np.bool_)
+        is_there[index] = True
+        words = np.flatnonzero(is_there)
+        infinities, zeros = (
+            int(np.count_nonzero(is_so[index])) if is_so[words].any() else 0
+            for is_so in (table.is_infinite, table.is_zero)
+        )
+        largest = float(table.magnitudes[words[table.is_infinite[words]]].max(initial=0))
+        errors = (float(one[words].max(initial=0)) for one in (table.absolute, table.relative))
+        return CastStats(len(x), infinities, largest, zeros, *errors)
 
     def _row(self, number: int, of: _Format, size: int) -> Words:
         row: Words = self._scratch[number].view(of.word)[:size]
@@ -200,27 +216,72 @@ class Caster:
         return CastStats(len(x), len(infinite), largest, zeros, max_abs, max_rel)
 
 
+class _Table(NamedTuple):
+    """What becomes of each word of a type of 16 bits.
+
+    Attributes
+    ----------
+    words
+        The words of the other type.
+    is_lossy
+        Whether any of them is another number.
+    magnitudes, absolute, relative
+        The magnitude of each number, and its errors; 0 where a number is not finite.
+    is_infinite, is_zero
+        Whether a number becomes Inf, or 0, that was not.
+    """
+
+    words: Words
+    is_lossy: bool
+    magnitudes: Float64s
+    absolute: Float64s
+    relative: Float64s
+    is_infinite: npt.NDArray[np.bool_]
+    is_zero: npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=8)
+def _table(src: str, dst: str) -> _Table:
+    """Return what becomes of each word; Float32 holds all numbers of 16 bits exactly."""
+    a, b = FORMATS["Float32"], FORMATS[dst]
+    before = _widened(src)
+    words: Words = np.empty(1 << 16, b.word)
+    if b.bits == 16:
+        Caster()._round(before, _Rounding.between(a, b), words)
+        after = _widened(dst)[words]
+    else:
+        np.copyto(words.view(f"<f{b.bits // 8}"), before.view("<f4"))
+        after = before
+    _quiet(words, b)
+    x, y = (np.abs(one.view("<f4").astype("<f8")) for one in (before, after))
+    is_infinite = np.isfinite(x) & np.isinf(y)
+    x_rest, y_rest = (np.where(np.isfinite(x) & np.isfinite(y), one, 0) for one in (x, y))
+    absolute = np.abs(x_rest - y_rest)
+    relative = absolute / np.where(x_rest == 0, 1, x_rest)
+    is_lossy = bool(is_infinite.any() or absolute.any())
+    is_zero = (x_rest != 0) & (y_rest == 0)
+    return _Table(words, is_lossy, x, absolute, relative, is_infinite, is_zero)
+
+
+def _quiet(words: Words, of: _Format) -> None:
+    """Replace each NaN by the quiet one of its sign."""
+    is_nan = (words & of.of(of.sign - 1)) > of.infinity
+    if is_nan.any():
+        words[is_nan] = words[is_nan] & of.of(of.sign) | of.of(of.quiet_nan)
+
+
+@lru_cache(maxsize=2)
+def _widened(src: str) -> Words:
+    """Return the Float32 of each word of a type of 16 bits."""
+    words = np.arange(1 << 16, dtype="<u2")
+    if src == "BFloat16":
+        return words.astype("<u4") << np.uint32(16)
+    return words.view("<f2").astype("<f4").view("<u4")
+
+
 def widen(x: Words, src: str, out: Float64s) -> None:
     """Write elements to ``out`` as Float64, which holds those of every type exactly."""
-    if src == "Float64":
-        np.copyto(out, x.view("<f8"))
-        return
     if FORMATS[src].bits == 16:
-        wide: Words = np.empty(len(x), "<u4")
-        _widen(x, src, wide)
-        x = wide
-    np.copyto(out, x.view("<f4"))
-
-
-def _widen(x: Words, src: str, out: Words) -> None:
-    """Write elements of 16 bits to ``out`` as Float32."""
-    if src == "BFloat16":
-        np.left_shift(x, np.uint32(16), out=out, dtype=np.uint32)  # NumPy 1 would keep 16 bits
+        np.take(_table(src, "Float64").words.view("<f8"), x, out=out, mode="wrap")
     else:
-        np.take(_float16_table(), x, out=out, mode="wrap")  # "raise" would make a copy
-
-
-@lru_cache(maxsize=1)
-def _float16_table() -> Words:
-    """Return the Float32 of each Float16; one look-up takes the same time for all numbers."""
-    return np.arange(1 << 16, dtype="<u2").view("<f2").astype("<f4").view("<u4")
+        np.copyto(out, x.view(f"<f{FORMATS[src].bits // 8}"))

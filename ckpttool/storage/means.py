@@ -1,4 +1,4 @@
-"""Weighted sums of elements in Float64, in blocks that fit into a cache.
+"""Weighted sums of elements in Float64.
 
 An element is multiplied by the weight of its source and added, in the order of the sources, so the
 sum does not depend on where bands begin or on who computes them.
@@ -11,9 +11,8 @@ import numpy as np
 from ckpttool.storage.casting import FORMATS, widen
 from ckpttool.storage.numbers import Bytes, Float64s
 
-BLOCK_SIZE = 1 << 14  # elements that are added at a time
 SUM_SIZE = 1 << 17  # most elements of a sum: 1 MiB
-SUM_BYTES = (SUM_SIZE + 2 * BLOCK_SIZE) * 8
+SUM_BYTES = 3 * 8 * SUM_SIZE
 
 
 class WeightedSum:
@@ -21,7 +20,7 @@ class WeightedSum:
 
     def __init__(self) -> None:
         self._sum = np.empty(SUM_SIZE)
-        self._added = np.empty(BLOCK_SIZE)
+        self._added = np.empty(SUM_SIZE)
         self.total = self._sum[:0]
 
     def start(self, size: int) -> None:
@@ -34,14 +33,11 @@ class WeightedSum:
 
         NaN and Inf stay in the sum, as `find_not_finite` shows.
         """
-        x = data.view(FORMATS[src].word)
+        added = self._added[: len(self.total)]
         with np.errstate(all="ignore"):
-            for at in range(0, len(self.total), BLOCK_SIZE):
-                total = self.total[at : at + BLOCK_SIZE]
-                added = self._added[: len(total)]
-                widen(x[at : at + BLOCK_SIZE], src, added)
-                added *= weight
-                total += added
+            widen(data.view(FORMATS[src].word), src, added)
+            added *= weight
+            self.total += added
 
     def find_not_finite(self) -> int | None:
         """Return the index of the first NaN or Inf in the sum; None if there is none."""
