@@ -7,7 +7,7 @@ Contents also show whether the strategy belongs to these files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -304,7 +304,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return replace(strategy, notes=(*strategy.notes, *_manifest_notes(catalog, strategy, option)))
+    return _as_recorded(catalog, strategy, option)
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
@@ -330,18 +330,37 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     return CombinedError((*damaged, missing)) if damaged else missing
 
 
-def _manifest_notes(catalog: Catalog, strategy: Strategy, option: str) -> Iterator[Diagnostic]:
-    """Yield a note if the manifest lists other strategy files, or cannot be read."""
+def _as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
+    """Return the strategy with the names that the manifest says its tensors got, and notes.
+
+    There is a note, too, if the manifest lists other strategy files, or cannot be read.
+    """
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
-        return
+        return strategy
+    notes = []
     try:
-        if other := other_strategy(ManifestFile.read(path), strategy):
+        manifest = ManifestFile.read(path)
+        if other := other_strategy(manifest, strategy):
             text = "not the strategy that the manifest names"
             facts = f"{path} names {other}"
             hint = f"{option} {quote(other)}; `ckpttool help other_strategy` explains"
-            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
+            where = strategy.origin
+            notes.append(Diagnostic("other_strategy", text, hint=hint, facts=facts, where=where))
+        recorded = {old: new for new, old in manifest.provenance().renamed.items()}
+        for state, parameter in strategy.listed_states.items():  # it follows, if it was not saved
+            if parameter in recorded:
+                new = state.removesuffix(parameter) + recorded[parameter]
+                recorded.setdefault(state, new)
+        has_new = strategy.new_names_in(recorded)
+        called = {new: old for old, new in recorded.items() if old not in has_new}
+        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
+            text = "the strategy has the old names, read as the new ones"
+            facts = f"{shorten(read, 2)}, as {path} says"
+            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
+            strategy = strategy.with_names(called)
     except FormatError as error:
         (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        yield replace(one, code="other_strategy", facts=facts)
+        notes.append(replace(one, code="other_strategy", facts=facts))
+    return replace(strategy, notes=(*strategy.notes, *notes))

@@ -135,7 +135,7 @@ class Applied:
         The number of tensors that were compared in another type, by their old and new types.
     """
 
-    left_out: Mapping[str, TensorMeta]
+    left_out: Mapping[str, int]
     renamed: int
     cast: Mapping[tuple[str, str], int]
 
