@@ -111,6 +111,7 @@ def inputs(tmp_path_factory):
     shutil.copy(folder / "strategy.ckpt", folder / "output/strategy/ckpt_strategy_rank_0.ckpt")
     shutil.copytree(GOLDEN / "mindformers" / "1.9.0_stages", folder / "output_2" / "checkpoint")
     shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
+    shutil.copy(GOLDEN / "samples" / "files" / "group_info.pb", folder / "group_info.pb")
     hub = ["-s", folder / "strategy.ckpt", "-o", folder / "hub" / "model.safetensors"]
     run_well("merge", folder / "checkpoint", *hub)
     for name in ("run_a", "run_b"):

@@ -46,4 +46,5 @@ def python_block(page: Path, *words: str) -> str:
 
 def needs_mindspore(block: Block) -> bool:
     """Return whether a Python block runs with MindSpore only; `tests/e2e/interop` runs these."""
-    return block.language == "python" and re.search(r"\bms\.", block.text) is not None
+    code = re.sub(r"^#.*$", "", block.text, flags=re.MULTILINE)
+    return block.language == "python" and re.search(r"\bms\.", code) is not None
