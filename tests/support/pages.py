@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CHINESE = DOCS / "zh"  # tests/e2e/test_chinese.py holds its pages to the English ones
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
@@ -35,6 +36,11 @@ def blocks_of(page: Path) -> Iterator[Block]:
     """Yield the blocks of a page in order."""
     for match in FENCE.finditer(page.read_text(encoding="utf-8")):
         yield Block(match[1], match[2] or "", match[3])
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and `mkdocs.yml` make it."""
+    return re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
 
 
 def python_block(page: Path, *words: str) -> str:
