@@ -149,3 +149,23 @@ def test_the_limit_of_open_files_grows_where_it_is_high_already(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         assert more_files_hint(error) == f"ulimit -n {wanted}"
     assert more_files_hint(OSError(errno.EIO, os.strerror(errno.EIO))) == ""
+
+
+@pytest.mark.parametrize("size", ["3M", "1500K"])
+def test_the_first_answer_to_too_little_memory_works(tmp_path, size):
+    write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
+    words = [sys.executable, "-m", "ckpttool", "merge", str(tmp_path / "in.ckpt")]
+    words += ["-o", str(tmp_path / "out.ckpt"), "--max-memory"]
+    done = subprocess.run([*words, size], capture_output=True, text=True)
+    assert done.returncode == 5
+    said = done.stderr.rpartition("Try: --max-memory ")[2].split(",")[0].strip()
+    subprocess.run([*words, said], check=True)
+
+
+@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("250mb", "250MB")])
+def test_a_size_with_another_unit_is_proposed_with_ours(tmp_path, typed, proposed):
+    write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
+    for option in ("--max-memory", "--max-shard-size"):
+        words = ["merge", tmp_path / "in.ckpt", "-o", tmp_path / option[6:], "--format", "ckpt"]
+        assert advice(run(*words, option, typed)) == f"{option} {proposed}"
+        run_well(*words, *advice(run(*words, option, typed)).split())
