@@ -19,7 +19,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import PlanError
 from tests.support.checkpoints import create_file, strategy_of, write_holes
-from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.commands import files_below, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
 SHAPE = (1 << 14, 2048)  # 128 MiB
