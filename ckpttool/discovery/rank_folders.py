@@ -53,7 +53,6 @@ from ckpttool.discovery.leftovers import (
     note_leftovers,
     note_skipped,
 )
-from ckpttool.discovery.packed import find_packed, packed_ranks
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import (
@@ -102,6 +101,8 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
+    from ckpttool.discovery.packed import packed_ranks  # late, since a single file needs none
+
     found = _find_folders(root)
     folders = {one.rank: one.path for one in found}
     if not found:
@@ -873,6 +874,8 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
 
 def _describe_packed(root: Path) -> tuple[str, str] | None:
     """Return packed files of ranks in a folder, and how to unpack them; None without any."""
+    from ckpttool.discovery.packed import find_packed
+
     packed, hint = find_packed(root)
     return (f"found {_names(root, packed)}", hint) if packed else None
 
