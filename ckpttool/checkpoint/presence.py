@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.formats.local import is_file, read_file
@@ -39,7 +40,8 @@ from ckpttool.model.slicing import BrokenTensor, Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import AuthenticityError, Diagnostic, FormatError, UnsupportedError
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.wording import format_ranks
+from ckpttool.transaction.strategies import RecordedStrategy
+from ckpttool.wording import format_ranks, shorten
 
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -432,31 +434,85 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         manifest = ManifestFile.read(path)
         listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
         is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
-        has_strategies = bool(manifest.provenance().strategies)
-        return is_of_set and has_strategies and not other_strategy(manifest, strategy)
+        recorded = RecordedStrategy.of(manifest)
+        return is_of_set and recorded is not None and recorded.is_of(_hashes(strategy))
     except FormatError:
         return False
 
 
-def other_strategy(manifest: ManifestFile, strategy: Strategy) -> str:
-    """Return the strategy file that a manifest names in place of those given; "" for the same.
+def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
+    """Return the strategy that a manifest names, if it is another than the given one."""
+    recorded = RecordedStrategy.of(manifest)
+    if recorded is None or not strategy.files or recorded.is_of(_hashes(strategy)):
+        return None
+    return recorded
 
-    A manifest lists the strategy files of the target last.
+
+def _hashes(strategy: Strategy) -> set[str]:
+    return {sha256(read_file(name)).hexdigest() for name in strategy.files}
+
+
+def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
+    """Return the strategy with the names that the manifest says its tensors got, and notes.
+
+    There is a note, too, if the manifest names another strategy, or cannot be read.
     """
-    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
-    provenance = manifest.provenance()
-    recorded = provenance.strategies[-len(strategy.files) :] if given else ()
-    either = [{one.sha256 for one in of} for of in (recorded, provenance.dst_strategies)]
-    return recorded[-1].path if recorded and given not in either else ""
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not is_file(path):
+        return strategy
+    notes = []
+    try:
+        manifest = ManifestFile.read(path)
+        if (other := other_strategy(manifest, strategy)) is not None:
+            notes.append(_other_strategy_note(catalog, strategy, other, option))
+        called = _old_names(strategy, manifest.provenance().renamed)
+        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
+            text = "the strategy has the old names, read as the new ones"
+            facts = f"{shorten(read, 2)}, as {path} says"
+            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
+            strategy = strategy.with_names(called)
+    except FormatError as error:
+        (one,) = error.diagnostics
+        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
+        notes.append(replace(one, code="other_strategy", facts=facts))
+    return replace(strategy, notes=(*strategy.notes, *notes))
 
 
-def other_strategy_hint(strategy: Strategy) -> str:
-    """Return the hint with the strategy that the manifest names; "" if it names none or this one.
+def _other_strategy_note(
+    catalog: Catalog, strategy: Strategy, other: RecordedStrategy, option: str
+) -> Diagnostic:
+    """Return the note that the manifest names another strategy."""
+    explained = "`ckpttool help other_strategy` explains"
+    found = " ".join(f"{option} {quote(name)}" for name in other.find())
+    return Diagnostic(
+        "other_strategy",
+        f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
+        hint=f"{found}; {explained}" if found else explained,
+        facts="" if found else other.why_not_found,
+        path=strategy.files[0],
+    )
 
-    A note on a manifest that cannot be read has the place of that manifest, and no such hint.
+
+def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the new names that the strategy has by the old ones only, with these.
+
+    ``renamed`` has new and old names of what was written; a state that was not follows.
+    """
+    new_of = {old: new for new, old in renamed.items()}
+    for state, parameter in strategy.listed_states.items():
+        if parameter in new_of:
+            new_of.setdefault(state, state.removesuffix(parameter) + new_of[parameter])
+    has_new = strategy.new_names_in(new_of)
+    return {new: old for old, new in new_of.items() if old not in has_new}
+
+
+def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
+    """Return the note that the manifest names another strategy, if there is one.
+
+    A note on a manifest that cannot be read has the place of that manifest.
     """
     noted = (one for one in strategy.notes if one.code == "other_strategy")
-    return next((one.hint for one in noted if one.where == strategy.origin), "")
+    return next((one for one in noted if one.path in strategy.files), None)
 
 
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:

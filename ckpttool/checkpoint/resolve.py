@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shlex import quote
 from typing import Literal
 
@@ -25,27 +24,23 @@ from ckpttool.checkpoint.contents import (
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
+    as_recorded,
     is_recorded,
     miss_listed_ranks,
     note_written_ranks,
-    other_strategy,
     quarantine_all_empty,
     quarantine_empty,
 )
-from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
     Diagnostic,
-    FormatError,
     NoStrategyError,
     PlanError,
     join_clauses,
 )
-from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
@@ -304,7 +299,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return _as_recorded(catalog, strategy, option)
+    return as_recorded(catalog, strategy, option)
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
@@ -315,6 +310,8 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         if note.code == "strategy_file" and note.path is not None:
             facts = join_clauses(note.message, note.facts)
             hint = hint.replace("STRATEGY", quote(note.path))
+        elif note.code == "strategy_file":
+            facts = join_clauses(note.message, note.facts)
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
@@ -328,39 +325,3 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
-
-
-def _as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
-    """Return the strategy with the names that the manifest says its tensors got, and notes.
-
-    There is a note, too, if the manifest lists other strategy files, or cannot be read.
-    """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
-        return strategy
-    notes = []
-    try:
-        manifest = ManifestFile.read(path)
-        if other := other_strategy(manifest, strategy):
-            text = "not the strategy that the manifest names"
-            facts = f"{path} names {other}"
-            hint = f"{option} {quote(other)}; `ckpttool help other_strategy` explains"
-            where = strategy.origin
-            notes.append(Diagnostic("other_strategy", text, hint=hint, facts=facts, where=where))
-        recorded = {old: new for new, old in manifest.provenance().renamed.items()}
-        for state, parameter in strategy.listed_states.items():  # it follows, if it was not saved
-            if parameter in recorded:
-                new = state.removesuffix(parameter) + recorded[parameter]
-                recorded.setdefault(state, new)
-        has_new = strategy.new_names_in(recorded)
-        called = {new: old for old, new in recorded.items() if old not in has_new}
-        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
-            text = "the strategy has the old names, read as the new ones"
-            facts = f"{shorten(read, 2)}, as {path} says"
-            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
-            strategy = strategy.with_names(called)
-    except FormatError as error:
-        (one,) = error.diagnostics
-        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        notes.append(replace(one, code="other_strategy", facts=facts))
-    return replace(strategy, notes=(*strategy.notes, *notes))

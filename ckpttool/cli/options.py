@@ -224,9 +224,9 @@ class GroupedCommand(click.Command):
         flags = {
             name: param for param in self.get_params(ctx) if param.multiple for name in param.opts
         }
-        for flag, _, word in zip(given, given[1:], given[2:], strict=False):
+        for flag, value, word in zip(given, given[1:], given[2:], strict=False):
             if flag in flags and not word.startswith("-") and not os.path.lexists(word):
-                metavar, hint = flags[flag].metavar, f"{flag} {quote(word)}"
+                metavar, hint = flags[flag].metavar, join([flag, value, flag, word])
                 message = f"{word!r} has no {flag}, and no path of this name exists"
                 facts = f"{flag} takes one {metavar}; repeat it for more."
                 raise UsageProblem(message, hint, facts, ctx=ctx)
@@ -629,7 +629,7 @@ output_options = OptionGroup(
             metavar="FILE",
         ),
         "max_shard_bytes": option(
-            "Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
+            "Write a folder of numbered files of at most SIZE (5GB, or 5G for 5GiB).",
             "--max-shard-size",
             type=SIZE,
         ),
@@ -680,7 +680,7 @@ run_options = OptionGroup(
             type=ENGINE,
         ),
         "max_memory_bytes": option(
-            "Most memory to use, such as 200MiB; on a cluster, of each worker.",
+            "Most memory (200MiB, or 200M; 200MB is of 1000); on a cluster, of each worker.",
             "--max-memory",
             type=SIZE,
         ),
