@@ -307,6 +307,7 @@ def estimate(found: Estimate) -> Json:
     work = found.work
     reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
     space = _each(found.space, "folder need free")
+    needed = "ranks input nbytes" if found.averaged else "ranks nbytes"
     return _document(
         convert(found),
         dry_run={
@@ -321,8 +322,7 @@ def estimate(found: Estimate) -> Json:
             },
             "tasks": work.tasks,
             "sources": [
-                {"ranks": one.ranks, "needs": _each(one.needs, "ranks nbytes")}
-                for one in found.supplies
+                {"ranks": one.ranks, "needs": _each(one.needs, needed)} for one in found.supplies
             ],
             "memory": {"nbytes": found.peak.nbytes, "engine": found.peak.engine},
             "disks": space,
