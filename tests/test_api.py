@@ -421,6 +421,12 @@ def test_rules_of_files_come_after_those_of_rename(tmp_path):
     assert {one.split(".")[0] for one in only_file} == {"net", "head"}
 
 
+def test_an_overflow_needs_a_cast(tmp_path):
+    with pytest.raises(ckpttool.PlanError, match="no cast was requested, so no number overflows"):
+        ckpttool.merge(SRC, STRATEGY, tmp_path / "m.ckpt", on_overflow="inf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_of_rules_that_is_none_is_named(tmp_path):
     with pytest.raises(ckpttool.StrategyError, match="not UTF-8") as caught:
         ckpttool.open(SRC, STRATEGY, rename_file=STRATEGY)

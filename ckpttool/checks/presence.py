@@ -18,6 +18,7 @@ from ckpttool.checkpoint.presence import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
@@ -492,9 +493,23 @@ def find_unsaved_weights(checkpoint: Checkpoint) -> list[str]:
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
+    if options.on_overflow != "error" and not options.casts:
+        text, hint = "no cast was requested, so no number overflows", "--dtype, or no --on-overflow"
+        yield Diagnostic("options", text, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
         metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
         yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
+
+
+def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
+    """Yield the same problems of patterns that are for several checkpoints together."""
+    options, metas, training = checkpoints[0].options.tensors, dict[str, TensorMeta](), set[str]()
+    for one in checkpoints:
+        metas |= one.whole.metas
+        training |= one.whole.training_state if options.casts else set()
+    where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
+    yield from options.unmatched(metas, where)
+    yield from options.cast_problems(metas, training, where)
 
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -74,7 +74,7 @@ class TensorOptions:
     Raises
     ------
     ValueError
-        A pattern or a rule is malformed, or a type is unknown; ``on_overflow`` without ``dtype``.
+        A pattern or a rule is malformed, or a type is unknown.
 
     Examples
     --------
@@ -109,10 +109,6 @@ class TensorOptions:
         object.__setattr__(self, "excluded", tuple(map(Pattern, self.exclude)))
         object.__setattr__(self, "renames", tuple(parse_renames(self.rename)))
         object.__setattr__(self, "casts", tuple(map(Cast, self.dtype)))
-        if self.on_overflow != "error" and not self.casts:
-            raise ValueError(
-                f"on_overflow={self.on_overflow!r} is for casts, and dtype is not given"
-            )
         if self.on_overflow not in get_args(OnOverflow):
             text = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
             raise ValueError(text)
