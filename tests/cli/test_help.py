@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import click
 import pytest
@@ -244,6 +245,9 @@ def test_chinese_lines_fill_a_terminal_and_begin_with_no_closing_mark(path, colu
     assert not [line for line in lines if line.lstrip(" •").startswith(tuple("，。；：！？、）"))]
     assert len([line for line in lines if cell_len(line) > columns - 4]) > 3
     assert help_module.BREAK not in shown
+    text = help_module.PICTURE.sub("", path.read_text(encoding="utf-8"))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    assert Counter(re.findall("[一-鿿]", text)) <= Counter(re.findall("[一-鿿]", shown))
 
 
 # ------------------------------------------------------------------------------- completion
