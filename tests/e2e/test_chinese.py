@@ -157,6 +157,14 @@ def test_a_page_has_what_its_english_twin_has(chinese):
     assert not drift, f"translate in {name_of(chinese)}:\n" + "\n".join(drift)
 
 
+@pytest.mark.parametrize("folder", [DOCS, CHINESE])
+def test_the_severity_of_every_message_is_read(folder):
+    page = folder / "reference" / "messages.md"
+    messages = [one for one in sections_of(page) if one.level == 3]
+    assert len(messages) > 80
+    assert [one.title for one in messages if not severity_of(one)] == []
+
+
 @pytest.mark.parametrize("chinese", TRANSLATED, ids=name_of)
 def test_a_page_is_chinese(chinese):
     """Every paragraph, item and row that has words has Chinese ones."""
@@ -184,6 +192,7 @@ def test_each_readme_links_to_the_other_in_its_first_lines():
         ("(guides/slurm.md)", "(guides/dask.md)", "links"),
         ("(guides/finding-files.md)", "(guides/finding-files.md#steps)", "links"),
         ("- You trained", "- New.\n- You trained", "parts"),
+        ("(pictures/inspect.svg)", "(pictures/layout.png)", "links"),
         ("No merged file is made on the way.", "\nNo merged file is made.", "parts"),
     ],
 )
