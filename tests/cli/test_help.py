@@ -121,7 +121,7 @@ def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
         ("auto_trans_ckpt", "coming-from-mindspore"),
         ("merge_sliced_parameter", "coming-from-mindspore"),
         ("iteration_00000003", "origins"),
-        ("checkpoint_by_rank", ""),
+        ("sliced_parameter", ""),
         ("a(b", ""),
     ],
 )
