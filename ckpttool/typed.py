@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import operator
 import os
 import re
@@ -59,6 +60,16 @@ def require_number(name: str, given: object) -> None:
         raise ValueError(f"{name}={given}, expected 1 or more")
 
 
+def require_seconds(name: str, given: object) -> None:
+    """Raise `TypeError` or `ValueError` for a value that is no number from 0 on, nor None."""
+    if given is None:
+        return
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise TypeError(f"{name}={given!r}, expected seconds, or a text such as '10m'")
+    if not 0 <= given < math.inf:
+        raise ValueError(f"{name}={given}, expected 0 or more seconds")
+
+
 def require_rank(name: str, given: SupportsIndex) -> int:
     """Return the number of a rank, of NumPy's types too; raise `TypeError` if it is none.
 
@@ -100,6 +111,26 @@ def parse_size(text: str) -> int:
         instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
         raise TypedError(f"{text!r} is not a size", facts, instead)
     return nbytes
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}  # of the units of a duration
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``90s``, ``10m`` or ``1h``.
+
+    Examples
+    --------
+    >>> parse_duration("90s"), parse_duration("1.5h")
+    (90.0, 5400.0)
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match is None or match[2] not in SECONDS:
+        facts = "A duration ends with its unit: s, m or h."
+        unit = "" if match is None else match[2][:1].lower()
+        instead = "10m" if match is None else f"{match[1]}{unit if unit in SECONDS else 'm'}"
+        raise TypedError(f"{text!r} is not a duration", facts, instead)
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def parse_part(text: str) -> tuple[int, int]:

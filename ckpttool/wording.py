@@ -263,6 +263,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "--values": "patterns",
     "--max-memory": "max_memory_bytes",
     "--max-shard-size": "max_shard_bytes",
+    "--wait": "wait_seconds",
     "--write-strategy": "strategy_path",
     **{
         f"--{name.replace('_', '-')}": name

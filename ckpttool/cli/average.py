@@ -112,4 +112,4 @@ def average(
     path = options.absolute_for_cluster(path, run)
     found, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
     plan = partial(ckpttool.plan_average, found, path, target, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)
