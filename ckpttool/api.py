@@ -194,6 +194,8 @@ class AverageKeywords(_WriteKeywords, total=False):
 
     max_shard_bytes: int | str | None
     prefix: str
+    name: str | None
+    mindformers: bool
     ranks: Collection[int] | str | None
     not_in_target: NotInTarget
     strategy_path: Path | None
@@ -203,6 +205,8 @@ class ReshardKeywords(_WriteKeywords, total=False):
     """The fields of all options of a split and of a reshard."""
 
     prefix: str
+    name: str | None
+    mindformers: bool
     ranks: Collection[int] | str | None
     not_in_target: NotInTarget
     strategy_path: Path | None

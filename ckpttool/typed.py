@@ -10,11 +10,12 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from decimal import Decimal
+from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret, forbid_core_dumps
-from ckpttool.wording import parse_numbers
+from ckpttool.wording import nearest, parse_numbers
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -111,6 +112,44 @@ def parse_size(text: str) -> int:
         instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
         raise TypedError(f"{text!r} is not a size", facts, instead)
     return nbytes
+
+
+NAME_FIELDS = ("model", "rank", "step")
+
+
+def parse_file_name(text: str) -> str:
+    """Return the name of the rank files, without suffix: ``{model}_rank_{rank}-{step}``.
+
+    Examples
+    --------
+    >>> parse_file_name("llama_rank_{rank}-{step}")
+    'llama_rank_{rank}-{step}'
+    """
+    instead = "{model}_rank_{rank}-{step}"
+    try:
+        parts = [*Formatter().parse(text)]
+    except ValueError as error:
+        raise TypedError(f"{text!r} has a brace too many", str(error), instead) from error
+    fields = [(name, spec or conversion) for _, name, spec, conversion in parts if name is not None]
+    known = ", ".join(f"{{{name}}}" for name in NAME_FIELDS)
+    for field, rest in fields:
+        if rest:
+            raise TypedError(f"{text!r} formats {{{field}}}", "Fields stand as they are.", instead)
+        if field not in NAME_FIELDS:
+            near = nearest(field, NAME_FIELDS)
+            instead = text.replace(f"{{{field}}}", f"{{{near}}}") if near else instead
+            message = f"{text!r} has an unknown field {{{field}}}"
+            raise TypedError(message, f"Fields: {known}.", instead)
+    if "rank" not in dict(fields):
+        raise TypedError(f"{text!r} gives all ranks one name", "It needs {rank}.", instead)
+    if "/" in text or "\0" in text:
+        facts = "The files lie in rank_0/, rank_1/, ..."
+        last = text.rpartition("/")[2]
+        raise TypedError(f"{text!r} has a / in it", facts, last if "{rank}" in last else instead)
+    if text.startswith("."):
+        facts = "Hidden files are not read again."
+        raise TypedError(f"{text!r} begins with a dot", facts, text.lstrip(".") or instead)
+    return text
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}  # of the units of a duration

@@ -269,7 +269,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         f"--{name.replace('_', '-')}": name
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
-            *("format", "prefix", "not_in_target", "part", "ignore"),
+            *("format", "prefix", "name", "not_in_target", "part", "ignore"),
             *("include", "exclude", "rename", "dtype", "on_overflow", "steps"),
         )
     },
@@ -282,6 +282,7 @@ FLAGS: Mapping[str, str] = {  # of options without a value
         for name in (
             *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
             *("overwrite", "resume", "no_locks", "weights_only", "dry_run", "normalize"),
+            "mindformers",
         )
     },
 }

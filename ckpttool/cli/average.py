@@ -61,7 +61,7 @@ inputs = options.OptionGroup(
         "key": options.source_options.parameters["key"],
     },
 )
-_OF_RANKS = ("prefix", "ranks", "not_in_target", "strategy_path")
+_OF_RANKS = ("prefix", "name", "mindformers", "ranks", "not_in_target", "strategy_path")
 
 
 @click.command(

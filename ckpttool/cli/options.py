@@ -46,7 +46,7 @@ from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
 from ckpttool.secret import forbid_core_dumps
-from ckpttool.typed import TypedError, read_key
+from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
@@ -448,6 +448,10 @@ def typed_command() -> str:
 def _build_output(**values: Any) -> OutputOptions:
     from ckpttool.transaction.resume import OutputOptions
 
+    named = [flag for flag in ("name", "mindformers") if values.get(flag)]
+    if named and values.get("prefix") not in (None, OutputOptions().prefix):
+        hint = "the same command without --prefix"
+        raise UsageProblem(f"--prefix does not go with --{named[0]}", hint)
     return OutputOptions(**values, command=typed_command())
 
 
@@ -624,6 +628,13 @@ output_options = OptionGroup(
             "Name the output files PREFIX<rank>.",
             type=Parsed("prefix", _check_prefix),
             default="checkpoint_",
+        ),
+        "name": option(
+            "Name the output files, such as '{model}_rank_{rank}-{step}' (its fields).",
+            type=Parsed("name", parse_file_name),
+        ),
+        "mindformers": flag(
+            "Write the meta.json of each rank, from which MindFormers 1.x resumes."
         ),
         "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
         "not_in_target": option(

@@ -199,7 +199,7 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_text(f"Averaged {averaged_text(done)}")
     text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
-        named = [f"manifest {done.manifest}", *(f"{one.kind} {one.path}" for one in documents)]
+        named = [f"manifest {done.manifest}", *done.beside]
         text += f"; {', '.join(named)}"
     tables.print_text(text)
 

@@ -158,6 +158,13 @@ class Conversion(Brief):
         return self.plan.documents if self.assignment.part is None else ()
 
     @property
+    def beside(self) -> Iterator[str]:
+        """The kind and the path of each document; of more than three of a kind their number."""
+        for kind in dict.fromkeys(one.kind for one in self.documents):
+            paths = [one.path for one in self.documents if one.kind == kind]
+            yield from [f"{len(paths)} {kind}"] if paths[3:] else (f"{kind} {one}" for one in paths)
+
+    @property
     def shapes_to_check(self) -> str:
         """The names and full shapes of `largest_sharded`, for people."""
         metas = (source.meta for source in self.largest_sharded)

@@ -205,6 +205,7 @@ def convert(done: Conversion) -> Json:
     target, part = done.plan.target, done.assignment.part
     indexes = [one.path for one in done.documents if one.kind == "index"]
     strategies = [one.path for one in done.documents if one.kind == "strategy"]
+    metas = [one.path for one in done.documents if one.kind == "meta.json"]
     sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
     not_listed: Json = {"choice": done.assignment.options.not_in_target}
     for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():  # followed, full, dropped
@@ -227,6 +228,7 @@ def convert(done: Conversion) -> Json:
         **_given(
             indexes=indexes or None,
             strategy=next(iter(strategies), None),
+            meta=metas or None,
             part=part and str(part),
             manifest=done.manifest,
         ),

@@ -47,7 +47,14 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
-from ckpttool.typed import require_choice, require_number, require_rank, require_seconds
+from ckpttool.typed import (
+    TypedError,
+    parse_file_name,
+    require_choice,
+    require_number,
+    require_rank,
+    require_seconds,
+)
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
@@ -64,6 +71,12 @@ class OutputOptions:
         Format of the outputs; None to take it from the suffix, else HDF5.
     prefix
         Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
+    name
+        Name of each rank file, in place of ``prefix``: a text with the field ``{rank}``, perhaps
+        with ``{model}`` and ``{step}`` as the names of the source have them.
+    mindformers
+        Write ``meta.json`` into the folder of each rank, with which MindFormers 1.x resumes.  The
+        default name is then ``{model}_rank_{rank}-{step}``.
     ranks
         Write only these ranks of the strategy.
     not_in_target
@@ -102,6 +115,8 @@ class OutputOptions:
 
     format: str | None = None
     prefix: str = "checkpoint_"
+    name: str | None = None
+    mindformers: bool = False
     ranks: Collection[int] | None = None
     not_in_target: NotInTarget = "follow"
     strategy_path: str | None = None
@@ -121,6 +136,13 @@ class OutputOptions:
             object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
+        if self.name is not None:
+            try:
+                parse_file_name(self.name)
+            except TypedError as error:
+                raise ValueError(f"name: {error}") from error
+        if self.prefix != "checkpoint_" and (self.name is not None or self.mindformers):
+            raise ValueError(f"prefix={self.prefix!r} does not go with name= and mindformers=")
         if self.ranks is not None:
             if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
