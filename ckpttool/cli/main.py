@@ -241,12 +241,10 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:
-        import json
-
         from ckpttool.cli.options import command_line
-        from ckpttool.operations.documents import failure
+        from ckpttool.operations.documents import failure, to_text
 
-        click.echo(json.dumps(failure(exit_code, problems, command_line(words))))
+        click.echo(to_text(failure(exit_code, problems, command_line(words))))
     return exit_code
 
 

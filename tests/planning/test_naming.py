@@ -26,7 +26,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def resumed(folder: Path) -> list[str]:
-    """Return the file of each rank as MindFormers 1.x looks it up (`scripts/check_mindformers.py`)."""
+    """Return the file of each rank as MindFormers 1.x looks it up; see `planning.naming`."""
     ranks = range(len([*folder.glob("rank_*")]))
     found = [json.loads((folder / f"rank_{r}" / "meta.json").read_bytes()) for r in ranks]
     epoch, step = min((one["last_epoch"], one["last_step"]) for one in found)
