@@ -30,6 +30,7 @@ from ckpttool.wording import shorten
 
 OF_MINDFORMERS = "{model}_rank_{rank}-{step}"
 META = "meta.json"
+MINDFORMERS_FORMATS = ("ckpt", "safetensors")
 _RANK = re.compile(r"_rank_(\d+)")
 _STEP = re.compile(r".+-(\d+)_(\d+)\.(?:ckpt|safetensors)")
 
@@ -49,11 +50,7 @@ def name_files(
     template = options.name or (OF_MINDFORMERS if options.mindformers else None)
     if template is None:
         return {rank: f"{options.prefix}{rank}{suffix}" for rank in ranks}
-    kept = catalog.common_attrs if catalog.files else {}
-    fields = {
-        "model": _model_of(catalog),
-        "step": catalog.step or kept.get(f"{PROVENANCE}step") or "",
-    }
+    fields = {"model": _model_of(catalog), "step": _step_of(catalog)}
     problems: list[Diagnostic] = []
     if unknown := [name for name, text in fields.items() if not text and f"{{{name}}}" in template]:
         said = template.replace("{model}", fields["model"] or "llama")
@@ -66,13 +63,16 @@ def name_files(
         hint = f"--name {quote(template.rpartition('.')[0])}"
         problems.append(Diagnostic("options", text, hint=hint))
     names = {rank: template.format(**fields, rank=rank) + suffix for rank in ranks}
-    if len(steps := {label_of(name) for name in names.values()}) > 1:
+    if len(steps := dict.fromkeys(map(label_of, names.values()))) > 1:
         text = "the names would say that the ranks are of different steps"
         facts = shorten(map(str, steps), 3)
         hint = f"--name '{OF_MINDFORMERS}'"
         problems.append(Diagnostic("options", text, hint=hint, facts=facts))
+    if options.mindformers and format not in MINDFORMERS_FORMATS:
+        hint = " or ".join(f"--format {one}" for one in MINDFORMERS_FORMATS)
+        problems.append(Diagnostic("options", f"MindFormers does not read {format}", hint=hint))
     if options.mindformers and not problems:
-        problems = list(_problems_of_mindformers(names, format))
+        problems = list(_problems_of_mindformers(names))
     if problems:
         raise PlanError(problems)
     return names
@@ -92,12 +92,16 @@ def _model_of(catalog: Catalog) -> str:
     return "" if others or "{" in model else model
 
 
-def _problems_of_mindformers(names: Mapping[int, str], format: str) -> Iterator[Diagnostic]:
+def _step_of(catalog: Catalog) -> str:
+    """Return the step of the source, perhaps that which ckpttool recorded; "" if nothing tells."""
+    kept = catalog.common_attrs if catalog.files else {}
+    names = {Path(file.path).name for file in catalog.files.values()}
+    of_name = label_of(*names) if len(names) == 1 else None
+    return catalog.step or kept.get(f"{PROVENANCE}step") or of_name or ""
+
+
+def _problems_of_mindformers(names: Mapping[int, str]) -> Iterator[Diagnostic]:
     """Yield why MindFormers would not find the files by these names."""
-    if format not in ("ckpt", "safetensors"):
-        hint = "--format ckpt, or --format safetensors"
-        yield Diagnostic("options", f"MindFormers does not read {format} files", hint=hint)
-        return
     first, name = next(iter(names.items()))
     found = {rank: _RANK.search(name) for rank, name in names.items()}
     is_right = all(one is not None and int(one[1]) == rank for rank, one in found.items())
