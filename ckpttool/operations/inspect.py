@@ -136,7 +136,6 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
-    found.add(*find_nothing(catalog))
     is_compared = options is None or options.manifest != "ignore"
     if is_compared and find_manifests(catalog):
         from ckpttool.checks.manifest import check_source
@@ -148,6 +147,7 @@ def examine(
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
     checkpoint = _resolve(catalog, strategy, options, contents, executor, found)
+    found.add(*find_nothing(checkpoint.whole.catalog))
     if checkpoint.chosen_from is not None:
         catalog = checkpoint.catalog
     summary = summarize(checkpoint)
@@ -184,14 +184,11 @@ def _resolve(
     misfits = checkpoint.misfits
     if misfits:  # the tensors that it fits are joined all the same
         checkpoint = resolve_with(checkpoint.strategy)
-    found.add(*run_checks(checkpoint, "inspect"))
-    is_wrong = any(one.code == "strategy" for one in found)
-    found.add(*misfits)
+    is_wrong = any(one.code == "strategy" for one in run_checks(checkpoint, "inspect"))
+    found.add(*run_checks(checkpoint, "inspect", misfits=misfits))
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, files="full")
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
-    if by_file and catalog.is_merged and checkpoint.chosen_from is None:
-        return replace(checkpoint, catalog=catalog)  # what an empty file should hold is not known
     reported = catalog.damaged if options is None or options.tensors.are_all_wanted else ()
     damaged = checkpoint.catalog.damaged.items()
     new = (error for rank, error in damaged if rank not in reported)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -15,8 +16,14 @@ import pytest
 import ckpttool
 from ckpttool.concurrency import InlineExecutor, bind_cancel_event
 from ckpttool.execution import execute as execute_module
+from ckpttool.execution import executors
 from ckpttool.execution.copy import fill
-from ckpttool.execution.executors import default_jobs, open_engine, split_engine_name
+from ckpttool.execution.executors import (
+    _find_quota,
+    default_jobs,
+    open_engine,
+    split_engine_name,
+)
 from ckpttool.formats import get_format
 from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
@@ -86,6 +93,44 @@ def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
     with open_engine(f"threads:{workers}") as executor:
         ckpttool.execute(plan, destination, executor, options=options)
     assert (tmp_path / "m.ckpt").read_bytes() == (source / "m.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "wanted"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "300000 100000"}, 3),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "cpu.max": "70000 100000"}, 0.7),
+        ("0::/elsewhere/pod", {"cpu.max": "200000 100000"}, 2),
+        (
+            "4:cpu,cpuacct:/kube/pod\n1:cpuset:/\n0::/",
+            {
+                "cpu/kube/pod/cpu.cfs_quota_us": "250000",
+                "cpu/kube/pod/cpu.cfs_period_us": "50000",
+                "cpu/kube/cpu.cfs_quota_us": "-1",
+                "cpu/kube/cpu.cfs_period_us": "100000",
+            },
+            5,
+        ),
+        ("3:cpuset:/x", {"cpu.max": "100000 100000"}, math.inf),
+        (None, {}, math.inf),
+    ],
+)
+def test_limits_of_containers_count_as_processors(tmp_path, groups, limits, wanted):
+    if groups is not None:
+        (tmp_path / "cgroup").write_text(groups + "\n")
+    for name, text in limits.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text + "\n")
+    assert _find_quota(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == wanted
+
+
+@pytest.mark.parametrize(("quota", "workers"), [(0.2, 1), (1.5, 2), (4, 4), (100, 8)])
+def test_there_is_a_worker_for_each_processor_at_hand(monkeypatch, quota, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(executors, "_find_quota", lambda: quota)
+    assert default_jobs() == workers
 
 
 def test_engines_are_named():
