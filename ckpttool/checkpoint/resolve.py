@@ -26,6 +26,7 @@ from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of
 from ckpttool.checkpoint.presence import (
     as_recorded,
     is_recorded,
+    know_lost,
     miss_listed_ranks,
     note_written_ranks,
     quarantine_all_empty,
@@ -161,11 +162,13 @@ def _resolve_files(
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint whose files are not joined."""
     catalog = quarantine_all_empty(catalog)
+    strategy = Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1)
+    catalog = know_lost(catalog, strategy)
     if files == "kept" and options.manifest != "ignore":
         catalog = miss_listed_ranks(catalog)
     found = Checkpoint(
         catalog=catalog,
-        strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
+        strategy=strategy,
         options=options,
         records=records_of_files(catalog, files),
         files=files,
@@ -192,6 +195,7 @@ def _resolve_ranks(
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)
     catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
+    catalog = know_lost(catalog, strategy)
     found = Checkpoint(
         catalog=catalog,
         strategy=strategy,
