@@ -636,8 +636,17 @@ class SystemUnfitError(CkptToolError):
         yield Diagnostic(self.code, text)
 
 
+_EXIT_CODES = {
+    one.code: one.exit_code
+    for one in (FormatError, UnsupportedError, ChecksumError, UnreadableError, StrategyError)
+}
+
+
 class PlanError(CkptToolError):
     """The work cannot be done as requested, and nothing was written; exit code 5.
+
+    It is the one of `FormatError` or `StrategyError` if a problem has their code: the same problem
+    has the same exit code, whoever finds it.
 
     Parameters
     ----------
@@ -649,6 +658,8 @@ class PlanError(CkptToolError):
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         super().__init__(tuple(diagnostics))
+        own = self.exit_code
+        self.exit_code = min((_EXIT_CODES.get(one.code, own) for one in self.args[0]), default=own)
 
     def _problems(self) -> Iterator[Diagnostic]:
         yield from self.args[0]

@@ -91,16 +91,28 @@ def parse_rank_files(text: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``5GB`` (of 10^9) or ``2GiB`` (of 2^30), as Hugging Face's options."""
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", text, re.ASCII)
-    prefix = match[2].upper() if match is not None else ""
-    unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
-    nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
-    if match is None or not match[3] or not nbytes:
-        facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
-        instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
-        raise TypedError(f"{text!r} is not a size", facts, instead)
-    return nbytes
+    """Return the bytes of ``2GiB`` or ``2G`` (of 2^30), or of ``5GB`` (of 10^9).
+
+    A letter alone is binary, as in the words of ``head -c`` and of containers.
+
+    Examples
+    --------
+    >>> parse_size("1.5G") == parse_size("1536MiB"), parse_size("500MB")
+    (True, 500000000)
+    """
+    if nbytes := _bytes_of(text):
+        return nbytes
+    facts = "A size ends with its unit: 2GiB or 2G (of 1024), or 500MB (of 1000)."
+    instead = text.strip().upper()
+    raise TypedError(f"{text!r} is not a size", facts, instead if _bytes_of(instead) else "2GiB")
+
+
+def _bytes_of(text: str) -> int:
+    """Return the bytes of a size; 0 for what is none."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kKMGT])(|B|iB?)|B)\s*", text, re.ASCII)
+    number, prefix, end = ("0", None, "") if match is None else match.groups()
+    unit = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
+    return int(Decimal(number) * unit)
 
 
 def parse_part(text: str) -> tuple[int, int]:

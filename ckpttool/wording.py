@@ -206,6 +206,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else _spell(c) for c in text)
 
 
+def encodable(text: str) -> str:
+    r"""Return a text with what UTF-8 has no bytes for spelled out, as `printable` spells it.
+
+    Examples
+    --------
+    >>> encodable("b\udcff.ckpt")
+    'b\\xff.ckpt'
+    """
+    return re.sub("[\ud800-\udfff]", lambda found: _spell(found[0]), text)
+
+
 def _spell(letter: str) -> str:
     if "\udc80" <= letter <= "\udcff":  # a byte that is not UTF-8, as Python decodes it
         return f"\\x{ord(letter) - 0xDC00:02x}"

@@ -239,11 +239,9 @@ def _report(error: BaseException, as_json: bool) -> int:
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
     if as_json:
-        import json
+        from ckpttool.operations.documents import failure, to_text
 
-        from ckpttool.operations.documents import failure
-
-        click.echo(json.dumps(failure(exit_code, problems)))
+        click.echo(to_text(failure(exit_code, problems)))
     return exit_code
 
 

@@ -604,7 +604,7 @@ output_options = OptionGroup(
             metavar="FILE",
         ),
         "max_shard_bytes": option(
-            "Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
+            "Write a folder of numbered files of at most SIZE (5GB, or 5G for 5GiB).",
             "--max-shard-size",
             type=SIZE,
         ),
@@ -655,7 +655,7 @@ run_options = OptionGroup(
             type=ENGINE,
         ),
         "max_memory_bytes": option(
-            "Most memory to use, such as 200MiB; on a cluster, of each worker.",
+            "Most memory (200MiB, or 200M; 200MB is of 1000); on a cluster, of each worker.",
             "--max-memory",
             type=SIZE,
         ),

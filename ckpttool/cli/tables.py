@@ -56,10 +56,10 @@ def echo(text: str, end: str = "\n") -> None:
 
 def print_json(document: Json) -> None:
     """Print the JSON document of a command, its only one."""
-    import json
+    from ckpttool.operations.documents import to_text
 
     click.get_current_context().meta[ANSWERED] = True
-    echo(json.dumps(document))  # ASCII, which every locale can print
+    echo(to_text(document))
 
 
 def print_text(

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
 STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
 NUMBER = re.compile(r"\d{1,255}")

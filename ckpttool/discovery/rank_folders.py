@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
+    RANK_FOLDER,
     RANK_IN_NAME,
     RankFile,
     Step,
@@ -79,10 +80,8 @@ from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 from ckpttool.wording import count, format_ranks, shorten
 
-RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
-_UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
@@ -102,11 +101,14 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
+    from ckpttool.discovery.packed import packed_ranks  # late, since a single file needs none
+
     found = _find_folders(root)
     folders = {one.rank: one.path for one in found}
     if not found:
         note_leftovers(root, (), diagnostics)
-        return FoundFiles(_list_flat_files(root, diagnostics), {})
+        flat = _list_flat_files(root, diagnostics)
+        return FoundFiles(flat, packed_ranks(root, {}, {one.rank for one in flat}))
     listed: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -126,6 +128,8 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     if not listed:
         _refuse_unfinished(root)
         raise_all(filter(None, empty.values()))
+    lost = {rank: homes[rank] for rank, error in empty.items() if error is None}
+    empty.update(packed_ranks(root, lost, folders))
     diagnostics.add(*notes)
     problems = [*_folder_problems(root, found, homes, listed), *misplaced]
     if problems:
@@ -194,7 +198,7 @@ def _folder_problems(
         yield problem(text, hint, _names(root, places.values()))
     if not listed:
         last = {rank: paths[-1] for rank, paths in folders.items()}
-        facts, hint = _find_packed(root) or _find_nested_files(root, last.values())
+        facts, hint = _describe_packed(root) or _find_nested_files(root, last.values())
         facts = facts or _names(root, (last[rank] for rank in homes))
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         if below := _find_checkpoints_below(root):
@@ -722,7 +726,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
         return problem(text, f"{shlex.quote(str(below[0]))} as SRC", _names(root, below))
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    if packed := _find_packed(root):
+    if packed := _describe_packed(root):
         return problem(text, packed[1], packed[0])
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     if listed := _list_files_below(root):
@@ -811,7 +815,7 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     if not found:
         raise_all(unreadable_ranks.values())
         text = f"no file matches the pattern {shlex.quote(pattern)}"
-        facts, hint = _find_packed(root) or (_list_files_below(root), "")
+        facts, hint = _describe_packed(root) or (_list_files_below(root), "")
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     return FoundFiles(found, unreadable_ranks)
 
@@ -868,14 +872,12 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     return (f"found {_names(root, found)}", hint) if found else ("", "")
 
 
-def _find_packed(root: Path) -> tuple[str, str] | None:
-    """Return packed files in a folder, and the command that unpacks them; None without any."""
-    for end, tool in _UNPACK.items():
-        for pattern in (f"*{end}", f"*/*{end}"):
-            if packed := sorted(find_paths(root, pattern)):
-                hint = f"{tool} {shlex.quote(str(root))}/{pattern}"
-                return f"found {_names(root, packed)}", hint
-    return None
+def _describe_packed(root: Path) -> tuple[str, str] | None:
+    """Return packed files of ranks in a folder, and how to unpack them; None without any."""
+    from ckpttool.discovery.packed import find_packed
+
+    packed, hint = find_packed(root)
+    return (f"found {_names(root, packed)}", hint) if packed else None
 
 
 def _list_files_below(root: Path) -> str:

@@ -58,17 +58,26 @@ def fit_memory(
     if max_bytes is None:
         return CopyOptions()
     workers, base_bytes = _workers(engine, executor, peak_bytes())
-    fewer = "fewer threads in each worker" if is_cluster(engine) else "fewer workers"
     tensors, header_bytes = _headers(plan)
-    needed = RESERVE_BYTES + header_bytes + base_bytes
-    needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
     transfers = () if plan is None else plan.transfers
-    needed += workers * max(map(rounding_bytes, transfers), default=0)
+    of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES + max(
+        map(rounding_bytes, transfers), default=0
+    )
+    needed = RESERVE_BYTES + header_bytes + base_bytes + workers * of_worker
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:
         message = f"{format_bytes(max_bytes)} of memory is too little for {engine}"
         hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
-        hint += f", or {fewer}" if workers > 1 else ""
+        kind, _ = split_engine_name(engine)
+        if is_cluster(engine):
+            hint += ", or fewer threads in each worker" if workers > 1 else ""
+        else:
+            own, option = (
+                (PROCESS_BYTES, "--engine processes:") if kind == "processes" else (0, "-j ")
+            )
+            of_worker += own + 2 * MIN_BAND_BYTES
+            fewer = workers - -(-(least + TOLERANCE - max_bytes) // of_worker)
+            hint += f", or {option}{fewer}" if fewer > 0 else ""
         raise PlanError([Diagnostic("memory", message, hint=hint)])
     default = CopyOptions()
     worker_bytes = (max_bytes - needed) // workers

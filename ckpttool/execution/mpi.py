@@ -42,7 +42,7 @@ def open_mpi(name: str) -> Iterator[Executor]:
         hint = "pip install 'ckpttool[mpi]'"
         raise EngineError(name, "mpi4py is not installed", hint) from error
     except (ImportError, RuntimeError) as error:  # mpi4py is installed, but finds no libmpi
-        details = "; ".join(str(error).splitlines())
+        details = str(error).rpartition("\n")[2]  # the last of the names that were tried
         hint = "apt install openmpi-bin, or install another Open MPI or MPICH"
         raise EngineError(name, "no MPI library", hint, details) from error
     if "mpi4py.futures" not in sys.orig_argv:

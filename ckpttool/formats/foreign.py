@@ -91,6 +91,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # offset, bytes, kind
     (0, bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e"), "pytorch"),
     (0, b"version https://git-lfs", "lfs"),
 )
+_ARCHIVE = re.compile(r"\.(tar\.\w+|tgz)$")  # the end of a name
 _PAGE = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
 _PYTHON = re.compile(r"^(import|from|def|class) [A-Za-z_]", re.MULTILINE)
 _VERSION = re.compile(rb"\d+(\.\d+)+")
@@ -163,6 +164,14 @@ FOREIGN_KINDS = {
             )
             for tool in ("gzip", "bzip2", "xz", "zstd")
         ),
+        *(
+            ForeignKind(
+                f"{tool}-tar",
+                f"a tar archive compressed with {tool}",
+                f"tar {letter} FILE, then the checkpoint in it as SRC",
+            )
+            for tool, letter in (("gzip", "xzf"), ("bzip2", "xjf"), ("xz", "xJf"))
+        ),
         ForeignKind("lfs", "a Git LFS pointer", hint="git lfs pull, which downloads the file"),
         ForeignKind("page", "an HTML or XML page", hint=_DOWNLOAD),
         ForeignKind("json", "a JSON document", NAME_CHECKPOINT),
@@ -180,7 +189,10 @@ def identify_foreign(path: str) -> ForeignKind | None:
             head += file.read(_HEAD_BYTES - len(head))
         is_json = head.lstrip()[:1] == b"{"
         rest = file.read(_MAX_JSON_BYTES) if is_json else b""
-    kind = _kind_of_bytes(head) or (_json_kind(head + rest) if is_json else "")
+    kind = _kind_of_bytes(head)
+    if _ARCHIVE.search(path) and f"{kind}-tar" in FOREIGN_KINDS:
+        kind += "-tar"
+    kind = kind or (_json_kind(head + rest) if is_json else "")
     with suppress(FormatError):
         kind = kind or _message_kind(path)
     return FOREIGN_KINDS.get(kind or _text_kind(head))

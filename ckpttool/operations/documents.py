@@ -6,6 +6,7 @@ document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, severities
+from ckpttool.wording import encodable
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
@@ -50,6 +52,28 @@ _FILE = "path format nbytes"
 _AMOUNT = "tensors parameters nbytes dtypes"
 _OUTPUT = "rank path format nbytes tensors"
 _NO_LAYOUT: Json = {"device_matrix": None, "tensor_map": None, "optimizer_shard": None}
+
+
+def to_text(document: Json) -> str:
+    r"""Return a document as JSON in ASCII, which every locale can print, and strict parsers read.
+
+    Of a path that is not UTF-8, Python has halves of characters, which JSON cannot hold: ``\xff``
+    stands for such a byte.
+    """
+    text = json.dumps(document)
+    return json.dumps(_encodable(document)) if "\\ud" in text else text
+
+
+def _encodable(value: object) -> object:
+    match value:
+        case str():
+            return encodable(value)
+        case dict():
+            return {encodable(key): _encodable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [*map(_encodable, value)]
+        case _:
+            return value
 
 
 def inspect(found: Inspected) -> Json:

@@ -132,7 +132,6 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
-    found.add(*find_nothing(catalog))
     is_compared = options is None or options.manifest != "ignore"
     if is_compared and find_manifests(catalog):
         from ckpttool.checks.manifest import check_source
@@ -144,6 +143,7 @@ def examine(
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
     checkpoint = _resolve(catalog, strategy, options, contents, executor, found)
+    found.add(*find_nothing(checkpoint.whole.catalog))
     if checkpoint.chosen_from is not None:
         catalog = checkpoint.catalog
     summary = summarize(checkpoint)
@@ -186,8 +186,6 @@ def _resolve(
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, files="full")
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
-    if by_file and catalog.is_merged and checkpoint.chosen_from is None:
-        return replace(checkpoint, catalog=catalog)  # what an empty file should hold is not known
     damaged = checkpoint.catalog.damaged.items()
     found.failures[:0] = (error for rank, error in damaged if rank not in catalog.damaged)
     return checkpoint

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 
 from ckpttool.formats.local import more_files_hint
+from ckpttool.problems import COPY_AGAIN
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import message, run, run_well
 from tests.support.readers import read
@@ -149,3 +153,142 @@ def test_the_limit_of_open_files_grows_where_it_is_high_already(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         assert more_files_hint(error) == f"ulimit -n {wanted}"
     assert more_files_hint(OSError(errno.EIO, os.strerror(errno.EIO))) == ""
+
+
+@pytest.mark.parametrize("size", ["3M", "1500K"])
+def test_the_first_answer_to_too_little_memory_works(tmp_path, size):
+    write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
+    words = [sys.executable, "-m", "ckpttool", "merge", str(tmp_path / "in.ckpt")]
+    words += ["-o", str(tmp_path / "out.ckpt"), "--max-memory"]
+    done = subprocess.run([*words, size], capture_output=True, text=True)
+    assert done.returncode == 5
+    said = done.stderr.rpartition("Try: --max-memory ")[2].split(",")[0].strip()
+    subprocess.run([*words, said], check=True)
+
+
+@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("250mb", "250MB")])
+def test_a_size_with_another_unit_is_proposed_with_ours(tmp_path, typed, proposed):
+    write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
+    for option in ("--max-memory", "--max-shard-size"):
+        words = ["merge", tmp_path / "in.ckpt", "-o", tmp_path / option[6:], "--format", "ckpt"]
+        assert advice(run(*words, option, typed)) == f"{option} {proposed}"
+        run_well(*words, *advice(run(*words, option, typed)).split())
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"\xb2\xe2\xca\xd4 \xf0\x9f\x98\x80"])
+def test_documents_of_paths_that_are_not_utf8_are_strict_json(tmp_path, name):
+    """As Latin-1 and GBK have them, the latter beside a character of four bytes in UTF-8."""
+    folder = tmp_path / os.fsdecode(name)
+    write_file(folder / "in.ckpt", TENSORS, "ckpt")
+    spelled = name.decode(errors="backslashreplace")
+    for words in (
+        ["inspect", folder / "in.ckpt"],
+        ["verify", folder / "in.ckpt"],
+        ["merge", folder / "in.ckpt", "-o", folder / "out.ckpt"],
+        ["inspect", folder / "absent.ckpt"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ckpttool", *words, "--json"], capture_output=True
+        )
+        text = json.dumps(json.loads(done.stdout), ensure_ascii=False)
+        assert json.dumps(spelled, ensure_ascii=False)[1:-1] in text.encode().decode()
+
+
+@pytest.mark.parametrize("suffix", ["ckpt", "safetensors", "h5"])
+def test_an_empty_file_is_an_error_of_each_command(tmp_path, suffix):
+    path = tmp_path / f"net.{suffix}"
+    path.touch()
+    assert run("inspect", path).exit_code == 3
+    assert run("merge", path, "-o", tmp_path / "out.ckpt").exit_code == 3
+    assert run("verify", path).exit_code == 1
+    assert advice(run("inspect", path)) == COPY_AGAIN
+
+
+@pytest.mark.parametrize("listed", ["../b.safetensors", "/b.safetensors"])
+def test_what_is_damaged_has_one_exit_code(tmp_path, listed):
+    """An index that names a file elsewhere ends with the code of a damaged file."""
+    folder = write_indexed(tmp_path / "src", {"a.safetensors": TENSORS})
+    index = next(folder.glob("*.json"))
+    document = json.loads(index.read_text())
+    document["weight_map"]["v"] = listed
+    index.write_text(json.dumps(document))
+    for words in (["inspect", folder], ["merge", folder, "-o", tmp_path / "out.ckpt"]):
+        result = run(*words, "--json")
+        assert result.exit_code == 3
+        assert "error[damaged]" in message(result)
+
+
+@pytest.mark.parametrize("tried", [1, 9])
+def test_a_missing_mpi_library_takes_one_line_and_one_advice(tmp_path, monkeypatch, tried):
+    write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
+    package = tmp_path / "lib" / "mpi4py"
+    package.mkdir(parents=True)
+    lines = ["cannot load MPI library", *(f"libmpi.so.{n}: cannot open" for n in range(tried))]
+    (package / "__init__.py").write_text(f"raise RuntimeError({chr(10).join(lines)!r})")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    words = ["merge", str(tmp_path / "in.ckpt"), "-o", "out.ckpt", "--engine", "mpi"]
+    words = [sys.executable, "-m", "ckpttool", *words]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 8
+    first, tried_last, hint = done.stderr.splitlines()
+    assert (first, tried_last.strip()) == (
+        "error[no_engine]: engine mpi: no MPI library",
+        lines[-1],
+    )
+    assert hint.startswith("  Try: apt install")
+
+
+@pytest.mark.parametrize("name", ["etc", "home"])
+def test_packed_files_of_others_are_not_proposed(tmp_path, name):
+    """Only names of checkpoints and ranks: no manual pages, logs or sources."""
+    for path in ("docs/page.7.gz", "log.txt.xz", "src-1.2.tar.gz", "model.zip", "rank.txt.bz2"):
+        (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / path).write_bytes(gzip.compress(b"text"))
+    said = message(run("inspect", tmp_path / name))
+    assert "the folder of the rank folders as SRC" in said
+    assert not [one for one in ("gunzip", "tar ", "unxz", "unzip") if one in said]
+
+
+def packed(src: Path, pack: str, ranks: tuple[int, ...]) -> Path:
+    """Write three ranks that hold the same, and pack some of them by a command for each."""
+    for rank in range(3):
+        write_file(src / f"rank_{rank}" / "net-1_1.ckpt", TENSORS, "ckpt")
+    for rank in ranks:
+        subprocess.run(pack.replace("RANK", f"rank_{rank}"), shell=True, cwd=src, check=True)
+    return src
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize(
+    ("pack", "named"),
+    [
+        ("gzip RANK/*.ckpt", "ckpt.gz"),
+        ("xz RANK/*.ckpt", "ckpt.xz"),
+        ("tar czf RANK.tgz RANK --remove-files", ".tgz"),
+        ("tar cf RANK.tar RANK --remove-files", ".tar"),
+        ("tar cjf RANK.tar.bz2 RANK --remove-files", ".tar.bz2"),
+    ],
+)
+def test_packed_ranks_are_named_with_what_unpacks_them(tmp_path, monkeypatch, pack, named, ranks):
+    monkeypatch.chdir(tmp_path)
+    packed(Path("some src"), pack, ranks)
+    words = ["merge", "some src", "--replicated", "-o", "out.ckpt"]
+    result = run(*words, "--strict")
+    assert result.exit_code != 0
+    assert named in message(result)
+    assert len(re.findall("Try: ", message(result))) == 1
+    subprocess.run(advice(result), shell=True, check=True)
+    run_well(*words, "--strict")
+    assert read(Path("out.ckpt")) == TENSORS
+
+
+@pytest.mark.parametrize(("name", "letters"), [("net.tar.gz", "xzf"), ("all.tgz", "xzf")])
+def test_a_compressed_archive_as_src_is_unpacked_by_tar(tmp_path, monkeypatch, name, letters):
+    monkeypatch.chdir(tmp_path)
+    write_file(Path("net.ckpt"), TENSORS, "ckpt")
+    subprocess.run(["tar", "czf", name, "net.ckpt"], check=True)
+    Path("net.ckpt").unlink()
+    command, _, rest = advice(run("inspect", name)).partition(", then ")
+    assert (command, rest) == (f"tar {letters} {name}", "the checkpoint in it as SRC")
+    subprocess.run(command, shell=True, check=True)
+    run_well("inspect", "net.ckpt")

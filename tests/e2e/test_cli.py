@@ -170,7 +170,10 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "nbytes"),
-    [("7B", 7), ("1kB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), (" 5 TB", 5 * 10**12)],
+    [
+        *(("7B", 7), ("1kB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), (" 5 TB", 5 * 10**12)),
+        *(("3K", 3072), ("1.5M", 3 << 19), ("2G", 2 << 30), ("1T", 1 << 40), ("4Mi", 4 << 20)),
+    ],
 )
 def test_a_size_is_a_number_and_a_unit(word, nbytes):
     assert parse_size(word) == nbytes

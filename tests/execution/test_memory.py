@@ -17,9 +17,10 @@ from ckpttool.execution.memory import MIB, fit_memory
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import PlanError
 from ckpttool.system import peak_bytes
 from tests.support.checkpoints import create_file, strategy_of, write_holes
-from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.commands import files_below, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
 SHAPE = (1 << 14, 2048)  # 128 MiB
@@ -153,14 +154,24 @@ def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_pat
     words = ["merge", source / "src", "-s", source / "columns.json", "-o", tmp_path / "m.ckpt"]
     result = run(*words, "--max-memory", "20MiB", "-j", "3")
     assert result.exit_code == 5
-    assert not mentions(
-        message(result), "20.0 MiB of memory is too little for threads:3", ", or fewer workers"
-    )
+    assert "20.0 MiB of memory is too little for threads:3" in message(result)
+    assert ", or" not in message(result)  # one worker would not do with it either
     assert files_below(tmp_path) == []
-    assert "fewer" not in message(run(*words, "--max-memory", "20MiB", "-j", "1"))
     least = least_for(*words, "-j", "1")
     result = run_well(*words, "--max-memory", f"{least + 1}MiB", "-j", "1", "-q")
     assert (tmp_path / "m.ckpt").exists()
+
+
+@pytest.mark.parametrize(("engine", "budget"), [("threads:6", 44), ("processes:3", 140)])
+def test_fewer_workers_are_proposed_where_the_memory_is_enough_for_them(
+    monkeypatch, engine, budget
+):
+    monkeypatch.setattr(memory, "peak_bytes", lambda: 30 * MIB)
+    with pytest.raises(PlanError) as caught:
+        fit_memory(RunOptions(engine, budget * MIB))
+    (problem,) = caught.value.diagnostics
+    said = re.search(r", or (?:-j |--engine processes:)(\d+)$", problem.hint)[1]
+    fit_memory(RunOptions(f"{engine.partition(':')[0]}:{said}", budget * MIB))
 
 
 @pytest.mark.parametrize("words", ["0B", "5", "-1MB", "much"])
