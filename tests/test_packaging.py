@@ -77,6 +77,29 @@ def test_the_help_of_an_installed_package_is_printed(wheel, tmp_path):
         assert text.startswith("#"), done.stderr
 
 
+@pytest.mark.interpreter
+def test_the_types_of_the_package_are_found_by_a_script_of_a_user(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "right.py").write_text(
+        "import ckpttool\n"
+        "reveal_type(ckpttool.open('a')['w'])\n"
+        "reveal_type(ckpttool.RunOptions('threads:2').max_memory_bytes)\n"
+    )
+    (tmp_path / "wrong.py").write_text("import ckpttool\nckpttool.merge('a', 's', 'o', step=[1])\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache"]
+    found = {}
+    for name in ("right.py", "wrong.py"):
+        done = subprocess.run([*command, name], cwd=tmp_path, capture_output=True, text=True)
+        found[name] = done.returncode, re.sub(r"(ckpttool|builtins)\.([a-z]+\.)*", "", done.stdout)
+    code, text = found["right.py"]
+    assert code == 0, "a stale .venv? scripts/test installs the package again\n" + text
+    assert 'right.py:2: note: Revealed type is "LazyTensor"' in text
+    assert 'right.py:3: note: Revealed type is "int | None"' in text
+    code, text = found["wrong.py"]
+    assert code == 1
+    assert 'Argument "step" to "merge"' in text
+
+
 @pytest.mark.source
 def test_the_man_page_is_current_and_has_every_command():
     made = runpy.run_path(str(ROOT / "scripts" / "make_man.py"))["make_page"]()
