@@ -600,4 +600,6 @@ def test_the_record_of_a_run_is_behind_few_names():
         "sources.require_unmodified_sources",
         "states.describe_record",
         "states.find_unfinished_run",
+        "strategies.RecordedStrategy",
+        "strategies.read_recorded",
     }
