@@ -23,6 +23,9 @@ LEGACY = {"2_17": "manylinux2014", "2_12": "manylinux2010", "2_5": "manylinux1"}
 OLDEST = {"aarch64": 17, "x86_64": 5}  # minor version of the first glibc of manylinux
 
 
+OLDEST_PYTHON = 10  # as in pyproject.toml
+
+
 class BundleError(Exception):
     """No such bundle can be made."""
 
@@ -41,6 +44,8 @@ def tags_of(machine: str, glibc: str) -> list[str]:
         tags.append(f"manylinux_2_{minor}_{machine}")
         if legacy := LEGACY.get(f"2_{minor}"):
             tags.append(f"{legacy}_{machine}")
+    if not tags:
+        raise BundleError(f"no wheels are made for {machine} with glibc {glibc}")
     return tags
 
 
@@ -60,7 +65,7 @@ def run(*words: str | Path) -> None:
     done = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).splitlines()
-        raise BundleError("\n".join(line for line in lines if line.startswith("ERROR")) or lines[-1])
+        raise BundleError("\n".join(lines[-2:]))
 
 
 def make_bundle(options: argparse.Namespace, folder: Path) -> list[str]:
@@ -105,6 +110,8 @@ def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     for value, form in ((options.python, r"3\.\d+"), (options.glibc, r"2\.\d+")):
         if not re.fullmatch(form, value):
             parser.error(f"{value} is not a version such as 3.11 or 2.17")
+    if int(options.python.removeprefix("3.")) < OLDEST_PYTHON:
+        parser.error(f"Python 3.{OLDEST_PYTHON} is the oldest; --with-python brings one along")
     return options
 
 
