@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,10 @@ from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo, has_utf8
 from ckpttool.formats.local import list_folder, list_readable, read_file
 from ckpttool.wording import nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown
 
 PAGES = Path(ckpttool.__file__).parent / "docs"
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.
@@ -82,6 +87,12 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
 
 
+def find_row(name: str) -> str:
+    """Return the first page with a row of a table about a name, such as one of MindSpore; or ""."""
+    row = re.compile(rf"^\| [^|]*`{re.escape(name)}\b[^|]* \|", re.MULTILINE)
+    return next((topic for topic, page in read_topics().items() if row.search(page)), "")
+
+
 def title_of(page: str) -> str:
     """Return the first heading of a page."""
     heading = HEADING.search(page)
@@ -94,7 +105,6 @@ def print_markdown(text: str) -> None:
         echo(text.rstrip("\n"))
         return
     from rich.console import Console
-    from rich.markdown import Markdown
     from rich.theme import Theme
 
     size = shutil.get_terminal_size()
@@ -102,8 +112,32 @@ def print_markdown(text: str) -> None:
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
     text = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", text)))
     with console.capture() as printed:
-        console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+        console.print(_lay_out(text))
     echo(printed.get().replace(BREAK, ""), end="")
+
+
+def _lay_out(text: str) -> Markdown:
+    """Return a page whose tables fold what is too wide for a cell, where rich would omit a letter.
+
+    rich takes the space off the end of a line by the number of letters, not of columns.
+    """
+    from rich import markdown
+    from rich.table import Table
+
+    class Page(markdown.Markdown):
+        """A class, since these elements are those of a class."""
+
+    if hasattr(markdown, "TableElement"):  # older versions leave tables as they are
+
+        class FoldedTable(markdown.TableElement):
+            def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+                for table in super().__rich_console__(console, options):
+                    for column in table.columns if isinstance(table, Table) else ():
+                        column.overflow = "fold"
+                    yield table
+
+        Page.elements = {**Page.elements, "table_open": FoldedTable}
+    return Page(text, code_theme="ansi_dark", hyperlinks=False)
 
 
 def _name_topic(link: re.Match[str]) -> str:
@@ -148,7 +182,7 @@ def help(name: tuple[str, ...]) -> None:
     if not words:
         print_topics()
     elif not print_all_about(words.lower(), group):
-        near = nearest(words.lower(), names_of(group))
+        near = nearest(words.lower(), names_of(group)) or find_row(words)
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 
