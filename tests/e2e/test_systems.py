@@ -97,11 +97,12 @@ def macos(request, tmp_path):
     """Run Python without what macOS lacks; ``covered``: libhdf5 does not see /proc either."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(MACOS)
-    return Child(tmp_path, COVER if request.param == "covered" else [])
+    (tmp_path / "macos").mkdir()
+    return Child(tmp_path / "macos", COVER if request.param == "covered" else [])
 
 
 class Child:
-    """Starts Python in a folder with a ``sitecustomize`` beside it."""
+    """Starts Python in a folder, with the ``sitecustomize`` of a folder beside it."""
 
     def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
         self.folder, self.before = folder, before
@@ -110,7 +111,7 @@ class Child:
         return subprocess.run(
             [*self.before, sys.executable, *map(str, words)],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}"},
+            env={**os.environ, "PYTHONPATH": f"{self.folder.parent / 'site'}:{ROOT}"},
             capture_output=True,
             text=True,
             check=False,
@@ -178,7 +179,7 @@ def test_every_command_writes_the_same_files(macos, tmp_path, monkeypatch, case,
     for words in work:
         run_well(*words)
     for name in (merged, "new", "split", "converted"):
-        assert bytes_of(tmp_path / name) == bytes_of(tmp_path / "linux" / name)
+        assert bytes_of(tmp_path / "macos" / name) == bytes_of(tmp_path / "linux" / name)
 
 
 def test_a_notebook_opens_and_converts(macos):
@@ -199,8 +200,8 @@ def test_a_notebook_opens_and_converts(macos):
 def test_a_run_that_is_writing_is_found_and_one_that_has_ended_is_not(macos, tmp_path):
     """Locks of the system say who writes; a number of a process does not."""
     words = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", "out/merged.h5")
-    (tmp_path / "out").mkdir()
-    partial = tmp_path / "out" / "merged.h5.partial"
+    partial = tmp_path / "macos" / "out" / "merged.h5.partial"
+    partial.parent.mkdir()
     with partial.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         said = macos.python("-m", "ckpttool", *words, "--overwrite").stderr
@@ -247,7 +248,7 @@ def test_no_call_reads_more_than_macos_allows(tmp_path, monkeypatch):
 def test_windows_is_told_of_wsl_in_one_line(tmp_path, module, words):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WINDOWS.format(module=module))
-    done = Child(tmp_path).python("-m", "ckpttool", *words)
+    done = Child(tmp_path / "site").python("-m", "ckpttool", *words)
     line = f"error[no_system]: this Python has no module {module}; on Windows run ckpttool in WSL\n"
     assert (done.returncode, done.stdout, done.stderr) == (8, "", line)
 
@@ -261,6 +262,6 @@ def test_windows_is_told_of_wsl_at_the_first_use_in_python(tmp_path, name):
         f"try: ckpttool.{name}\n"
         "except ckpttool.CkptToolError as error: print(error.exit_code, error)\n"
     )
-    done = Child(tmp_path).python("-c", code)
+    done = Child(tmp_path / "site").python("-c", code)
     said = "8 this Python has no module fcntl; on Windows run ckpttool in WSL\n"
     assert (done.stdout, done.stderr) == (said, "")
