@@ -25,7 +25,6 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -33,7 +32,7 @@ from typing import TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
@@ -563,7 +562,7 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
         is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
         recorded = RecordedStrategy.of(manifest)
-        return is_of_set and recorded is not None and recorded.is_of(_hashes(strategy))
+        return is_of_set and recorded is not None and recorded.is_of(strategy.files)
     except FormatError:
         return False
 
@@ -571,13 +570,9 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
 def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
     """Return the strategy that a manifest names, if it is another than the given one."""
     recorded = RecordedStrategy.of(manifest)
-    if recorded is None or not strategy.files or recorded.is_of(_hashes(strategy)):
+    if recorded is None or not strategy.files or recorded.is_of(strategy.files):
         return None
     return recorded
-
-
-def _hashes(strategy: Strategy) -> set[str]:
-    return {sha256(read_file(name)).hexdigest() for name in strategy.files}
 
 
 def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:

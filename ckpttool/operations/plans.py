@@ -237,7 +237,9 @@ def _plan_and_check(
     _join(found, diagnostics)
     plan = checkpoints[-1][1]
     if weights:
-        plan = average(checkpoints, weights, diagnostics)
+        # With the strategy of another set, names and shapes are not those of the input.
+        do_fit = not any(one.code == "strategy" for of_source in found for one in of_source)
+        plan = average(checkpoints, weights, diagnostics) if do_fit else None
     for extension in extensions:
         plan = plan and extension.complete(plan, diagnostics)
     if plan is not None:

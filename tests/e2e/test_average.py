@@ -353,6 +353,27 @@ def test_a_set_with_its_strategy_needs_no_option(tmp_path):
     run_well("diff", SRC, tmp_path / "out.ckpt", "-s", STRATEGY)
 
 
+def test_a_manifest_goes_before_the_strategy_of_all(tmp_path):
+    folder, out = tmp_path / "set", tmp_path / "out.ckpt"
+    ckpttool.reshard(SRC, STRATEGY, TARGET, folder, format="ckpt")
+    run_well("average", folder, SRC, "-s", STRATEGY, "-o", out, "-q")
+    run_well("diff", SRC, out, "-s", STRATEGY)
+    run_well("average", folder, folder, "-s", TARGET, "-o", out, "-q", "--overwrite")
+    refused = message(run("average", folder, folder, "-s", STRATEGY, "-o", tmp_path / "x.ckpt"))
+    assert "no input needs this strategy" in refused
+
+
+def test_a_strategy_that_does_not_fit_is_one_error(tmp_path):
+    folder = tmp_path / "set"
+    ckpttool.reshard(SRC, STRATEGY, TARGET, folder, format="ckpt")
+    refused = message(
+        run("average", f"{folder},strategy={STRATEGY}", SRC, "-s", STRATEGY, "-o", "x")
+    )
+    assert "input 1: " in refused
+    assert "is not the strategy of" in refused
+    assert refused.count("error[") == 1
+
+
 def test_options_of_tensors_compose(tmp_path):
     run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.ckpt", "-q")
     merged = read(tmp_path / "m.ckpt")
