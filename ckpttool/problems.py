@@ -88,6 +88,7 @@ CODES: Mapping[str, Code] = {
     "damaged_replica": _warning(
         "a file cannot be read, and others hold all its slices", verify="error"
     ),
+    "cut_short": _note("a file is cut short, and what is wanted of it is whole"),
     "missing_own": _warning(
         "every rank has a value of its own, and that of a missing rank is lost"
     ),
@@ -533,7 +534,7 @@ class FormatError(_PlaceError):
         """Return the error with another hint and with more facts."""
         copied = self._copy()
         copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
-        copied.args = (*self.args[:3], hint, copied.facts)
+        copied.args = (*self.args[:3], hint, copied.facts, *self.args[5:])
         return copied
 
 

@@ -22,6 +22,7 @@ from shlex import quote
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
+from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -293,7 +294,8 @@ def _plan(
 
     ``diagnostics`` collects all that is wrong; then there may be no checkpoint or no plan.
     """
-    catalog, choices = source.catalog, source.options
+    choices = source.options
+    catalog = take_remains(source.catalog, choices.tensors, checks_bytes=options.crc)
     of_target = Diagnostics(strict=choices.strict)
     checkpoint, plan = None, None
     is_compared = choices.manifest != "ignore"
@@ -554,6 +556,7 @@ def plan_convert(
         An option applies only where tensors are joined, or to outputs of a strategy.
     """
     path, output = os.fspath(path), output_options
+    catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
     given = [one.name for one in fields(ResolveOptions) if one.name not in _OF_KEPT_FILES]
     if unused := [n for n in given if getattr(resolve_options, n) != getattr(ResolveOptions(), n)]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
