@@ -78,6 +78,9 @@ CODES: Mapping[str, Code] = {
     "no_checksum": _note("files were saved without a checksum"),
     "unverified": _warning("there is a checksum, and it was not verified", verify="note"),
     "encryption": _note("what encryption means for this run"),
+    "same_format": _note(
+        "convert writes the format of its source", inspect=None, verify=None, diff=None
+    ),
     "mixed_encryption": _warning("only some files are encrypted", verify="note"),
     # ranks and slices
     "missing": _error("slices that no rank has"),
@@ -139,6 +142,7 @@ CODES: Mapping[str, Code] = {
     # strategy and layouts
     "no_strategy": _error("several ranks and no strategy"),
     "invalid_strategy": _error("a strategy is malformed or impossible"),
+    "invalid_rules": _error("a file of rules for names is malformed"),
     "strategy": _error("the strategy does not fit the checkpoint"),
     "contradicted": _error("contents or slices contradict the strategy", inspect="warning"),
     "undecided_shard": _error("contents do not decide an optimizer shard", inspect="warning"),
@@ -590,6 +594,12 @@ class StrategyError(_PlaceError):
 
     code = "invalid_strategy"
     exit_code = 4
+
+
+class RulesError(StrategyError):
+    """A malformed file of rules for names; exit code 4.  The parameters are those of the base."""
+
+    code = "invalid_rules"
 
 
 class EngineError(_PlaceError):

@@ -61,11 +61,13 @@ class Estimate(Conversion):
         yield f"memory {format_bytes(self.peak.nbytes)}"
 
     def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("output ranks", "source ranks", "bytes of each")
+        several = len(self.plan.inputs) > 1
+        yield ("output ranks", "source ranks", *(["input"] if several else []), "bytes of each")
         for supply in self.supplies:
             for need in supply.needs:
                 ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
-                yield (*ranks, format_bytes(need.nbytes))
+                number = [str(need.input + 1)] if several else []
+                yield (*ranks, *number, format_bytes(need.nbytes))
 
     @property
     def read_bytes(self) -> int:

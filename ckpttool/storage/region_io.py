@@ -214,8 +214,8 @@ class FlatFiles:
             for half, at in _split_in_half(region):
                 self.read_region(tensor, half, out[at])
 
-    def read_piece(self, piece: Piece, out: Bytes) -> None:
-        """Copy a piece as `read_region` does; hash it if it is one run of bytes."""
+    def read_piece(self, piece: Piece, out: Bytes, input: int = 0) -> None:
+        """Copy a piece of an input as `read_region` does; hash it if it is one run of bytes."""
         tensor, region = piece.tensor, piece.src
         self.read_region(tensor, region, out)
         if self._read_hashes is None or not region.size:
@@ -380,7 +380,7 @@ def _read_pieces(
     """Read a band from the pieces of a term, in the stored element type."""
     filled = 0
     for piece in term.pieces(band, tensor.region.start):
-        files.read_piece(piece, out[_within(piece.dst, band)])
+        files.read_piece(piece, out[_within(piece.dst, band)], term.input)
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 

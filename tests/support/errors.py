@@ -13,6 +13,7 @@ from ckpttool.problems import (
     LibraryError,
     NoStrategyError,
     PlanError,
+    RulesError,
     SourceHashError,
     SourceValueError,
     StepError,
@@ -88,6 +89,12 @@ EXAMPLES = [
         STRATEGY,
         {"where": "s.ckpt", "reason": "no parameter layouts in it"},
         "s.ckpt: no parameter layouts in it",
+        4,
+    ),
+    (
+        RulesError("n.yaml, line 2", "x: no mapping"),
+        {"where": "n.yaml, line 2", "reason": "x: no mapping"},
+        "n.yaml, line 2: x: no mapping",
         4,
     ),
     (
