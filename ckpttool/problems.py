@@ -203,6 +203,7 @@ CODES: Mapping[str, Code] = {
     "parts": _error("the parts of a set do not fit together"),
     "engine": _error("workers cannot do this work"),
     "no_engine": _error("an engine, its library or its workers are missing"),
+    "no_system": _error("the system is not Linux or macOS, but Windows for example"),
     "memory": _error("the work does not fit the limit of memory"),
     # outputs
     "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
@@ -624,6 +625,27 @@ class EngineError(_PlaceError):
         super().__init__(f"engine {engine}", reason, hint, facts)
         self.args = engine, reason, hint, facts
         self.engine = engine
+
+
+class SystemUnfitError(CkptToolError):
+    """A Python without a module of Linux and macOS, as on Windows; exit code 8.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+
+    code = "no_system"
+    exit_code = 8
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        text = f"this Python has no module {self.module}; on Windows run ckpttool in WSL"
+        yield Diagnostic(self.code, text)
 
 
 _EXIT_CODES = {

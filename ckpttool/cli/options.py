@@ -45,7 +45,7 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
-from ckpttool.secret import forbid_core_dumps
+from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.execution.estimate import Supply, Work, survey
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
-from ckpttool.execution.memory import Peak, estimate_peak, fit_memory, peak_bytes
+from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
+from ckpttool.system import peak_bytes
 from ckpttool.transaction.manifest import Written
 from ckpttool.wording import count, format_bytes, format_numbers
 

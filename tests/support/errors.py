@@ -18,6 +18,7 @@ from ckpttool.problems import (
     SourceValueError,
     StepError,
     StrategyError,
+    SystemUnfitError,
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
@@ -49,6 +50,12 @@ PLAN = PlanError(LOST)
 
 EXAMPLES = [
     (CkptToolError("plain"), {}, "plain", 70),
+    (
+        SystemUnfitError("fcntl"),
+        {"module": "fcntl"},
+        "this Python has no module fcntl; on Windows run ckpttool in WSL",
+        8,
+    ),
     (
         FORMAT,
         {"path": "rank_3/a.ckpt", "offset": 118, "reason": FORMAT.reason},
