@@ -62,6 +62,7 @@ _OF_CONTENTS = {
     "copies",
     "read",
     "unread",
+    "no_evidence",
     "evidence",
 }
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
@@ -174,6 +175,8 @@ class Checkpoint(Brief):
         files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
     unread
         The error that ended the reading of contents, if one did.
+    no_evidence
+        The tensors that are not wanted and that the system cannot read, with the errors.
     evidence
         What was read.
     chosen_from
@@ -199,6 +202,7 @@ class Checkpoint(Brief):
     copies: ComparedCopies = ComparedCopies()
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
+    no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=Evidence, compare=False)
     chosen_from: Checkpoint | None = None
 
@@ -350,6 +354,11 @@ class Checkpoint(Brief):
                 ranks = sorted(chain(*groups))
                 kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
         return tuple(kept)
+
+    @property
+    def evident(self) -> list[FullTensor]:
+        """The tensors whose contents can be read, as far as that is known."""
+        return [one for one in self.tensors if one.name not in self.no_evidence]
 
     def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
         only_for = rank % self.cycle, self.cycle
