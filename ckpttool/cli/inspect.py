@@ -265,13 +265,7 @@ def _inspect(
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
         return describe_strategy(ckpttool.read_strategy(strategies), found)
     if more:
-        paths, hint = (source.path, *more), ""
-        checkpoints = [path for path in paths if not are_strategies([path])]
-        if len(checkpoints) == 1:
-            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
-            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
-            hint = f"{click.get_current_context().command_path} {join(words)}"
-        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
+        raise options.too_many_paths("one checkpoint, or strategy files", (source.path, *more))
     if foreign := inspect_foreign(source.path):
         options.refuse_options("not a checkpoint", ())
         return foreign
