@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.formats.local import is_file, read_file
@@ -39,6 +40,7 @@ from ckpttool.model.slicing import BrokenTensor, Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import AuthenticityError, Diagnostic, FormatError, UnsupportedError
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.strategies import RecordedStrategy
 from ckpttool.wording import format_ranks
 
 REDUNDANCY_KEY = "remove_redundancy"
@@ -432,31 +434,54 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         manifest = ManifestFile.read(path)
         listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
         is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
-        has_strategies = bool(manifest.provenance().strategies)
-        return is_of_set and has_strategies and not other_strategy(manifest, strategy)
+        recorded = RecordedStrategy.of(manifest)
+        return is_of_set and recorded is not None and recorded.is_of(_hashes(strategy))
     except FormatError:
         return False
 
 
-def other_strategy(manifest: ManifestFile, strategy: Strategy) -> str:
-    """Return the strategy file that a manifest names in place of those given; "" for the same.
-
-    A manifest lists the strategy files of the target last.
-    """
-    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
-    provenance = manifest.provenance()
-    recorded = provenance.strategies[-len(strategy.files) :] if given else ()
-    either = [{one.sha256 for one in of} for of in (recorded, provenance.dst_strategies)]
-    return recorded[-1].path if recorded and given not in either else ""
+def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
+    """Return the strategy that a manifest names, if it is another than the given one."""
+    recorded = RecordedStrategy.of(manifest)
+    if recorded is None or not strategy.files or recorded.is_of(_hashes(strategy)):
+        return None
+    return recorded
 
 
-def other_strategy_hint(strategy: Strategy) -> str:
-    """Return the hint with the strategy that the manifest names; "" if it names none or this one.
+def _hashes(strategy: Strategy) -> set[str]:
+    return {sha256(read_file(name)).hexdigest() for name in strategy.files}
 
-    A note on a manifest that cannot be read has the place of that manifest, and no such hint.
+
+def note_other_strategy(catalog: Catalog, strategy: Strategy, option: str) -> Iterator[Diagnostic]:
+    """Yield a note if the manifest names another strategy, or cannot be read."""
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not is_file(path):
+        return
+    explained = "`ckpttool help other_strategy` explains"
+    try:
+        if (other := other_strategy(ManifestFile.read(path), strategy)) is not None:
+            found = " ".join(f"{option} {quote(name)}" for name in other.find())
+            yield Diagnostic(
+                "other_strategy",
+                f"{strategy.origin_is} not the strategy of {catalog.root}, "
+                f"which was written for {other}",
+                hint=f"{found}; {explained}" if found else explained,
+                facts="" if found else other.why_not_found,
+                path=strategy.files[0],
+            )
+    except FormatError as error:
+        (one,) = error.diagnostics
+        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
+        yield replace(one, code="other_strategy", facts=facts)
+
+
+def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
+    """Return the note that the manifest names another strategy, if there is one.
+
+    A note on a manifest that cannot be read has the place of that manifest.
     """
     noted = (one for one in strategy.notes if one.code == "other_strategy")
-    return next((one.hint for one in noted if one.where == strategy.origin), "")
+    return next((one for one in noted if one.path in strategy.files), None)
 
 
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:

@@ -7,10 +7,9 @@ Contents also show whether the strategy belongs to these files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shlex import quote
 from typing import Literal
 
@@ -27,25 +26,21 @@ from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of
 from ckpttool.checkpoint.presence import (
     is_recorded,
     miss_listed_ranks,
+    note_other_strategy,
     note_written_ranks,
-    other_strategy,
     quarantine_all_empty,
     quarantine_empty,
 )
-from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
     Diagnostic,
-    FormatError,
     NoStrategyError,
     PlanError,
     join_clauses,
 )
-from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
@@ -304,7 +299,8 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return replace(strategy, notes=(*strategy.notes, *_manifest_notes(catalog, strategy, option)))
+    noted = note_other_strategy(catalog, strategy, option)
+    return replace(strategy, notes=(*strategy.notes, *noted))
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
@@ -315,6 +311,8 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         if note.code == "strategy_file" and note.path is not None:
             facts = join_clauses(note.message, note.facts)
             hint = hint.replace("STRATEGY", quote(note.path))
+        elif note.code == "strategy_file":
+            facts = join_clauses(note.message, note.facts)
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
@@ -328,20 +326,3 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
-
-
-def _manifest_notes(catalog: Catalog, strategy: Strategy, option: str) -> Iterator[Diagnostic]:
-    """Yield a note if the manifest lists other strategy files, or cannot be read."""
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
-        return
-    try:
-        if other := other_strategy(ManifestFile.read(path), strategy):
-            text = "not the strategy that the manifest names"
-            facts = f"{path} names {other}"
-            hint = f"{option} {quote(other)}; `ckpttool help other_strategy` explains"
-            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
-    except FormatError as error:
-        (one,) = error.diagnostics
-        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        yield replace(one, code="other_strategy", facts=facts)

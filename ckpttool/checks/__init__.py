@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import other_strategy_hint
+from ckpttool.checkpoint.presence import noted_other_strategy
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
-from ckpttool.problems import Command, Diagnostic, severities
+from ckpttool.problems import Command, Diagnostic, join_clauses, severities
+from ckpttool.wording import count
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
 _DECIDING: tuple[Command, ...] = ("verify", "diff", "convert")
@@ -161,14 +163,48 @@ CHECKS = (
 )
 
 
+# The codes of what follows from the strategy of another set.
+_OF_WRONG_STRATEGY = frozenset(
+    (
+        "strategy",
+        "contradicted",
+        "undecided_shard",
+        "missing",
+        "missing_rank",
+        "missing_replica",
+        "missing_own",
+        "unlisted",
+        "replica",
+        "shape",
+        "unsaved",
+        "renamed",
+        "hidden_shard",
+        "equal_slices",
+        "unlike_states",
+        "inferred",
+        "lacking",
+        "absent",
+        "partly_held",
+        "deduplicated",
+        "follows",
+        "guessed",
+        "no_pattern",
+        "other_strategy",
+    )
+)
+
+
 def run_checks(
-    checkpoint: Checkpoint, command: Command, without: Collection[str] = ()
+    checkpoint: Checkpoint,
+    command: Command,
+    without: Collection[str] = (),
+    misfits: Iterable[Diagnostic] = (),
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    Options that overrule contents would hide that files and strategy are of two runs.  Where the
-    manifest names another strategy, that is proposed instead.  Where a folder has files of other
-    runs, it is another step.
+    If the manifest names another strategy, and the given one does not fit, only that is said: all
+    else about the strategy follows from it.  Where a folder has files of other runs, another step
+    is proposed in place of options that would hide it.
 
     Parameters
     ----------
@@ -178,12 +214,32 @@ def run_checks(
         The command.
     without
         Codes that do not count where contents show them.
+    misfits
+        Further problems of the strategy.
     """
-    if checkpoint.misfits:
-        yield from checkpoint.misfits
+    other = noted_other_strategy(checkpoint.strategy)
+    of_checks = _find(checkpoint, command, without, "" if other is None else other.hint)
+    found = chain(checkpoint.misfits or of_checks, misfits)
+    if other is None:
+        yield from found
         return
+    listed, errors = [*found], severities("convert")
+    following = [one for one in listed if one.code in _OF_WRONG_STRATEGY]
+    if not (wrong := [one for one in following if errors[one.code] == "error"]):
+        yield from listed
+        return
+    facts = f"it does not fit: {wrong[0].message}"
+    if len(wrong) > 1:
+        facts = f"{count(len(wrong), 'problem')} with it, the first: {wrong[0].message}"
+    yield replace(other, code="strategy", facts=join_clauses(other.facts, facts))
+    yield from (one for one in listed if one not in following)
+
+
+def _find(
+    checkpoint: Checkpoint, command: Command, without: Collection[str], other: str
+) -> Iterator[Diagnostic]:
+    """Yield what the checks find; ``other`` is the hint with the strategy of the manifest."""
     steps = checkpoint.catalog.steps_of_other_runs
-    other = other_strategy_hint(checkpoint.strategy)
     for check in _checks_of(checkpoint, command):
         for one in check.find(checkpoint):
             if check.needs_contents and one.code in without:

@@ -7,7 +7,8 @@ in ASCII.  Every output has its own line, so that writing and reading take littl
 
     {"schema": 1, "ckpttool": "0.2.0", "plan": "sha256:...", "step": "2_10",
      "inputs": [{"path": "checkpoint/rank_0/net-2_10.ckpt", "nbytes": 50312}, ...],
-     "strategies": [{"path": "strategy.ckpt", "nbytes": 812, "sha256": "..."}, ...],
+     "strategies": [{"path": "../strategy.ckpt", "nbytes": 812, "sha256": "...",
+                     "role": "target"}, ...],
      "outputs": [
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", "format": "ckpt", "nbytes": 50321, "tensors":
      [{"name": "w", "dtype": "Float32", "shape": [4, 8], "sha256": ["..."]}, ...]},
@@ -22,7 +23,9 @@ A document that does not match it, byte for byte, is damaged.
 ``step``
     Step of the source, or null.
 ``inputs``, ``strategies``
-    What the run read.  Inputs are named from the folder that holds SRC, strategies by file name.
+    What the run read.  Inputs are named from the folder that holds SRC.  A strategy with the role
+    ``source`` has the name of its file.  One with ``target``, that of the outputs, has its path
+    from the document's folder.  Old documents have no roles, and names alone.
 ``renamed``
     Name in the outputs to name in the source, where they differ; left out if none does.
 ``averaged``
@@ -51,7 +54,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from itertools import accumulate, islice, pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
@@ -63,6 +66,7 @@ MANIFEST = "ckpttool.json"  # also the suffix for a single file
 RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
 DIGEST_BYTES = 32  # of SHA-256
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
+Role: TypeAlias = Literal["source", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,21 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class StrategyFile:
-    """A strategy file, and the SHA-256 of its bytes."""
+    """A strategy file, the SHA-256 of its bytes, and whose strategy it is, if that is known."""
 
     path: str
     nbytes: int
     sha256: str
+    role: Role | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the file; hosts may have it in other folders."""
+        return self.path.rpartition("/")[2]
+
+    def entry(self) -> Mapping[str, object]:
+        """Return the JSON object of the document."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +154,13 @@ class Provenance:
     def digest(self) -> str:
         """SHA-256 of what decides the outputs."""
         inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
-        strategies = sorted({(file.path, file.sha256) for file in self.strategies})
+        strategies = sorted({(file.name, file.sha256) for file in self.strategies})
         text = json.dumps([self.ckpttool, self.plan, inputs, strategies])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def head(self) -> Mapping[str, object]:
         """Return the first lines of a manifest as a JSON object, without times."""
-        strategies = [asdict(file) for file in self.dst_strategies]
+        strategies = [file.entry() for file in self.dst_strategies]
         return {
             "schema": MANIFEST_SCHEMA,
             "ckpttool": self.ckpttool,
@@ -155,7 +169,7 @@ class Provenance:
             "inputs": [
                 {"path": file.path, "nbytes": file.nbytes} for file in self.inputs if file.is_read
             ],
-            "strategies": [asdict(file) for file in self.strategies],
+            "strategies": [file.entry() for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
             **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from shlex import quote
 from typing import Literal
 
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.file_names import step_of
 from ckpttool.discovery.scan import Steps
-from ckpttool.formats.local import is_folder
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.load import (
     Attempts,
@@ -26,8 +23,6 @@ from ckpttool.operations.load import (
 )
 from ckpttool.planning.averaging import AverageInput, find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
-from ckpttool.storage.files import is_there
-from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, shorten
 
 
@@ -99,9 +94,6 @@ def _load_inputs(
         is_shared = common is not None and source.strategy == ()
         if common is not None and is_shared:
             source = source._replace(strategy=common)
-        elif source.strategy == () and not replicated:
-            listed = attempt(f"input {number}", partial(_listed, source))
-            source = source._replace(strategy=listed or ())
         call = partial(load, source, find_strategy=not replicated, open_count=open_count)
         if loaded := attempt(f"input {number}", call):
             catalog, strategy, _ = loaded
@@ -115,17 +107,6 @@ def _load_inputs(
         error if what == "-s" else error.on_side(what) for what, error in attempt.errors.items()
     )
     return found
-
-
-def _listed(source: Source) -> StrategySource:
-    """Return the strategy that the manifest of a folder lists; none without one."""
-    if isinstance(source.src, Catalog) or not is_folder(Path(source.src)):
-        return ()
-    manifest = Path(source.src, MANIFEST)
-    if not is_there(str(manifest)):
-        return ()
-    listed = ManifestFile.read(manifest).provenance().dst_strategies
-    return tuple(str(manifest.parent / one.path) for one in listed)
 
 
 def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) -> list[Source]:

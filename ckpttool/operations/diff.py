@@ -328,7 +328,8 @@ def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
-    is_of_files = problem.code in ("dtype", "manifest") or not set(problem.ranks) <= b.files.keys()
+    is_of_files = problem.path is not None or problem.code in ("dtype", "manifest")
+    is_of_files |= not set(problem.ranks) <= b.files.keys()
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
     facts = join_clauses(problem.facts, "read with the strategy of A")
     return replace(problem, hint=hint, facts=facts)

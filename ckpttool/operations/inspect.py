@@ -180,9 +180,8 @@ def _resolve(
     misfits = checkpoint.misfits
     if misfits:  # the tensors that it fits are joined all the same
         checkpoint = resolve_with(checkpoint.strategy)
-    found.add(*run_checks(checkpoint, "inspect"))
-    is_wrong = any(one.code == "strategy" for one in found)
-    found.add(*misfits)
+    is_wrong = any(one.code == "strategy" for one in run_checks(checkpoint, "inspect"))
+    found.add(*run_checks(checkpoint, "inspect", misfits=misfits))
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, files="full")
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]

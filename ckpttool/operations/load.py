@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.scan import (
@@ -31,9 +31,13 @@ from ckpttool.problems import (
 )
 from ckpttool.wording import shorten
 
+if TYPE_CHECKING:
+    from ckpttool.transaction.strategies import RecordedStrategy
+
 StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
 ExchangeHint: TypeAlias = Callable[[str, str, str], str]
 T = TypeVar("T")
+S = TypeVar("S", bound="Catalog | RankFiles")
 
 
 class Attempts:
@@ -104,15 +108,15 @@ def load(
         Returns what to do if a strategy is given as the checkpoint, and a checkpoint as the
         strategy; takes the former, the option and the latter.
     """
-    (src, strategy, options), attempt, used = source, Attempts(), []
+    (src, strategy, options), attempt = source, Attempts()
+    used: list[Diagnostic] = []
     found: Catalog | RankFiles | None
     if isinstance(src, Catalog):
         found = src
     else:
         found = attempt("SRC", partial(find, src, options, command=command))
-    if find_strategy and strategy == () and found is not None and found.strategy_files:
-        strategy = found.strategy_files
-        used = [Diagnostic("strategy_file", f"strategy from {shorten(strategy, 1)}")]
+    if find_strategy and strategy == () and found is not None:
+        found, strategy, used = _find_strategy(found)
     given = {"-s": strategy, "-d": target}
     read_src, read_dst = (
         one
@@ -147,6 +151,32 @@ def load(
     return catalog, read_src, read_dst
 
 
+def _find_strategy(found: S) -> tuple[S, Sequence[str], list[Diagnostic]]:
+    """Return the strategy of the files of ranks that a person did not name, and what to say of it.
+
+    It is the one for which a manifest says that they were written, else one that lies with them.
+    Then the checkpoint has no notes on other strategies.
+    """
+    if isinstance(found, Catalog) and not found.needs_strategy:
+        return found, found.strategy_files, []
+    recorded = _recorded(found.root)
+    if recorded is not None and (files := recorded.find()):
+        noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
+        facts = f"{recorded.manifest} has its SHA-256"
+        one = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
+        return replace(found, diagnostics=noted), files, [one]
+    if files := found.strategy_files:
+        return found, files, [Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")]
+    if recorded is None:
+        return found, (), []
+    text = f"written for {recorded}, which was not found"
+    return (
+        found,
+        (),
+        [Diagnostic("strategy_file", text, facts=recorded.why_not_found, where=found.root)],
+    )
+
+
 def load_steps(
     source: Source, diagnostics: Diagnostics, *, open_count: OpenCount = no_count
 ) -> Steps:
@@ -169,10 +199,9 @@ def load_steps(
             raise PlanError([Diagnostic("options", text, hint=hint, where=src)])
         diagnostics.add(*found.diagnostics)
         return found
-    if strategy == () and found.strategy_files:
-        strategy = found.strategy_files
-        text = f"strategy from {shorten(strategy, 1)}"
-        diagnostics.add(Diagnostic("strategy_file", text))
+    if not strategy:
+        found, strategy, used = _find_strategy(found)
+        diagnostics.add(*used)
     attempt = Attempts()
     if isinstance(strategy, Strategy):
         parsed: Strategy | None = strategy
@@ -214,13 +243,13 @@ def load_sides(
 ) -> LoadedSides:
     """Read the catalogs and strategies of two sides, and raise all their problems at once.
 
-    B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
-    files and checkpoints that describe themselves need no strategy.
+    B has the strategy of A if neither a person nor a manifest names one for it, unless its ranks
+    hold full tensors.  Single files and checkpoints that describe themselves need no strategy.
     """
     attempt = Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
-    if not replicated and b.strategy == ():
+    if not (replicated or b.strategy or _has_recorded(b.src)):
         b = b._replace(strategy=a.strategy)
     for side, source in (("A", a), ("B", b)):
         call = partial(
@@ -237,3 +266,17 @@ def load_sides(
             catalogs.append(catalog)
     raise_all(error.on_side(side) for side, error in attempt.errors.items())
     return catalogs[0], catalogs[1], strategies[0], strategies[1]
+
+
+def _has_recorded(src: str | Catalog) -> bool:
+    """Return whether a manifest names the strategy of a checkpoint, and it is there."""
+    recorded = _recorded(src.root if isinstance(src, Catalog) else src)
+    return recorded is not None and bool(recorded.find())
+
+
+def _recorded(folder: str) -> RecordedStrategy | None:
+    """Return the strategy that the manifest of a folder names; None without one."""
+    # Imported late, as most checkpoints have no manifest.
+    from ckpttool.transaction.strategies import read_recorded
+
+    return read_recorded(folder)

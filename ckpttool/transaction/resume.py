@@ -445,16 +445,33 @@ def _other_set(run: Assignment, manifest: ManifestFile) -> Diagnostic | None:
 def _compare_runs(mine: Provenance, other: Provenance) -> str:
     """Return the files that differ between two runs, and both command lines."""
     inputs = {file.path for file in {*mine.inputs} ^ {*other.inputs}}
-    strategies = {file.path for file in {*mine.strategies} ^ {*other.strategies}}
-    files = shorten(sorted(inputs | strategies), 3)
+    strategies, files = [*_compare_strategies(mine, other)], shorten(sorted(inputs), 3)
     versions = f"ckpttool {mine.ckpttool} in place of {other.ckpttool}"
     differ = join_clauses(
+        *strategies,
         files and f"files that differ: {files}",
         versions if mine.ckpttool != other.ckpttool else "",
     )
     if mine.command == other.command:  # of Python, which has no command line
         return differ or "the options differ"
     return join_clauses(differ, f"before: `{other.command}`", f"now: `{mine.command}`")
+
+
+def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
+    """Yield which strategies differ between two runs; those of an old record have no roles."""
+    has_roles = all(one.role is not None for one in other.strategies)
+    words = {"target": "target", "source": "strategy"} if has_roles else {None: "strategy"}
+    for role, word in words.items():
+        now, before = (
+            {one.name: one.sha256 for one in of.strategies if role in (None, one.role)}
+            for of in (mine, other)
+        )
+        if now.keys() == before.keys() and now != before:
+            changed = sorted(name for name in now if now[name] != before[name])
+            yield f"{word} {shorten(changed, 2)} has changed"
+        elif now != before:
+            names = (shorten(sorted(of), 2) or f"no {word}" for of in (now, before))
+            yield f"{word} {' in place of '.join(names)}"
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import AveragedInput, InputFile, Provenance, StrategyFile
+from ckpttool.model.manifest import AveragedInput, InputFile, Provenance, Role, StrategyFile
 from ckpttool.model.plan import Plan, Term
 from ckpttool.model.slicing import BoxSlicing
 from ckpttool.model.tensors import FileStamp
@@ -36,6 +36,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         stamps = catalog.stamps
         files += [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
         files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
+    targets = () if plan.target.strategy is None else plan.target.strategy.files
     strategies = {path: read_file(path) for path in plan.strategies}
     return Provenance(
         __version__,
@@ -45,7 +46,12 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files
         ),
-        tuple(_describe_strategy(Path(path).name, data) for path, data in strategies.items()),
+        tuple(
+            _describe_strategy(os.path.relpath(path, folder), data, "target")
+            if path in targets
+            else _describe_strategy(Path(path).name, data, "source")
+            for path, data in strategies.items()
+        ),
         tuple(
             _describe_strategy(os.path.relpath(document.path, folder), document.data)
             for document in plan.documents
@@ -173,5 +179,5 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
         raise PlanError(changed)
 
 
-def _describe_strategy(path: str, data: bytes) -> StrategyFile:
-    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())
+def _describe_strategy(path: str, data: bytes, role: Role | None = None) -> StrategyFile:
+    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest(), role)

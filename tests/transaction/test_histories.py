@@ -377,7 +377,7 @@ HISTORIES = {
         finished, to_output(flip_unnoticed), **CHANGED
     ),
     "half of the outputs deleted": History(
-        finished, half_deleted, verify="1 missing", merge="5", finalize="7 missing",
+        finished, half_deleted, "5 some slices", "1 missing", "5", finalize="7 missing",
         rerun="5 2 outputs exist already", resume="0 2 kept, 2 written",
     ),
     "all outputs deleted": History(

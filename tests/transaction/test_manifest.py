@@ -91,6 +91,7 @@ def damaged_at(path, content):
 
 def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
     run_well(*reshard_words(tmp_path / "out", "ckpt"))
+    target = CASE / "dst_strategy.ckpt"
     document = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert (document["schema"], document["ckpttool"]) == (1, ckpttool.__version__)
     assert document["step"] == "2_10"
@@ -100,11 +101,15 @@ def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
     ]
     assert document["strategies"] == [
         {
-            "path": path.name,
+            "path": name,
             "nbytes": path.stat().st_size,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "role": role,
         }
-        for path in (CASE / "src_strategy.ckpt", CASE / "dst_strategy.ckpt")
+        for role, path, name in (
+            ("source", CASE / "src_strategy.ckpt", "src_strategy.ckpt"),
+            ("target", target, os.path.relpath(target, tmp_path / "out")),
+        )
     ]
     assert str(tmp_path) not in (tmp_path / "out" / MANIFEST).read_text()
 

@@ -1,0 +1,133 @@
+"""The strategy of a set of outputs: which files its manifest names, and where they are now.
+
+A manifest has the SHA-256 of each strategy file.  Any file with that hash is the strategy, whatever
+it is called.  It is looked for where the manifest says, then beside the outputs, beside their
+folder, and one folder above that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePath
+
+from ckpttool.formats.local import is_file, list_readable, read_file, stat_file
+from ckpttool.model.manifest import MANIFEST, StrategyFile
+from ckpttool.problems import FormatError
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStrategy:
+    """The strategy of the rank files of a set, as its manifest names it.
+
+    Attributes
+    ----------
+    manifest
+        The manifest.
+    targets
+        The strategy files of the target.
+    written
+        The strategy file that was written with the outputs, if any.
+    unclear
+        The strategy files of an old manifest, which does not say which are of the target.
+    is_renamed
+        Whether the outputs have other names than the files of the target.
+    """
+
+    manifest: Path
+    targets: tuple[StrategyFile, ...]
+    written: tuple[StrategyFile, ...]
+    unclear: tuple[StrategyFile, ...]
+    is_renamed: bool
+
+    @classmethod
+    def of(cls, manifest: ManifestFile) -> RecordedStrategy | None:
+        """Return the strategy that a manifest names; None if it names no strategy."""
+        provenance = manifest.provenance()
+        listed, is_renamed = provenance.strategies, bool(provenance.renamed)
+        if not listed:
+            return None
+        targets = tuple(one for one in listed if one.role == "target")
+        unclear: tuple[StrategyFile, ...] = ()
+        if all(one.role is None for one in listed):  # of the target are the last
+            targets, unclear = (listed, ()) if len(listed) == 1 else ((), listed)
+        written = provenance.dst_strategies
+        return cls(manifest.path, targets, written, unclear, is_renamed)
+
+    def __str__(self) -> str:
+        listed = self.targets or self.unclear[-1:] or self.written
+        return shorten((PurePath(one.path).name for one in listed), 1)
+
+    def is_of(self, hashes: Set[str]) -> bool:
+        """Return whether files with these SHA-256 are the strategy.
+
+        Those of the target are the last that an old manifest names.
+        """
+        either = (self.written, self.targets, self.unclear[-len(hashes) :])
+        return any(hashes == {one.sha256 for one in files} for files in either)
+
+    def find(self) -> tuple[str, ...]:
+        """Return the paths of the strategy files; none if one of them is not there."""
+        folder = self.manifest.parent
+        for files in (self.written, () if self.is_renamed else self.targets):
+            found = [_find(folder, one) for one in files]
+            if found and None not in found:
+                return tuple(dict.fromkeys(path for path in found if path is not None))
+        return ()
+
+    @property
+    def why_not_found(self) -> str:
+        """Why `find` returns no paths, for people."""
+        if not (self.targets or self.written):
+            return f"{self.manifest} does not say which of its strategies is that of the outputs"
+        if self.is_renamed and not self.written:
+            return "the outputs have other names than that strategy"
+        return "no file beside the outputs, or one folder up, has its SHA-256"
+
+
+def read_recorded(folder: str | Path) -> RecordedStrategy | None:
+    """Return the strategy of the set in a folder; None if no manifest names one.
+
+    `ckpttool.checks.manifest` reports a manifest that cannot be read.
+    """
+    path = Path(folder, MANIFEST)
+    if not is_file(path):
+        return None
+    try:
+        return RecordedStrategy.of(ManifestFile.read(path))
+    except FormatError:
+        return None
+
+
+def _find(folder: Path, one: StrategyFile) -> str | None:
+    """Return the path of a file with the bytes of a strategy file; None if there is none."""
+    tried = set()
+    for path in _places(folder, one):
+        if path not in tried and is_file(path) and _is_the_file(path, one):
+            return str(path)
+        tried.add(path)
+    return None
+
+
+def _places(folder: Path, one: StrategyFile) -> Iterator[Path]:
+    """Yield where a strategy file may be, the likeliest first."""
+    yield Path(os.path.normpath(folder / one.path))  # links above do not count, as when written
+    yield folder / one.path
+    ups = ("", os.pardir, os.path.join(os.pardir, os.pardir))  # noqa: PTH118
+    bases = [Path(os.path.normpath(folder / up)) for up in ups]
+    below = [part for part in PurePath(one.path).parts if part not in (os.pardir, os.sep)]
+    yield from (Path(base, *below) for base in bases)
+    for base in bases:
+        yield from list_readable(base)
+
+
+def _is_the_file(path: Path, one: StrategyFile) -> bool:
+    try:
+        is_of_size = stat_file(path).nbytes == one.nbytes
+        return is_of_size and sha256(read_file(path)).hexdigest() == one.sha256
+    except OSError:
+        return False  # not one that can be taken

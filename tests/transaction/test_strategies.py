@@ -1,0 +1,164 @@
+"""Sets whose manifest says which strategy they were written for; nobody has to name it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.model.manifest import StrategyFile
+from ckpttool.transaction.strategies import read_recorded
+from tests.support.commands import message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.damage import flip_byte
+from tests.support.manifests import MANIFEST, listing_of
+
+CASES = {  # the target is one file, and a folder of a file for each stage
+    "one file": ("tutorial_8_to_4_infer", "src_strategy.ckpt", "dst_strategy.ckpt"),
+    "stages": ("samples/pp2", "strategy", "strategy"),
+}
+
+
+@pytest.fixture(params=CASES)
+def made(request, tmp_path, monkeypatch):
+    """A set ``runs/n`` that was written for ``runs/T``; with the source and its strategy."""
+    case, src, dst = CASES[request.param]
+    monkeypatch.chdir(tmp_path)
+    place = GOLDEN / case
+    checkpoint = place / ("ckpt" if request.param == "stages" else "src")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    copy = shutil.copytree if (place / dst).is_dir() else shutil.copyfile
+    copy(place / dst, runs / "T")
+    run_well("merge", checkpoint, "-s", place / src, "-o", "m.ckpt", "-q")
+    run_well("split", "m.ckpt", "-d", "runs/T", "-o", "runs/n", "-q")
+    return tmp_path
+
+
+def edit(manifest: Path, change) -> None:
+    """Write a manifest as it would be if its strategies were others."""
+    document = json.loads(manifest.read_text())
+    change(document)
+    manifest.write_bytes(listing_of(document))
+
+
+def make_old(document) -> None:
+    for one in document["strategies"]:
+        one["path"] = Path(one["path"]).name
+        del one["role"]
+
+
+def test_no_command_that_reads_a_set_asks_for_its_strategy(made):
+    noted = "note: strategy from runs/T"
+    assert noted in message(run_well("verify", "runs/n"))
+    assert noted in message(run_well("inspect", "runs/n"))
+    assert noted in message(run_well("explain", "runs/n"))
+    assert noted in message(run_well("inspect", "runs/n", "--steps"))
+    result = run_well("diff", "m.ckpt", "runs/n")
+    assert "equal: A m.ckpt" in result.stdout
+    assert "note: B: strategy from runs/T" in message(result)
+    assert noted in message(run_well("merge", "runs/n", "-o", "again.ckpt"))
+    run_well("diff", "m.ckpt", "again.ckpt")
+    assert noted in message(run_well("reshard", "runs/n", "-d", "runs/T", "-o", "n2"))
+    run_well("average", "runs/n", "n2", "-o", "mean.ckpt")
+    with ckpttool.open("runs/n") as one, ckpttool.open(ckpttool.scan("n2")) as two:
+        assert one.keys() == two.keys()
+
+
+def test_a_strategy_is_known_by_its_contents_wherever_it_is(made):
+    runs = made / "runs"
+    for files in sorted(runs.glob("T/*")) or [runs / "T"]:  # beside the set, with other names
+        files.rename(runs / f"of-the-run-{files.name}")
+    assert read_recorded(runs / "n").find() == tuple(
+        str(path) for path in sorted(runs.glob("of-the-run-*"))
+    )
+    run_well("verify", "runs/n")
+    (made / "elsewhere" / "deep").mkdir(parents=True)  # one folder up
+    (runs / "n").rename(made / "elsewhere" / "deep" / "n")
+    for path in runs.glob("of-the-run-*"):
+        path.rename(made / "elsewhere" / path.name)
+    run_well("verify", "elsewhere/deep/n")
+    for path in (made / "elsewhere").glob("of-the-run-*"):  # among the rank folders
+        path.rename(made / "elsewhere" / "deep" / "n" / f"x{path.name}")
+    run_well("verify", "elsewhere/deep/n")
+
+
+def test_a_file_of_the_right_name_and_other_contents_is_not_taken(made):
+    for path in sorted((made / "runs").glob("T/*")) or [made / "runs" / "T"]:
+        flip_byte(path, path.stat().st_size // 2)
+    result = run("merge", "runs/n", "-o", "x.h5")
+    assert result.exit_code == 2
+    names = {path.name for path in (made / "runs").glob("T/*")} or {"T"}
+    said = message(result)
+    assert any(f"written for {name}" in said for name in names)
+    assert "which was not found" in said
+    assert "Try: -s STRATEGY" in said
+    assert "without a strategy" in message(run_well("verify", "runs/n"))
+
+
+def test_an_old_manifest_is_read_and_asks_if_the_role_is_not_certain(made):
+    edit(made / "runs" / "n" / MANIFEST, make_old)
+    listed = json.loads((made / "runs" / "n" / MANIFEST).read_text())["strategies"]
+    found = read_recorded(made / "runs" / "n")
+    assert found.unclear == (() if len(listed) == 1 else tuple(StrategyFile(**s) for s in listed))
+    if len(listed) == 1:
+        run_well("merge", "runs/n", "-o", "x.h5")
+        return
+    result = run("merge", "runs/n", "-o", "x.h5")
+    assert result.exit_code == 2
+    assert "does not say which of its strategies is that of the outputs" in message(result)
+    run_well("merge", "runs/n", "-s", "runs/T", "-o", "x.h5")
+
+
+@pytest.mark.parametrize(
+    ("case", "other"),
+    [("tutorial_8_to_4_infer", "src_strategy.ckpt"), ("reshard_8_to_6", "src_strategy.ckpt")],
+)
+def test_another_strategy_is_one_error_that_says_so(tmp_path, monkeypatch, case, other):
+    monkeypatch.chdir(tmp_path)
+    for name in ("src_strategy.ckpt", "dst_strategy.ckpt"):
+        shutil.copyfile(GOLDEN / case / name, name)
+    src = GOLDEN / case / "src"
+    run_well("reshard", src, "-s", other, "-d", "dst_strategy.ckpt", "-o", "set")
+    said = f"{other} is not the strategy of set, which was written for dst_strategy.ckpt"
+    for words in (["merge", "set", "-o", "x.h5"], ["explain", "set"], ["inspect", "set"]):
+        result = run(*words, "-s", other)
+        assert result.exit_code == 5
+        assert f"error[strategy]: {said}" in message(result)
+        assert message(result).count("error[") == 1
+        assert "Try: -s dst_strategy.ckpt" in message(result)
+    result = run("verify", "set", "-s", other)
+    assert (result.exit_code, result.stdout.count("error[")) == (1, 1)
+    assert said in " ".join(result.stdout.split())
+    result = run("diff", src, "set", "-s", other, "--b-strategy", other)
+    assert f"error[strategy]: B: {said}" in message(result)
+    assert "Try: --b-strategy dst_strategy.ckpt" in message(result)
+
+
+@pytest.mark.parametrize("case", ["tutorial_8_to_4_infer", "reshard_8_to_6"])
+def test_another_target_into_a_finished_set_is_named(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    place = GOLDEN / case
+    run_well("merge", place / "src", "-s", place / "src_strategy.ckpt", "-o", "m.ckpt")
+    words = ["split", "m.ckpt", "-o", "n", "-d"]
+    run_well(*words, place / "dst_strategy.ckpt")
+    result = run(*words, place / "src_strategy.ckpt")
+    assert result.exit_code == 5
+    assert "n: written by another run target src_strategy.ckpt in place of dst_" in message(result)
+    assert "files that differ" not in message(result)
+
+
+def test_a_set_with_other_names_takes_only_the_strategy_that_has_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case = GOLDEN / "reshard_8_to_4"
+    words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
+    words += ["-d", case / "dst_strategy.ckpt", "--rename", "lm_head.weight=head.weight"]
+    run_well(*words, "-o", "plain")
+    result = run("merge", "plain", "-o", "x.h5")
+    assert result.exit_code == 2
+    assert "the outputs have other names than that strategy" in message(result)
+    run_well(*words, "-o", "named", "--write-strategy", "named.json.d/s.ckpt")
+    assert "strategy from named.json.d/s.ckpt" in message(run_well("merge", "named", "-o", "x.h5"))
