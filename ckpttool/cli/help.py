@@ -87,6 +87,12 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
 
 
+def find_row(name: str) -> str:
+    """Return the first page with a row of a table about a name, such as one of MindSpore; or ""."""
+    row = re.compile(rf"^\| [^|]*`{re.escape(name)}\b[^|]* \|", re.MULTILINE)
+    return next((topic for topic, page in read_topics().items() if row.search(page)), "")
+
+
 def title_of(page: str) -> str:
     """Return the first heading of a page."""
     heading = HEADING.search(page)
@@ -176,7 +182,7 @@ def help(name: tuple[str, ...]) -> None:
     if not words:
         print_topics()
     elif not print_all_about(words.lower(), group):
-        near = nearest(words.lower(), names_of(group))
+        near = nearest(words.lower(), names_of(group)) or find_row(words)
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 

@@ -20,7 +20,7 @@ from ckpttool.cli.completion import SHELLS
 from ckpttool.cli.main import COMMANDS, main
 from ckpttool.cli.strategy import COMMANDS as STRATEGY_COMMANDS
 from ckpttool.problems import CODES
-from tests.support.commands import command_of, commands, message, run_well
+from tests.support.commands import command_of, commands, message, run, run_well
 from tests.support.pages import CHINESE, DOCS, blocks_of, name_of
 from tests.support.terminals import on_terminal
 
@@ -112,6 +112,23 @@ def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
             assert name in options, span
             known = every if name == "help" else options[name]
         assert [one for one in words if re.match("--?[a-z]", one) and one not in known] == [], span
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("unified_safetensors", "coming-from-mindspore"),
+        ("auto_trans_ckpt", "coming-from-mindspore"),
+        ("merge_sliced_parameter", "coming-from-mindspore"),
+        ("iteration_00000003", "origins"),
+        ("sliced_parameter", ""),
+        ("a(b", ""),
+    ],
+)
+def test_a_name_in_a_table_leads_to_the_page(name, page):
+    result = run("help", name)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1].strip() == f"Try: ckpttool help {page}".strip()
 
 
 def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
