@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from shlex import join, quote
 from typing import TYPE_CHECKING
 
 import click
@@ -35,15 +34,18 @@ class StrategyOrPattern(Existing):
         ctx: click.Context | None,
     ) -> str:
         """Return the path; refuse one that does not exist."""
-        patterns: tuple[str, ...] = () if ctx is None else ctx.params.get("values") or ()
         try:
             return super().convert(value, param, ctx)
         except UsageProblem as problem:
-            if not patterns:
+            if ctx is None or not ctx.params.get("values"):
                 raise
-            words = (word for one in (*patterns, str(value)) for word in ("--values", one))
+            from ckpttool.cli import retyped
+
+            words: list[str] = []
+            for word in retyped.typed_words(ctx):
+                words += ["--values", word] if word == str(value) else [word]
             facts = "--values takes one PATTERN, and may be repeated."
-            raise UsageProblem(problem.message, join(words), facts) from problem
+            raise UsageProblem(problem.message, retyped.command_line(words), facts) from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,7 @@ def inspect(
     from ckpttool.cli.overview import print_inspected
 
     if more and (look.values or look.show_steps):
-        hint = " ".join(f"-s {quote(path)}" for path in more)
-        raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
+        raise options.too_many_paths("one checkpoint", (source.path, *more))
     if look.show_steps:
         options.refuse_beside("--steps", {"src", "strategy_files", "pattern", "key", *OF_STEPS})
         _show_steps(source, look, report)

@@ -690,8 +690,9 @@ report_options = OptionGroup(
 def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
     if resolve.replicated and source.strategy_files:
-        hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-        raise UsageProblem("--replicated and -s exclude each other", hint)
+        hint = "the same command without --replicated, or without -s"
+        facts = "With --replicated every rank holds the whole model."
+        raise UsageProblem("--replicated and -s exclude each other", hint, facts)
 
 
 def absolute_for_cluster(path: str, run: RunOptions) -> str:
