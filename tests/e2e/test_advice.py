@@ -168,7 +168,7 @@ def test_the_first_answer_to_too_little_memory_works(tmp_path, size):
     subprocess.run([*words, said], check=True)
 
 
-@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("250mb", "250MB")])
+@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("25gb", "25GB")])
 def test_a_size_with_another_unit_is_proposed_with_ours(tmp_path, typed, proposed):
     write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
     for option in ("--max-memory", "--max-shard-size"):

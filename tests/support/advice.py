@@ -18,8 +18,9 @@ import click
 
 from tests.support.commands import command_of, commands
 
-_PARTS = re.compile(
-    r"(?:; |,? or (?=--|-[a-z]\b|ckpttool |without |no -)|, or )(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"
+_PARTS = re.compile(  # not between backticks
+    r"(?:; (?!do(?:ne)?\b)|,? or (?=--|-[a-z]\b|ckpttool |without |no -)|, or )"
+    r"(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"
 )
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"`]+)"
 _TOOLS = (
@@ -87,7 +88,9 @@ ROWS = (
     Row("make room", r"(?:wait|free|let|raise|start|install|fewer|mount|run)\b", ""),
     # with what nobody else knows,
     Row(
-        "decide", r"(?:compare|correct|name|split or reshard|merge or split|if that is right)\b", ""
+        "decide",
+        r"(?:compare|correct|exchange|name|split or reshard|merge or split|if that is right)\b",
+        "",
     ),
     Row(
         "other file",
@@ -114,7 +117,9 @@ def row_of(part: str) -> Row | None:
 @cache
 def unknown(hint: str) -> str:
     """Return the piece of advice in a hint that has no row; "" if each has one."""
-    return next((part for part in parts_of(hint) if row_of(part) is None), "")
+    of_python = re.compile(r"[a-z_]+=")  # a keyword in the place of an option
+    parts = (one for one in parts_of(hint) if not of_python.match(one))
+    return next((part for part in parts if row_of(part) is None), "")
 
 
 class Typed(NamedTuple):
