@@ -8,6 +8,7 @@ argument or a variable of the environment, and shells keep them in histories.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
