@@ -316,10 +316,16 @@ class Checkpoint(Brief):
         return options.dtype_of(meta, meta.name not in self.whole.training_state)
 
     @property
-    def left_out(self) -> Mapping[str, TensorMeta]:
-        """The tensors that the user does not want, by name."""
-        all_metas = {} if self.chosen_from is None else self.chosen_from.metas
-        return {name: meta for name, meta in all_metas.items() if name not in self.wanted}
+    def left_out(self) -> Mapping[str, int]:
+        """The tensors that the user does not want, with their bytes: full, or in all files."""
+        whole = self.chosen_from
+        if whole is None:
+            return {}
+        metas = {name: one for name, one in whole.metas.items() if name not in self.wanted}
+        if whole.are_joined:
+            return {name: meta.nbytes for name, meta in metas.items()}
+        of_files = {name: whole.catalog.metas_of(name).values() for name in metas}
+        return {name: sum(one.nbytes for one in each) for name, each in of_files.items()}
 
     def _limited(self) -> Checkpoint:
         """Return the checkpoint with full tensors where all slices that are needed are there."""

@@ -24,10 +24,10 @@ from ckpttool.checkpoint.contents import (
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
+    as_recorded,
     is_recorded,
     know_lost,
     miss_listed_ranks,
-    note_other_strategy,
     note_written_ranks,
     quarantine_all_empty,
     quarantine_empty,
@@ -303,8 +303,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    noted = note_other_strategy(catalog, strategy, option)
-    return replace(strategy, notes=(*strategy.notes, *noted))
+    return as_recorded(catalog, strategy, option)
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:

@@ -96,6 +96,12 @@ CHECKS = (
         _ANY,
     ),
     Check(presence.check_left_out, "what is not wanted is not judged", of=_ANY),
+    Check(
+        presence.check_lost_evidence,
+        "with it goes what contents would show later",
+        ("convert",),
+        _KEPT,
+    ),
     Check(presence.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import NAME_PATTERN, ROWS, Existing, PagePath, UsageProblem
+from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
@@ -22,30 +21,6 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
-
-
-class StrategyOrPattern(Existing):
-    """A strategy file, after --values perhaps a further pattern that lacks its option."""
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the path; refuse one that does not exist."""
-        try:
-            return super().convert(value, param, ctx)
-        except UsageProblem as problem:
-            if ctx is None or not ctx.params.get("values"):
-                raise
-            from ckpttool.cli import retyped
-
-            words: list[str] = []
-            for word in retyped.typed_words(ctx):
-                words += ["--values", word] if word == str(value) else [word]
-            facts = "--values takes one PATTERN, and may be repeated."
-            raise UsageProblem(problem.message, retyped.command_line(words), facts) from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +53,6 @@ look = options.OptionGroup(
         "show_steps": options.flag("List the steps of SRC, and which are complete.", "--steps"),
     },
 )
-STRATEGY = StrategyOrPattern(options.EXISTING.what)
 OF_SOURCE = tuple(options.source_options.parameters)
 OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
@@ -131,7 +105,7 @@ page_options = options.OptionGroup(
     """,
 )
 @options.source_options()
-@click.argument("more", nargs=-1, type=STRATEGY, metavar="[STRATEGY]...")
+@click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
 @look()
 @page_options()

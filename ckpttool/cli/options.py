@@ -46,7 +46,7 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError, join_clauses
-from ckpttool.secret import forbid_core_dumps
+from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
@@ -209,6 +209,7 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; explain options of other commands, and paths that are too many."""
         ctx.allow_extra_args = True  # click would print all of them
+        given = [*args]
         if any(re.match("-[a-z]{2}", word) for word in args) and not ctx.resilient_parsing:
             _refuse_single_dash(ctx)
         try:
@@ -216,6 +217,8 @@ class GroupedCommand(click.Command):
         except click.BadParameter as error:
             from ckpttool.cli import retyped
 
+            if isinstance(error, UsageProblem):
+                self._refuse_second_values(ctx, given)
             hint, facts = retyped.as_meant(ctx)
             if not hint:
                 raise
@@ -239,11 +242,32 @@ class GroupedCommand(click.Command):
             facts = getattr(found, "help", None) or ""
             raise UsageProblem(f"{flag} needs a value: {metavar}", hint, facts, ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
+            self._refuse_second_values(ctx, given)
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = " and ".join(one.human_readable_name for one in wanted)
             raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths)
         return extra
+
+    def _refuse_second_values(self, ctx: click.Context, given: Sequence[str]) -> None:
+        """Refuse a word behind the value of an option that takes one and can be repeated.
+
+        A file of this name is a path, or the shell has expanded a pattern to it.
+        """
+        from ckpttool.cli import retyped
+
+        _, too_many, _ = self.make_parser(ctx).parse_args([*given])
+        if not too_many and all(one.nargs > 0 for one in self.params):
+            return
+        flags = {
+            name: param for param in self.get_params(ctx) if param.multiple for name in param.opts
+        }
+        for flag, value, word in zip(given, given[1:], given[2:], strict=False):
+            if flag in flags and not word.startswith("-") and not os.path.lexists(word):
+                metavar, hint = flags[flag].metavar, retyped.repeated(ctx, flag, value, word)
+                message = f"{word!r} has no {flag}, and no path of this name exists"
+                facts = f"{flag} takes one {metavar}; repeat it for more."
+                raise UsageProblem(message, hint, facts, ctx=ctx)
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
         """Return the facts and the hint about an option of other commands, or a misspelt one."""
@@ -470,6 +494,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.model.choices import TensorOptions
 
+    if "dtype" in values and not values["dtype"]:
+        require_flag("--dtype", ["on_overflow"])
     given = {name: one for name, one in values.items() if one is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
     if files := of_tensors.pop("rename_file", ()):

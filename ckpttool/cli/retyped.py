@@ -71,6 +71,13 @@ def replaced(ctx: click.Context, old: Collection[str], new: str) -> str:
     return command_line(changed) if changed != words else new
 
 
+def repeated(ctx: click.Context, flag: str, value: str, word: str) -> str:
+    """Return the command line with the option before a second value, too."""
+    words = typed_words(ctx)
+    at = next(i for i in range(len(words)) if words[i : i + 3] == [flag, value, word])
+    return command_line([*words[: at + 2], flag, *words[at + 2 :]])
+
+
 def find_single_dash(ctx: click.Context) -> tuple[str, str] | None:
     """Return an option with one dash in place of two, and the right name; None without one.
 

@@ -74,7 +74,7 @@ class TensorOptions:
     Raises
     ------
     ValueError
-        A regular expression or a rule is malformed, or a type is unknown.
+        A pattern or a rule is malformed, or a type is unknown.
 
     Examples
     --------

@@ -15,7 +15,6 @@ from ckpttool.formats.foreign import Device, ForeignFile
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.summary import (
     Ranks,
     Summary,
@@ -69,8 +68,8 @@ class Inspection(Brief):
     devices: Mapping[int, Device] = field(default_factory=dict)
 
     @property
-    def left_out(self) -> Mapping[str, TensorMeta]:
-        """The tensors that the user does not want, by name; none if some are only shown."""
+    def left_out(self) -> Mapping[str, int]:
+        """The tensors that the user does not want, with their bytes; none if only shown."""
         is_shown = self.checkpoint.options.tensors.shown_by
         return {} if is_shown else self.checkpoint.left_out
 

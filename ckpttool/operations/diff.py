@@ -17,7 +17,7 @@ from typing import Literal
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checks.manifest import check_source
-from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.presence import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
@@ -136,7 +136,7 @@ class Applied:
         The number of tensors that were compared in another type, by their old and new types.
     """
 
-    left_out: Mapping[str, TensorMeta]
+    left_out: Mapping[str, int]
     renamed: int
     cast: Mapping[tuple[str, str], int]
 
@@ -258,8 +258,7 @@ def diff(
         errors: list[CkptToolError] = []
         sides: list[Sequence[OutputTensor]] = []
         applied: dict[str, Applied] = {}
-        metas: dict[str, TensorMeta] = {}
-        training: set[str] = set()
+        checkpoints: list[Checkpoint] = []
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -293,14 +292,11 @@ def diff(
             errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            metas |= checkpoint.whole.metas
-            training |= checkpoint.whole.training_state if options.tensors.casts else set()
+            checkpoints.append(checkpoint)
             sides.append([*_outputs(checkpoint)])
             applied[side] = Applied.to(checkpoint)
-        where = f"{a.root} and {b.root}"
-        wrong = [*options.tensors.unmatched(metas, where)]
-        wrong += options.tensors.cast_problems(metas, training, where)
-        errors += [PlanError(wrong)] if wrong and not errors else []
+        if not errors and (wrong := [*find_shared_problems(checkpoints)]):
+            errors.append(PlanError(wrong))
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)

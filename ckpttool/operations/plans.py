@@ -30,6 +30,7 @@ from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.slicing import FullTensor
@@ -591,10 +592,18 @@ def plan_convert(
     refusal = _described_error(catalog)
     is_renamed = bool(resolve_options.tensors.renames)
     noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
+    is_folder = _is_folder(catalog, output)
+    is_whole = output.ranks is None and output.max_shard_bytes is None
+    has_keys = any(file.cipher is not None for file in catalog.files.values())
+    is_same = resolve_options.tensors == TensorOptions() and not (output.crc or has_keys)
+    if is_folder and output.format is None and is_whole and is_same:
+        found = _format_of(catalog)
+        text = f"the format is that of the source, {found}"
+        hint = f"--format {any_of(one for one in FORMATS if one != found)}"
+        noted.append(Diagnostic("same_format", text, hint=hint, where=catalog.root))
     catalog = replace(catalog, diagnostics=tuple(noted))
     if output.ranks is not None:
         catalog = _limited_to(catalog, output.ranks)
-    is_folder = _is_folder(catalog, output)
     format = (
         output.format or _format_of(catalog) if is_folder else choose_format(path, output.format)
     )
@@ -633,8 +642,10 @@ def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]
             yield one
     if found:
         text = f"{shorten(found, 1)}: a strategy, which is not copied"
-        facts = "it has the old names" if is_renamed else "it is that of the output, too"
-        yield Diagnostic("strategy_file", text, facts=facts)
+        yield Diagnostic("strategy_file", text, facts="it is that of the output, too")
+    if is_renamed and catalog.needs_strategy:
+        text = "strategies have the old names, and the manifest of the output both"
+        yield Diagnostic("new_names", text, facts="so they fit as long as it lies with the files")
 
 
 def _conversion_problems(

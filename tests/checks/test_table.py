@@ -121,6 +121,11 @@ CASES = {
     "check_choice": ("options", choosing(include=["v"]), choosing(include=["w"])),
     "check_casts": ("options", choosing(dtype=["bf16:v"]), choosing(dtype=["bf16", "fp16:w"])),
     "check_left_out": ("dropped", choosing(weights_only=True), choosing(include=["*w"])),
+    "check_lost_evidence": (
+        "doubt",
+        replace(choosing(weights_only=True), files="kept"),
+        replace(choosing(include=["adam*"]), files="kept"),
+    ),
     "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import system
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Extent, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError
@@ -130,7 +131,7 @@ def traffic(monkeypatch):
 
 def use_kernel(monkeypatch, release):
     monkeypatch.setattr(platform, "release", lambda: release)
-    monkeypatch.setattr(region_io, "_has_dontcache", region_io._has_dontcache.__wrapped__)
+    monkeypatch.setattr(region_io, "has_dontcache", system.has_dontcache.__wrapped__)
 
 
 @pytest.mark.parametrize("release", ["5.15.0-91-generic", "6.14.2", "6.15.0", "unknown"])
@@ -159,7 +160,7 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
     with FlatFiles(16) as files:
         files.write_bytes(tensor, 0, array.view(np.uint8))
     assert {flags for at, nbytes, flags in traffic if at % page or nbytes % page} == {0}
-    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == region_io.RWF_DONTCACHE]
+    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == system.RWF_DONTCACHE]
     assert all(at % page == 0 and 0 < nbytes <= 1 << 20 for at, nbytes in whole)
     assert sum(nbytes for _, nbytes in whole) > array.nbytes - 3 * page
     assert all(flags is not None for *_, flags in traffic)  # the kernel needs no hint
