@@ -89,7 +89,8 @@ ROWS = (
     # with what nobody else knows,
     Row(
         "decide",
-        r"(?:compare|correct|exchange|name|split or reshard|merge or split|if that is right)\b",
+        r"(?:compare|correct|exchange|with numbers|this one|name|split or reshard|merge or split"
+        r"|if that is right)\b",
         "",
     ),
     Row(
