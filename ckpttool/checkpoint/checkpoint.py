@@ -282,11 +282,15 @@ class Checkpoint(Brief):
         return options.choose(whole.names, training)
 
     @cached_property
+    def new_names(self) -> Mapping[str, str]:
+        """The names that change, wanted or not, with their new names."""
+        whole, rules = self.whole, self.options.tensors.renames
+        return rename(rules, whole.names, whole.states) if rules else {}
+
+    @cached_property
     def renamed(self) -> Mapping[str, str]:
         """The wanted names that change, with their new names."""
-        whole, rules = self.whole, self.options.tensors.renames
-        changed = rename(rules, whole.names, whole.states) if rules else {}
-        return {name: new for name, new in changed.items() if name in self.wanted}
+        return {name: new for name, new in self.new_names.items() if name in self.wanted}
 
     @cached_property
     def names(self) -> Collection[str]:
@@ -298,7 +302,14 @@ class Checkpoint(Brief):
         """The names that are not weights: optimizer state, gradients, master copies, counters."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
         listed = (*self.listed, *self.lost) if self.lost else self.listed
-        return find_training_state(listed, {**lost, **self.metas})
+        called, metas = self.options.tensors.called, {**lost, **self.metas}
+        if not called:
+            return find_training_state(listed, metas)
+        old = {name: called.get(name, name) for name in (*listed, *metas)}
+        found = find_training_state(
+            [old[name] for name in listed], {old[name]: one for name, one in metas.items()}
+        )
+        return frozenset(name for name, of in old.items() if of in found)
 
     @property
     def lost(self) -> Mapping[str, TensorMeta | None]:

@@ -101,12 +101,20 @@ class FlatFiles:
     def _descriptor(self, file: StoredFile, flags: int) -> int:
         path = file.path
         fd = self._open.get((path, flags))
-        if fd is None:
+        while fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            fd = self._open[path, flags] = open_descriptor(file, flags)
+                self._close_oldest()
+            try:
+                fd = self._open[path, flags] = open_descriptor(file, flags)
+            except OSError as error:  # the limit of macOS is 256 for the whole process
+                if error.errno != errno.EMFILE or not self._open:
+                    raise
+                self._close_oldest()
         self._open.move_to_end((path, flags))
         return fd
+
+    def _close_oldest(self) -> None:
+        os.close(self._open.popitem(last=False)[1])
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's decrypted bytes from ``offset`` on, across its extents."""

@@ -358,6 +358,30 @@ def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch)
     assert count_open() == before
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypatch, most):
+    """As on macOS, where all workers together may open 256."""
+    before, real = count_open(), region_io.open_descriptor
+
+    def limited(file, flags):
+        if count_open() >= before + most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), file.path)
+        return real(file, flags)
+
+    monkeypatch.setattr(region_io, "open_descriptor", limited)
+    tensors = [lay_out(tmp_path / f"{i}", numbered((i + 1,))) for i in range(9)]
+    with FlatFiles(1 << 20) as files:
+        for _ in range(2):
+            for i, tensor in enumerate(tensors):
+                out = np.empty(4 * (i + 1), np.uint8)
+                files.read_bytes(tensor, 0, out)
+                assert out.view("<i4")[-1] == i
+    monkeypatch.setattr(region_io, "open_descriptor", lambda file, flags: limited(file, -1))
+    before -= most  # a worker that has no file open cannot close one
+    with FlatFiles(16) as files, pytest.raises(OSError, match=r"Too many open files.*/0'"):
+        files.read_bytes(tensors[0], 0, out)
+
+
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
     tensor = StoredTensor(
         TensorMeta("w", "Int8", (4,)), StoredFile(str(tmp_path / "none")), (Extent(0, 4),)
