@@ -438,7 +438,7 @@ def test_a_file_of_rules_that_is_none_is_named(tmp_path):
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
-        return found - {"command", "tensors", "shown_by", "is_shared"}
+        return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file"}
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading

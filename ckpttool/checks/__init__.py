@@ -128,6 +128,7 @@ CHECKS = (
     ),
     Check(unlisted.check_constant, "here contents show nothing", ("diff", "convert")),
     Check(layouts.check_trusted, "the user excludes all questions about the strategy"),
+    Check(layouts.check_no_evidence, "what cannot be read shows nothing of the layouts"),
     _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
     _of_contents(layouts.check_misplaced, "whole stages contradict it"),
     _of_contents(layouts.check_index, "an index beside the files contradicts it"),

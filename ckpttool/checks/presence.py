@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, permutations
+from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN
@@ -481,8 +482,8 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     yield from unmatched
     if whole.metas and not checkpoint.catalog.metas and not unmatched:
         facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
-        hint = "other patterns; `ckpttool inspect --all` lists the names"
         where = whole.catalog.root
+        hint = f"other patterns; `ckpttool inspect --all {quote(where)}` lists the names"
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 

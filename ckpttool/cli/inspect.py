@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from shlex import join, quote
 from typing import TYPE_CHECKING
 
 import click
@@ -125,8 +124,7 @@ def inspect(
     from ckpttool.cli.overview import print_inspected
 
     if more and (look.values or look.show_steps):
-        hint = " ".join(f"-s {quote(path)}" for path in more)
-        raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
+        raise options.too_many_paths("one checkpoint", (source.path, *more))
     if look.show_steps:
         options.refuse_beside("--steps", {"src", "strategy_files", "pattern", "key", *OF_STEPS})
         _show_steps(source, look, report)
@@ -242,13 +240,7 @@ def _inspect(
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
         return describe_strategy(ckpttool.read_strategy(strategies), found)
     if more:
-        paths, hint = (source.path, *more), ""
-        checkpoints = [path for path in paths if not are_strategies([path])]
-        if len(checkpoints) == 1:
-            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
-            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
-            hint = f"{click.get_current_context().command_path} {join(words)}"
-        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
+        raise options.too_many_paths("one checkpoint, or strategy files", (source.path, *more))
     if foreign := inspect_foreign(source.path):
         options.refuse_options("not a checkpoint", ())
         return foreign

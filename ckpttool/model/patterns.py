@@ -78,7 +78,7 @@ def unmatched_problems(
             text = f"no tensor matches {pattern.text!r}"
             near = nearest_pattern(pattern, names)
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-            hint = "`ckpttool inspect --all` lists the names"
+            hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
             hint = f"{option} {quote(before + near)}" if near else hint
             yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
 

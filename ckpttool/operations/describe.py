@@ -24,7 +24,7 @@ from ckpttool.operations.summary import (
     find_parallelism,
     layouts_of_rules,
 )
-from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.problems import Diagnostics, FormatError, StrategyError
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
@@ -195,7 +195,10 @@ def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Comp
     wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
     wrong += [code for code in codes if code in _UNFINISHED]
     replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
-    failures = [one for one in found.failures if one not in catalog.damaged.values()]
+    damaged = {one.path for one in catalog.damaged.values()}
+    failures = [
+        one for one in found.failures if not (isinstance(one, FormatError) and one.path in damaged)
+    ]
     if catalog.damaged.keys() - replaced or (failures and is_known):
         wrong.append("damaged")
     # A strategy that does not fit tells nothing of ranks.

@@ -267,8 +267,10 @@ def diff(
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
             own = replace(options, replicated=options.replicated and catalog.needs_strategy)
-            if side == "B":  # it has the new names
-                own = replace(own, tensors=replace(own.tensors, rename=()))
+            if side == "B":  # it has the new names, and patterns are about the old ones
+                changed = checkpoints[0].new_names if checkpoints else {}
+                called = {new: old for old, new in changed.items()}
+                own = replace(own, tensors=replace(own.tensors, rename=(), called=called))
             if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:

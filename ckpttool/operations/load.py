@@ -117,6 +117,9 @@ def load(
         found = attempt("SRC", partial(find, src, options, command=command))
     if find_strategy and strategy == () and found is not None:
         found, strategy, used = _find_strategy(found)
+    elif strategy and found is not None:  # who names one asks for no others
+        noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
+        found = replace(found, diagnostics=noted)
     given = {"-s": strategy, "-d": target}
     read_src, read_dst = (
         one

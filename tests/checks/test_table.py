@@ -15,7 +15,7 @@ from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import Diagnostic, FormatError, UnreadableError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -198,6 +198,11 @@ CASES = {
         ranks(STAGES, r0="wx", r1="wx", r2="wx", r3="wx", r4="vw", r5="v", r6="v", r7="v"),
     ),
     "check_index": ("contradicted", with_index(SLICE), with_index((800, 30))),
+    "check_no_evidence": (
+        "doubt",
+        replace(held(), no_evidence={"adam_m.w": UnreadableError("rank_1/net.ckpt", None, "EIO")}),
+        held(),
+    ),
     "check_hidden_shard": ("hidden_shard", held(ranks=(0, 2)), held(ranks=(0, 1, 2))),
     "check_corrections": (
         "undecided_shard",

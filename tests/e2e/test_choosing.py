@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.test_golden import CASES, GOLDEN, command_of, formats_of
 from tests.support import corpus
-from tests.support.commands import message, run
+from tests.support.commands import message, run, run_well
 from tests.support.corpus import a_third
 from tests.support.readers import read, read_ranks
 
@@ -148,6 +148,27 @@ def test_choosing_renaming_and_casting_go_together(key):
         assert found.get(rank, {}).keys() == expected.keys()
         for name, one in expected.items():
             assert one is None or found[rank][name] == one, name
+
+
+@pytest.mark.parametrize("case", ["reshard_8_to_4", "optshard_full_adamw"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--include *norm*.weight --rename *.weight=out.*.w",
+        "--exclude re:^adam_ --rename learning_rate=opt.lr --dtype bf16",
+        "--weights-only --rename re:^=pre. --dtype bf16:*wq*",
+        "--include *1.* --rename *=net.* --dtype fp16:adam_m.*",
+    ],
+)
+def test_diff_with_the_options_of_a_run_finds_what_it_wrote(case, words):
+    """Patterns are about the names of the source, on both sides."""
+    options = words.split()
+    inf = ["--on-overflow", "inf"] if "--dtype" in options else []
+    source = [f"golden/{case}/src", "-s", f"golden/{case}/src_strategy.ckpt"]
+    run_well("merge", *source, "-o", "out.ckpt", *options, *inf)
+    compared = run("diff", source[0], "out.ckpt", *source[1:], *options, "--json")
+    document = json.loads(compared.stdout)
+    assert (document["equal"], document["tensors"]) == (True, len(read(Path("out.ckpt"))))
 
 
 COMMANDS = ("merge", "split", "reshard", "convert", "average")
