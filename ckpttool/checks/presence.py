@@ -477,12 +477,12 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     whole = checkpoint.chosen_from
     if whole is None:
         return
-    options = checkpoint.options.tensors
-    unmatched = [] if options.is_shared else [*options.unmatched(whole.names, whole.catalog.root)]
+    options, metas, where = checkpoint.options.tensors, whole.metas, whole.catalog.root
+    absent = [name for name in whole.names if name not in metas]
+    unmatched = [] if options.is_shared else [*options.unmatched(metas, where, absent)]
     yield from unmatched
-    if whole.metas and not checkpoint.catalog.metas and not unmatched:
-        facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
-        where = whole.catalog.root
+    if metas and not checkpoint.catalog.metas and not unmatched:
+        facts = f"{count(len(metas), 'tensor')} left out: {shorten(metas, 3)}"
         hint = f"other patterns; `ckpttool inspect --all {quote(where)}` lists the names"
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 

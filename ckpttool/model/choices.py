@@ -140,11 +140,14 @@ class TensorOptions:
         """Return whether a pattern names a tensor."""
         return pattern.matches(self.called.get(name, name))
 
-    def unmatched(self, names: Collection[str], where: str) -> Iterator[Diagnostic]:
-        """Yield the problems of patterns that match nothing."""
-        names = [self.called.get(name, name) for name in names]
-        yield from unmatched_problems(self.shown_by or "--include", self.included, names, where)
-        yield from unmatched_problems("--exclude", self.excluded, names, where)
+    def unmatched(
+        self, names: Collection[str], where: str, absent: Collection[str] = ()
+    ) -> Iterator[Diagnostic]:
+        """Yield the problems of patterns that match nothing; see `unmatched_problems`."""
+        names, absent = ([self.called.get(one, one) for one in each] for each in (names, absent))
+        option = self.shown_by or "--include"
+        for one, patterns in ((option, self.included), ("--exclude", self.excluded)):
+            yield from unmatched_problems(one, patterns, names, where, absent=absent)
 
     def _casts_of(self, meta: TensorMeta, is_weight: bool) -> list[Cast]:
         """Return the requests for a tensor, those with a pattern if there are any."""

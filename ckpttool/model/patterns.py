@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import translate
+from itertools import chain
 from shlex import quote
 
 from ckpttool.model.names import parse_name
@@ -67,16 +68,22 @@ class Pattern:
 
 
 def unmatched_problems(
-    option: str, patterns: Iterable[Pattern], names: Collection[str], where: str, before: str = ""
+    option: str,
+    patterns: Iterable[Pattern],
+    names: Collection[str],
+    where: str,
+    before: str = "",
+    absent: Collection[str] = (),
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each pattern that matches no name, with what was perhaps meant.
 
-    ``option`` takes the patterns, with ``before`` in front; ``where`` is what has the names.
+    ``option`` takes the patterns, with ``before`` in front; ``where`` is what has the names.  A
+    pattern may also match names that should be there and are ``absent``.
     """
     for pattern in patterns:
-        if not any(map(pattern.matches, names)):
+        if not any(map(pattern.matches, chain(names, absent))):
             text = f"no tensor matches {pattern.text!r}"
-            near = nearest_pattern(pattern, names)
+            near = nearest_pattern(pattern, [*names, *absent])
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
             hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
             hint = f"{option} {quote(before + near)}" if near else hint
@@ -89,15 +96,18 @@ def nearest_pattern(pattern: Pattern, names: Collection[str]) -> str:
     It is the pattern with its unknown words replaced by near ones, one that matches inside of
     names, or the same text as a regular expression.
     """
-    if pattern.text.startswith("re:"):
-        return nearest(pattern.text[3:], names)
-    try:
-        regex = [Pattern(f"re:{pattern.text}")]
-    except ValueError:
-        regex = []
+    mark = "re:" if pattern.text.startswith("re:") else ""
+    text = pattern.text.removeprefix(mark)
     words = dict.fromkeys(word for name in names for word in name.split("."))
-    parts = re.split(r"([.*?])", pattern.text)
-    near = Pattern("".join(one if one in words else nearest(one, words) or one for one in parts))
-    inside = Pattern(f"*{pattern.text}*")
-    found = (one.text for one in (near, inside, *regex) if any(map(one.matches, names)))
-    return next(found, nearest(pattern.text, names))
+    parts = re.split(r"(\\.|\W)" if mark else r"([.*?])", text)
+    near = "".join(
+        one if one in words or one.isdigit() else nearest(one, words) or one for one in parts
+    )
+    for one in (f"{mark}{near}", *(() if mark else (f"*{text}*", f"re:{text}", f"*{near}*"))):
+        try:
+            found = Pattern(one)
+        except ValueError:
+            continue  # a glob that is no regular expression
+        if any(map(found.matches, names)):
+            return found.text
+    return nearest(text, names)

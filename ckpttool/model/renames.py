@@ -178,9 +178,8 @@ def rename_problems(
         hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
         if first.file:
             text = f"no tensor matches a rule of {first.file}"
-        elif near := nearest_pattern(Pattern(first.old), names):
-            new = f"*{first.new}*" if near == f"*{first.old}*" else first.new  # keeps the rest
-            hint = f"--rename {quote(f'{near}={new}')}"
+        elif near := _nearest_rule(first, names):
+            hint = f"--rename {quote(near)}"
         facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     olds: dict[str, list[str]] = {}
@@ -196,6 +195,21 @@ def rename_problems(
         text += f", for each of {number} names" if number > 1 else ""
         facts = "; ".join(f"{new}: {shorten(of, 3)}" for new, of in [*several.items()][:2])
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+
+
+def _nearest_rule(rule: Rename, names: Collection[str]) -> str:
+    """Return a rule that matches and was perhaps meant, or ""."""
+    near = nearest_pattern(Pattern(rule.old), names)
+    is_inside = near.startswith("*") and not rule.old.startswith("*")
+    new = f"*{rule.new}*" if is_inside else rule.new  # keeps the rest
+    is_other_kind = near.startswith("re:") != rule.old.startswith("re:")
+    if is_other_kind and re.search(r"[*?\\]", new):
+        return ""  # the places of the one are texts in the other
+    try:
+        Rename(near, new)
+    except ValueError:
+        return ""
+    return f"{near}={new}"
 
 
 def parse_renames(given: Mapping[str, str] | Iterable[str | Rename]) -> Iterator[Rename]:

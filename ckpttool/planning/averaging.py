@@ -21,7 +21,7 @@ from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.wording import count, format_shape, shorten
 
 TOLERANCE = 1e-9  # by which the sum of weights may differ from 1
-_CHOOSE = "--weights-only, or --include and --exclude with patterns of what all inputs have"
+_CHOOSE = "--include and --exclude with patterns of what all inputs have"
 
 
 class AverageInput(NamedTuple):
@@ -176,13 +176,17 @@ def _differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
     full = [
         {one.renamed.get(it.name, it.name): it.meta for it in one.tensors} for one in checkpoints
     ]
+    of_weights = "" if checkpoints[-1].options.tensors.weights_only else "--weights-only, or "
     for number in range(len(checkpoints) - 1):
         sides = ((number, -1), (-1, number))
+        hint = f"{of_weights}{_CHOOSE}"
+        if len(names[number] - names[-1]) == len(names[-1] - names[number]):
+            hint += "; `ckpttool help unlike_inputs` explains"  # perhaps only names differ
         for having, lacking in sides:
             if only := sorted(names[having] - names[lacking]):
                 text = f"{count(len(only), 'tensor')} only in {labels[having]}"
                 facts = f"{shorten(only, 3)}; not in {labels[lacking]}"
-                yield Diagnostic("unlike_inputs", text, hint=_CHOOSE, facts=facts)
+                yield Diagnostic("unlike_inputs", text, hint=hint, facts=facts)
         for name, meta in full[-1].items():
             found = full[number].get(name)
             if found is None:

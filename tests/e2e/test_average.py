@@ -353,6 +353,17 @@ def test_a_set_with_its_strategy_needs_no_option(tmp_path):
     run_well("diff", SRC, tmp_path / "out.ckpt", "-s", STRATEGY)
 
 
+def test_inputs_that_differ_by_a_renaming_are_told_what_to_do(tmp_path):
+    words = (SRC, "-s", STRATEGY, "-q", "--weights-only")
+    run_well("merge", *words, "-o", tmp_path / "a.h5")
+    run_well("merge", *words, "-o", tmp_path / "b.h5", "--rename", "model.*=net.*")
+    pair = ("average", tmp_path / "a.h5", tmp_path / "b.h5", "-o", tmp_path / "m.h5")
+    refused = message(run(*pair, "--weights-only"))
+    assert "Try: --include and --exclude with patterns" in refused
+    assert "`ckpttool help unlike_inputs` explains" in refused
+    assert "convert SRC -o OUT --rename OLD=NEW" in run_well("help", "unlike_inputs").stdout
+
+
 def test_a_manifest_goes_before_the_strategy_of_all(tmp_path):
     folder, out = tmp_path / "set", tmp_path / "out.ckpt"
     ckpttool.reshard(SRC, STRATEGY, TARGET, folder, format="ckpt")
