@@ -6,6 +6,7 @@ In every round each case is run once, in turn, so that a machine that is slow fo
 for all of them.  Seconds are medians of the rounds, ratios are medians of the ratios of each round.
 `cp` leaves its output in memory; ckpttool has it on disk when it ends.  So there are two ratios:
 `ratio` is command against command, `+ sync` counts for both the time until all of it is on disk.
+Both are for each byte that is written; `per read` is for each byte of the sources that is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # measured is the code beside this script, installed or not
 
 from benchmark.cases import (  # noqa: E402
+    AVERAGED,
     Case,
+    prepare_averages,
     prepare_casts,
     prepare_copies,
     prepare_index,
@@ -45,7 +48,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "cast", "start", "index", "many")
+GROUPS = ("copy", "cast", "average", "start", "index", "many")
 
 
 class Bench:
@@ -174,6 +177,13 @@ def main(
                 cases = prepare_casts(folder, model, Mesh(tp, axis=axis))
                 bench.run(cases, label(size), rounds)
                 shutil.rmtree(folder / "cast")
+        if "average" in groups:
+            for size in sizes:
+                model = make_model(int(size * GIB), DTYPES[dtype], moments=True)
+                _check_space(folder, (AVERAGED + 1) * model.nbytes)
+                cases = prepare_averages(folder, model, Mesh(tp, axis=axis))
+                bench.run(cases, label(size), rounds)
+                shutil.rmtree(folder / "average")
         if "start" in groups:
             bench.run(start_cases(), "", max(rounds, START_ROUNDS))
         if "index" in groups:

@@ -31,10 +31,22 @@ def test_the_cases_of_casts_run_and_are_compared_with_the_merge(tmp_path):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summaries = json.loads((tmp_path / "bench.json").read_text())["summaries"]
-    plain, *others = (one["case"] for one in summaries)
-    assert plain == "merge with states"
+    few, plain, *others = (one["case"] for one in summaries)
+    assert (few, plain) == ("merge of weights alone", "merge with states")
     assert "merge --weights-only --dtype bf16" in others
-    assert all(one["ratio"] > 0 for one in summaries[1:])
+    assert all(one["ratio"] > 0 and one["read_ratio"] > 0 for one in summaries[2:])
+
+
+def test_the_average_of_four_is_compared_with_the_merge_of_one(tmp_path):
+    words = ["--sizes", "0.01", "--rounds", "1", "--groups", "average", "--warm"]
+    command = [sys.executable, BENCH, *words, "--work", tmp_path, "--json", tmp_path / "bench.json"]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summaries = json.loads((tmp_path / "bench.json").read_text())["summaries"]
+    ratios = {one["case"]: one["read_ratio"] for one in summaries}
+    assert ratios.pop("merge of one") is ratios.pop("merge of one --weights-only") is None
+    assert [*ratios] == ["average of 4", "average of 4 --weights-only"]
+    assert all(ratio > 0 for ratio in ratios.values())
 
 
 def test_the_cases_of_many_small_things_run(tmp_path):

@@ -244,13 +244,16 @@ def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
     """Return whether files in a folder belong to a rank of the checkpoint ``root``.
 
     ``homes`` are the folders of its files.  If they lie in folders of hosts, or in others inside
-    the rank folders, so may those of further ranks.
+    the rank folders, so may those of further ranks.  In the folder of another rank any folder may
+    have its files.
     """
     inside = Path(folder)
     if not inside.is_relative_to(root) or inside == Path(root):
         return False
     parts = inside.relative_to(root).parts
     matches = [RANK_FOLDER.fullmatch(part) for part in parts]
+    if matches[0] and str(Path(root, parts[0])) not in homes:
+        return True
     if None not in matches and len({int(match[2]) for match in matches if match}) == 1:
         return True
     tops = [Path(home).relative_to(root).parts for home in homes if Path(home) != Path(root)]

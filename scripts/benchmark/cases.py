@@ -14,6 +14,7 @@ from benchmark.model import Mesh, Model, many_tensors
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
 BUDGET = "64MiB"
+AVERAGED = 4  # checkpoints
 LOOK = """
 import sys
 from pathlib import Path
@@ -73,12 +74,15 @@ class Case:
         The file or folder that it writes; None if it writes none.
     yardstick
         The case that it is compared with, if any.
+    read_bytes
+        Bytes of the sources that it needs, if that is what counts.
     """
 
     name: str
     command: tuple[str, ...]
     output: Path | None = None
     yardstick: str | None = None
+    read_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +186,58 @@ def prepare_index(work: Path, ranks: int, tensors: int) -> list[Case]:
 
 
 def prepare_casts(work: Path, model: Model, mesh: Mesh) -> list[Case]:
-    """Write a checkpoint with its Adam states; the merges that choose and cast of it.
+    """Write a checkpoint with its Adam states, and one without; the merges that choose and cast.
 
-    They are compared with the merge of the same files without these options.
+    Each is compared with the merge of the same source bytes without these options.
     """
-    src, out = work / "cast", work / "cast_out.ckpt"
-    write_checkpoint(src, model, mesh)
-    merge = (*CKPTTOOL, "merge", str(src), "-s", str(strategy_path(src)), "-o", str(out), "-q")
+    folder, out = work / "cast", work / "cast_out.ckpt"
+    alone = Model(model.weights, model.layers)
+    write_checkpoint(folder / "all", model, mesh)
+    write_checkpoint(folder / "weights", alone, mesh)
+
+    def merge(of: str, *words: str) -> tuple[str, ...]:
+        strategy = str(strategy_path(folder / of))
+        return (*CKPTTOOL, "merge", str(folder / of), "-s", strategy, "-o", str(out), "-q", *words)
+
+    few = Case("merge of weights alone", merge("weights"), out, None, alone.nbytes)
+    plain = Case("merge with states", merge("all"), out, None, model.nbytes)
     options = (
-        ("--weights-only",),
-        ("--weights-only", "--dtype", "bf16"),
-        *(("--dtype", word) for word in ("bf16", "bf16:*", "fp16:*")),
+        (few, ("--weights-only",)),
+        (few, ("--weights-only", "--dtype", "bf16")),
+        *((plain, ("--dtype", word)) for word in ("bf16", "bf16:*", "fp16:*")),
     )
-    plain = Case("merge with states", merge, out)
-    named = ((f"merge {' '.join(words)}", words) for words in options)
-    return [plain, *(Case(name, (*merge, *words), out, plain.name) for name, words in named)]
+    cases = [
+        Case(f"merge {' '.join(words)}", merge("all", *words), out, one.name, one.read_bytes)
+        for one, words in options
+    ]
+    return [few, plain, *cases]
+
+
+def prepare_averages(work: Path, model: Model, mesh: Mesh) -> list[Case]:
+    """Write four checkpoints with their Adam states; the averages of them.
+
+    They are compared with the merge of one for each byte that is read: all weights of all four, and
+    the states of the last.
+    """
+    folder, out = work / "average", work / "average_out.ckpt"
+    inputs = [folder / f"run_{number}" for number in range(AVERAGED)]
+    for number, path in enumerate(inputs):
+        write_checkpoint(path, model, mesh, seed=number)
+    common = ("-s", str(strategy_path(inputs[0])), "-o", str(out), "-q")
+    merge = (*CKPTTOOL, "merge", str(inputs[0]), *common)
+    average = (*CKPTTOOL, "average", *map(str, inputs), *common)
+    of_weights, of_one = sum(one.nbytes for one in model.weights), model.nbytes
+    weights = ("--weights-only",)
+    one = Case("merge of one", merge, out, None, of_one)
+    few = Case("merge of one --weights-only", (*merge, *weights), out, None, of_weights)
+    all_of_four = of_one + (AVERAGED - 1) * of_weights
+    words = (*average, *weights)
+    return [
+        one,
+        Case(f"average of {AVERAGED}", average, out, one.name, all_of_four),
+        few,
+        Case(f"average of {AVERAGED} --weights-only", words, out, few.name, AVERAGED * of_weights),
+    ]
 
 
 def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:

@@ -20,13 +20,15 @@ POOL_BYTES = 64 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
-def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = False) -> None:
+def write_checkpoint(
+    folder: Path, model: Model, mesh: Mesh, *, sparse: bool = False, seed: int = 0
+) -> None:
     """A ``.ckpt`` for every rank below ``folder``, and ``folder.strategy.ckpt`` beside it.
 
     Every slice is a stretch of a pool of random numbers that its name and its place in the tensor
-    choose: replicas are equal, all else differs.  Weights and moments of Adam are as large as those
-    of a trained model, since a cast is faster or slower for others.  Sparse ones have headers and
-    holes.
+    choose with ``seed``: replicas are equal, all else differs.  Weights and moments of Adam are as
+    large as those of a trained model, since a cast is faster or slower for others.  Sparse ones
+    have headers and holes.
     """
     write_strategy(strategy_path(folder), model, mesh)
     kinds = set() if sparse else {_kind(tensor) for tensor in model.tensors}
@@ -42,7 +44,8 @@ def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = F
             write_header(file.fileno(), header)
             for tensor in () if sparse else mine:
                 place = mesh.layout(tensor).slice_index(rank % per_stage)
-                start = zlib.crc32(f"{tensor.name}{place}".encode()) % POOL_BYTES // 16 * 16
+                text = f"{tensor.name}{place}{seed or ''}"
+                start = zlib.crc32(text.encode()) % POOL_BYTES // 16 * 16
                 stored = header.index.tensors[tensor.name]
                 _write(file.fileno(), stored, pools[_kind(tensor)], start)
 

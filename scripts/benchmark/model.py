@@ -106,6 +106,11 @@ class Model:
         """Bytes of all tensors, undivided."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The tensors that are no moments."""
+        return tuple(one for one in self.tensors if not one.name.startswith(MOMENTS))
+
 
 def make_model(nbytes: int, dtype: str, moments: bool) -> Model:
     """A model of about ``nbytes`` undivided: as wide as two layers allow, the rest vocabulary."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,8 @@ class Summary:
         written); None without a yardstick.
     synced_ratio
         The same, both with the time until all of it is on disk.
+    read_ratio
+        Time for each byte of the sources against the yardstick's; None if the case has none.
     """
 
     size: str
@@ -39,6 +41,7 @@ class Summary:
     peak_bytes: int
     ratio: float | None
     synced_ratio: float | None
+    read_ratio: float | None
     stdout: str
     error: str
 
@@ -62,21 +65,26 @@ def _summary(mine: Sequence[Run], case: Case, runs: Sequence[Run]) -> Summary:
         case=case.name,
         nbytes=nbytes,
         seconds=seconds,
-        synced_seconds=median(run.seconds + run.sync_seconds for run in mine),
+        synced_seconds=median(map(_synced, mine)),
         gb_per_second=nbytes / seconds / 1e9,
         cpu_seconds=median(run.cpu_seconds for run in mine),
         peak_bytes=max(run.peak_bytes for run in mine),
-        ratio=_median_ratio(pairs, synced=False),
-        synced_ratio=_median_ratio(pairs, synced=True),
+        ratio=_median_ratio(pairs, lambda run: run.seconds / (run.nbytes or 1)),
+        synced_ratio=_median_ratio(pairs, lambda run: _synced(run) / (run.nbytes or 1)),
+        read_ratio=_median_ratio(pairs, lambda run: run.seconds / run.read_bytes)
+        if case.read_bytes
+        else None,
         stdout=mine[0].stdout,
         error=next((run.error for run in mine if run.error), ""),
     )
 
 
-def _median_ratio(pairs: Iterable[tuple[Run, Run]], *, synced: bool) -> float | None:
-    def cost(run: Run) -> float:
-        return (run.seconds + run.sync_seconds * synced) / (run.nbytes or 1)
+def _synced(run: Run) -> float:
+    """Seconds until all of it is on disk."""
+    return run.seconds + run.sync_seconds
 
+
+def _median_ratio(pairs: Iterable[tuple[Run, Run]], cost: Callable[[Run], float]) -> float | None:
     ratios = [cost(run) / cost(other) for run, other in pairs]
     return median(ratios) if ratios else None
 
@@ -89,6 +97,7 @@ COLUMNS = (
     ("GB/s", 6),
     ("ratio", 6),
     ("+ sync", 7),
+    ("per read", 8),
     ("cpu s", 7),
     ("peak MiB", 9),
 )
@@ -110,6 +119,7 @@ def table(summaries: Iterable[Summary]) -> Iterable[str]:
                 f"{one.gb_per_second:.2f}" if one.nbytes else "",
                 "" if one.ratio is None else f"{one.ratio:.2f}",
                 "" if one.synced_ratio is None or not one.nbytes else f"{one.synced_ratio:.2f}",
+                "" if one.read_ratio is None else f"{one.read_ratio:.2f}",
                 f"{one.cpu_seconds:.2f}",
                 f"{one.peak_bytes / MIB:.0f}",
             )

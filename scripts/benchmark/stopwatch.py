@@ -41,6 +41,8 @@ class Run:
         Memory of the process tree, see `benchmark.launch`.
     nbytes
         Bytes of the files that were written.
+    read_bytes
+        Bytes of the sources that were needed, if the case says so.
     stdout
         What the command printed.
     error
@@ -55,6 +57,7 @@ class Run:
     cpu_seconds: float
     peak_bytes: int
     nbytes: int
+    read_bytes: int = 0
     stdout: str = ""
     error: str = ""
 
@@ -88,6 +91,7 @@ def measure(case: Case, size: str, round: int, *, cold: bool) -> Run:
         took["cpu_seconds"],
         took["peak_bytes"],
         nbytes,
+        case.read_bytes,
         took["stdout"][:1000],
         error,
     )
