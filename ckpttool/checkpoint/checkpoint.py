@@ -397,6 +397,28 @@ class Checkpoint(Brief):
         """The names whose slices the strategy or the checkpoint itself lists."""
         return listed_names(self.catalog, self.strategy)
 
+    @cached_property
+    def confirmed(self) -> frozenset[str]:
+        """The tensors whose full shapes more shows than the layouts of the strategy.
+
+        It is the manifest, an index beside the files, the strategy in JSON, or a parameter and a
+        state: the strategy lists both, contents do not contradict it, and both have one full shape.
+        """
+        shapes = {one.name: one.meta.shape for one in self.tensors}
+        if self.is_recorded and self.options.manifest != "ignore":
+            return frozenset(shapes)
+        listed = self.strategy.layouts
+        found = {n for n in shapes if any(one.full_shape for one in listed.get(n, ()))}
+        for index in self.indexes.values():
+            if not isinstance(index, Exception):
+                found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
+        if not self.options.trust_strategy:
+            for pair in self.states.items():
+                is_listed = all(name in listed and name in shapes for name in pair)
+                if is_listed and shapes[pair[0]] == shapes[pair[1]]:
+                    found |= {*pair}
+        return frozenset(found)
+
     @property
     def listing(self) -> str:
         """What lists the layouts, for messages."""

@@ -72,15 +72,26 @@ def print_markdown(text: str) -> None:
     if not sys.stdout.isatty() or not has_utf8(sys.stdout):
         echo(text.rstrip("\n"))
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import CodeBlock, Markdown
+    from rich.syntax import Syntax
     from rich.theme import Theme
+
+    class Block(CodeBlock):
+        """Code without a margin: a screen is as wide as the terminal."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            code, lexer = str(self.text).rstrip(), self.lexer_name
+            yield Syntax(code, lexer, theme=self.theme, word_wrap=True, padding=(1, 0))
+
+    class Page(Markdown):
+        elements = {**Markdown.elements, "fence": Block, "code_block": Block}  # noqa: RUF012
 
     size = shutil.get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
     text = LINK.sub(_name_topic, PICTURE.sub("", text))
-    console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+    console.print(Page(text, code_theme="ansi_dark", hyperlinks=False))
 
 
 def _name_topic(link: re.Match[str]) -> str:

@@ -32,6 +32,7 @@ from ckpttool.cli.params import (
     RENAME,
     RENAME_FILE,
     SIZE,
+    AbsentStrategy,
     Choice,
     Existing,
     OutputPath,
@@ -184,8 +185,12 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; explain options of other commands, and paths that are too many."""
         ctx.allow_extra_args = True  # click would print all of them
+        given = [*args]
         try:
             extra = super().parse_args(ctx, args)
+        except AbsentStrategy as problem:
+            problem.instead = self._fitting_strategy(ctx, given, problem)
+            raise
         except click.NoSuchOption as error:
             facts, hint = self._explain_unknown(error, ctx)
             message = f"{words_of(ctx)} has no {error.option_name}"
@@ -207,6 +212,20 @@ class GroupedCommand(click.Command):
             names = " and ".join(one.human_readable_name for one in wanted)
             raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths)
         return extra
+
+    def _fitting_strategy(
+        self, ctx: click.Context, given: list[str], problem: AbsentStrategy
+    ) -> str:
+        """Return a strategy that fits the checkpoint of a command in place of an absent one."""
+        from ckpttool.operations.strategy_check import find_fitting
+
+        option = problem.param.opts[0] if problem.param is not None else ""
+        values, _, _ = self.make_parser(ctx).parse_args(given)
+        src = values.get("b" if option == "--b-strategy" else "src", values.get("a"))
+        if not isinstance(src, str):
+            return ""
+        folders = (Path(problem.path).parent, Path(src), Path(src).parent, Path(src, "strategy"))
+        return find_fitting(src, folders, is_target=option == "-d")
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
         """Return the facts and the hint about an option of other commands, or a misspelt one."""

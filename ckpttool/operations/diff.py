@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from shlex import quote
 from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
@@ -253,10 +255,10 @@ def diff(
     compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
-        errors: list[CkptToolError] = []
+        errors_of: dict[str, list[CkptToolError]] = {"A": [], "B": []}
         sides: list[Sequence[OutputTensor]] = []
         applied: dict[str, Applied] = {}
-        metas: dict[str, TensorMeta] = {}
+        metas_of: dict[str, Mapping[str, TensorMeta]] = {}
         training: set[str] = set()
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
@@ -275,7 +277,8 @@ def diff(
                     *(catalog, given, own, executor, found), open_progress=open_progress
                 )
             except (PlanError, StrategyError) as error:
-                errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
+                failed = (*catalog.damaged.values(), error)
+                errors_of[side] += [one.on_side(side) for one in failed]
                 continue
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
@@ -287,14 +290,19 @@ def diff(
             if borrowed:
                 others = [_explain_by_borrowing(one, catalog) for one in others]
             problems = [*catalog.errors(), *others]
-            errors += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
-            errors += [PlanError(problems).on_side(side)] if problems else []
+            errors_of[side] += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
+            errors_of[side] += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            metas |= checkpoint.whole.metas
+            metas_of[side] = checkpoint.whole.metas
             training |= checkpoint.whole.training_state if options.tensors.casts else set()
             sides.append([*_outputs(checkpoint)])
             applied[side] = Applied.to(checkpoint)
+        for side, other, catalog in (("A", "B", a), ("B", "A", b)):
+            if errors_of[side] and not errors_of[other] and _looks_merged(catalog, metas_of[other]):
+                errors_of[side] = [_merged_error(catalog, other).on_side(side)]
+        errors = [*chain(*errors_of.values())]
+        metas = {name: meta for of in metas_of.values() for name, meta in of.items()}
         where = f"{a.root} and {b.root}"
         wrong = [*options.tensors.unmatched(metas, where)]
         wrong += options.tensors.cast_problems(metas, training, where)
@@ -316,6 +324,26 @@ def diff(
             changes,
             applied,
         )
+
+
+def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:
+    """Return whether the only file of ranks has full tensors, by the shapes of another checkpoint.
+
+    So `transform_checkpoints` merges: into ``OUT/rank_0/``.
+    """
+    if not catalog.needs_strategy or len(catalog.paths) != 1:
+        return False
+    common = [(one, full[name]) for name, one in catalog.metas.items() if name in full]
+    return bool(common) and all(one.shape == other.shape for one, other in common)
+
+
+def _merged_error(catalog: Catalog, other: str) -> PlanError:
+    """Return the error of a merged checkpoint that was given as a folder of ranks."""
+    (path,) = catalog.paths
+    text = f"looks merged: its tensors have the full shapes of {other}"
+    hint = f"{quote(path)} in place of {quote(catalog.root)}"
+    facts = "it is a folder with the file of one rank"
+    return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=catalog.root)])
 
 
 def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
