@@ -2,16 +2,19 @@
 
 They are the Markdown files in ``docs/``, which the package contains (in the repository, by a link).
 A page is a topic by the name of its file.  An entry is a part of a page whose heading has nothing
-but names in code spans: the code of a message, or the names of an option.
+but names in code spans: the code of a message, or the names of an option.  Where the locale says
+Chinese, a page in ``docs/zh/`` takes the place of the English page with the same path.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,17 +23,26 @@ from ckpttool.cli import options
 from ckpttool.cli.groups import walk_commands
 from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo, has_utf8
-from ckpttool.formats.local import list_folder, read_file
+from ckpttool.formats.local import list_folder, list_readable, read_file
 from ckpttool.wording import nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown
 
 PAGES = Path(ckpttool.__file__).parent / "docs"
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.
 GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
 INDEX = "index"
+CHINESE = "zh"  # the folder of translated pages, and how the name of a Chinese locale begins
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
 LINK = re.compile(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
+# Where a line of Chinese may end: behind every letter and mark, unless a closing mark comes next.
+# rich ends lines at spaces only.  BREAK is a space for Python, takes no column, and is not printed.
+LINE_END = re.compile(r"(?<=[一-鿿，。；：！？、）])(?=[\w`(（])|(?<=[\w`)])(?=[一-鿿（])")
+BREAK = "\x1f"
 
 
 def read_topics() -> Mapping[str, str]:
@@ -40,9 +52,23 @@ def read_topics() -> Mapping[str, str]:
 
 def read_group(group: str) -> Mapping[str, str]:
     """Return the text of each page of a group by its name, sorted."""
-    paths = [path for path in list_folder(PAGES / GROUPS[group]) if path.suffix == ".md"]
-    names = {path.stem: path for path in sorted(paths) if path.stem != INDEX}
-    return {name: read_file(path).decode("utf-8") for name, path in names.items()}
+    found = list_folder(PAGES / GROUPS[group])
+    found += list_readable(PAGES / CHINESE / GROUPS[group]) if is_chinese() else []
+    paths = {path.stem.lower(): path for path in found}
+    names = sorted(name for name, path in paths.items() if path.suffix == ".md" and name != INDEX)
+    return {name: read_file(paths[name]).decode("utf-8") for name in names}
+
+
+def is_chinese() -> bool:
+    """Return whether the locale of messages is a Chinese one, whose letters stdout takes."""
+    names = (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
+    if not next(filter(None, names), "").startswith(CHINESE):
+        return False
+    try:
+        "中".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
@@ -61,6 +87,12 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
 
 
+def find_row(name: str) -> str:
+    """Return the first page with a row of a table about a name, such as one of MindSpore; or ""."""
+    row = re.compile(rf"^\| [^|]*`{re.escape(name)}\b[^|]* \|", re.MULTILINE)
+    return next((topic for topic, page in read_topics().items() if row.search(page)), "")
+
+
 def title_of(page: str) -> str:
     """Return the first heading of a page."""
     heading = HEADING.search(page)
@@ -72,32 +104,55 @@ def print_markdown(text: str) -> None:
     if not sys.stdout.isatty() or not has_utf8(sys.stdout):
         echo(text.rstrip("\n"))
         return
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.markdown import CodeBlock, Markdown
-    from rich.syntax import Syntax
+    from rich.console import Console
     from rich.theme import Theme
-
-    class Block(CodeBlock):
-        """Code without a margin: a screen is as wide as the terminal."""
-
-        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            code, lexer = str(self.text).rstrip(), self.lexer_name
-            yield Syntax(code, lexer, theme=self.theme, word_wrap=True, padding=(1, 0))
-
-    class Page(Markdown):
-        elements = {**Markdown.elements, "fence": Block, "code_block": Block}  # noqa: RUF012
 
     size = shutil.get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
-    text = LINK.sub(_name_topic, PICTURE.sub("", text))
-    console.print(Page(text, code_theme="ansi_dark", hyperlinks=False))
+    text = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", text)))
+    with console.capture() as printed:
+        console.print(_lay_out(text))
+    echo(printed.get().replace(BREAK, ""), end="")
+
+
+def _lay_out(text: str) -> Markdown:
+    """Return a page whose tables fold what is too wide for a cell, where rich would omit a letter.
+
+    rich takes the space off the end of a line by the number of letters, not of columns.
+    """
+    from rich import markdown
+    from rich.syntax import Syntax
+    from rich.table import Table
+
+    class Block(markdown.CodeBlock):
+        """Code without a margin, since a screen is as wide as the terminal."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
+
+    class Page(markdown.Markdown):
+        elements = {**markdown.Markdown.elements, "fence": Block, "code_block": Block}  # noqa: RUF012
+
+    if hasattr(markdown, "TableElement"):  # older versions leave tables as they are
+
+        class FoldedTable(markdown.TableElement):
+            def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+                for table in super().__rich_console__(console, options):
+                    for column in table.columns if isinstance(table, Table) else ():
+                        column.overflow = "fold"
+                    yield table
+
+        Page.elements = {**Page.elements, "table_open": FoldedTable}
+    return Page(text, code_theme="ansi_dark", hyperlinks=False)
 
 
 def _name_topic(link: re.Match[str]) -> str:
-    """Return the text of a link, with the command that prints the page if it is another."""
+    """Return the text of a link, with the command that prints the page if it is another topic."""
     text, path = link[1], Path(link[2])
-    return f"{text} (`ckpttool help {path.stem}`)" if path.suffix == ".md" else text
+    is_topic = path.suffix == ".md" and path.stem != INDEX
+    return f"{text} (`ckpttool help {path.stem}`)" if is_topic else text
 
 
 def names_of(group: click.Context) -> list[str]:
@@ -123,6 +178,7 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
     Print what NAME means: a topic of the guide, the code of a message (damaged), an option
     (--unlisted) or a command.  Without NAME, list the topics.  Needs no network.
+    Pages that are translated are Chinese where LC_ALL, LC_MESSAGES or LANG says zh.
     """,
 )
 @click.argument("name", nargs=-1, metavar="[NAME]", shell_complete=complete_name)
@@ -134,7 +190,7 @@ def help(name: tuple[str, ...]) -> None:
     if not words:
         print_topics()
     elif not print_all_about(words.lower(), group):
-        near = nearest(words.lower(), names_of(group))
+        near = nearest(words.lower(), names_of(group)) or find_row(words)
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
 
 import click
 import pytest
@@ -20,11 +20,13 @@ from ckpttool.cli.completion import SHELLS
 from ckpttool.cli.main import COMMANDS, main
 from ckpttool.cli.strategy import COMMANDS as STRATEGY_COMMANDS
 from ckpttool.problems import CODES
-from tests.support.commands import command_of, commands, message, run_well
+from tests.support.commands import command_of, commands, message, run, run_well
+from tests.support.pages import CHINESE, DOCS, blocks_of, name_of
+from tests.support.terminals import on_terminal
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
-TOPICS = [path for path in PAGES if path.name != "index.md"]
+TRANSLATED = [path for path in PAGES if CHINESE in path.parents]
+TOPICS = [path for path in PAGES if path.name != "index.md" and path not in TRANSLATED]
 
 
 def test_every_page_that_is_not_for_developers_is_a_topic():
@@ -43,7 +45,7 @@ def test_the_groups_of_topics_are_those_of_the_web_pages():
     nav = re.findall(r"^  - (\w+):\n((?:   .*\n?)+)", text[text.index("\nnav:") :], re.MULTILINE)
     groups = {name: sorted(re.findall(r"([\w-]+)\.md$", pages, re.M)) for name, pages in nav}
     groups["Start"].remove("index")
-    del groups["Development"]
+    del groups["Development"], groups["中文"]
     assert groups == {name: [*help_module.read_group(name)] for name in help_module.GROUPS}
 
 
@@ -95,7 +97,7 @@ def test_the_help_of_a_command_is_printed(name):
     assert run_well("help", *words).stdout.startswith(run_well(*words, "--help").stdout)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
     options = {name: {"-h", "--help", "--color"} for name in (*commands(), "strategy")}
     for name, command in commands().items():
@@ -110,6 +112,23 @@ def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
             assert name in options, span
             known = every if name == "help" else options[name]
         assert [one for one in words if re.match("--?[a-z]", one) and one not in known] == [], span
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("unified_safetensors", "coming-from-mindspore"),
+        ("auto_trans_ckpt", "coming-from-mindspore"),
+        ("merge_sliced_parameter", "coming-from-mindspore"),
+        ("iteration_00000003", "origins"),
+        ("sliced_parameter", ""),
+        ("a(b", ""),
+    ],
+)
+def test_a_name_in_a_table_leads_to_the_page(name, page):
+    result = run("help", name)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1].strip() == f"Try: ckpttool help {page}".strip()
 
 
 def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
@@ -128,16 +147,17 @@ def test_on_a_terminal_a_link_is_a_command_and_a_picture_is_left_out(monkeypatch
     monkeypatch.setenv("TERM", "dumb")
     pages = "![A picture](pictures/a.svg)\n\n[Merge](../guides/merging.md#write-several-files), "
     help_module.print_markdown(
-        pages + "[here](#here), [run](schema/run.json), [web](https://a.b/c)"
+        pages + "[here](#here), [run](schema/run.json), [all](index.md), [web](https://a.b/c)"
     )
     printed = capsys.readouterr().out
-    assert printed.strip() == "Merge (ckpttool help merging), here, run, web (https://a.b/c)"
+    assert printed.strip() == "Merge (ckpttool help merging), here, run, all, web (https://a.b/c)"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_a_page_links_to_topics_only(path):
     links = re.findall(r"\]\(([^)#:]+)\.md(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    assert {(path.parent / f"{link}.md").resolve() for link in links} <= {*TOPICS}
+    known = {*TOPICS, *TRANSLATED} | ({DOCS / "index.md"} if path.name == "README.md" else set())
+    assert {(path.parent / f"{link}.md").resolve() for link in links} <= known
 
 
 def test_without_utf8_a_terminal_gets_the_text_of_the_page(monkeypatch):
@@ -165,6 +185,86 @@ def test_a_group_shows_the_question_of_every_command(group, questions):
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version_has_a_short_option(flag):
     assert run_well(flag).stdout == run_well("--version").stdout
+
+
+# ---------------------------------------------------------------------------------- Chinese
+
+
+LOCALES = ("LC_ALL", "LC_MESSAGES", "LANG")
+TITLE = "# 合并\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_chinese"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, True),
+        ({"LANG": "en_US.UTF-8", "LC_MESSAGES": "zh_TW.UTF-8"}, True),
+        ({"LANG": "zh_CN.UTF-8", "LC_MESSAGES": "en_GB.UTF-8"}, False),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, False),
+        ({"LANG": "C", "LC_ALL": "zh_CN.GB18030"}, True),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": ""}, True),
+        ({"LANG": "fr_FR.UTF-8"}, False),
+        ({}, False),
+    ],
+)
+def test_the_locale_of_messages_chooses_the_language(variables, is_chinese, monkeypatch):
+    for name in LOCALES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run_well("help", "merging").stdout.startswith(TITLE) == is_chinese
+
+
+@pytest.mark.parametrize(
+    ("encoding", "is_chinese"),
+    [("utf-8", True), ("gb18030", True), ("gbk", True), ("ascii", False), ("latin-1", False)],
+)
+def test_a_stream_without_chinese_letters_gets_english(encoding, is_chinese, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    assert help_module.read_topics()["merging"].startswith(TITLE) == is_chinese
+
+
+@pytest.fixture
+def chinese(monkeypatch):
+    """A Chinese locale."""
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+
+
+@pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
+def test_a_chinese_page_takes_the_place_of_the_english_one(path, chinese):
+    assert path.read_text(encoding="utf-8") in run_well("help", path.stem).stdout
+
+
+def test_pages_without_a_translation_stay_english(chinese):
+    topics = help_module.read_topics()
+    assert {*topics} == {path.stem for path in TOPICS} | {"readme"}
+    assert topics["casting"] == (DOCS / "guides" / "casting.md").read_text(encoding="utf-8")
+    assert max(map(len, run_well("help").stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_chinese_entry_of_a_message_is_printed(code, chinese):
+    printed = run_well("help", code).stdout
+    assert f"### `{code}`\n\n**" in printed
+    assert printed.count("**原因：**") == printed.count("**处理方法：**") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
+def test_chinese_lines_fill_a_terminal_and_begin_with_no_closing_mark(path, columns):
+    from rich.cells import cell_len
+
+    code = {line for block in blocks_of(path) for line in block.text.splitlines()}
+    shown, _ = on_terminal("help", path.stem, columns=columns, TERM="dumb", LC_ALL="zh_CN.UTF-8")
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip() not in code]
+    assert max(map(cell_len, lines)) <= columns
+    assert not [line for line in lines if line.lstrip(" •").startswith(tuple("，。；：！？、）"))]
+    assert len([line for line in lines if cell_len(line) > columns - 4]) > 3
+    assert help_module.BREAK not in shown
+    text = help_module.PICTURE.sub("", path.read_text(encoding="utf-8"))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    assert Counter(re.findall("[一-鿿]", text)) <= Counter(re.findall("[一-鿿]", shown))
 
 
 # ------------------------------------------------------------------------------- completion

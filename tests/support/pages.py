@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CHINESE = DOCS / "zh"  # tests/e2e/test_chinese.py holds its pages to the English ones
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
@@ -37,6 +38,11 @@ def blocks_of(page: Path) -> Iterator[Block]:
         yield Block(match[1], match[2] or "", match[3])
 
 
+def anchor_of(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and `mkdocs.yml` make it."""
+    return re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+
+
 def python_block(page: Path, *words: str) -> str:
     """Return the one Python block of a page that has all these words in it."""
     blocks = [block.text for block in blocks_of(page) if block.language == "python"]
@@ -46,4 +52,5 @@ def python_block(page: Path, *words: str) -> str:
 
 def needs_mindspore(block: Block) -> bool:
     """Return whether a Python block runs with MindSpore only; `tests/e2e/interop` runs these."""
-    return block.language == "python" and re.search(r"\bms\.", block.text) is not None
+    code = re.sub(r"^#.*$", "", block.text, flags=re.MULTILINE)
+    return block.language == "python" and re.search(r"\bms\.", code) is not None

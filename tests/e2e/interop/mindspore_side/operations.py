@@ -145,11 +145,15 @@ def save_without_redundancy(recipe, rank, folder):
 
 def unify(source, strategy, out, with_redundancy=True):
     """Merges safetensors with ``unified_safetensors``."""
-    # It sleeps as long as half of the host's memory is in use.
+    wait_for_no_memory()
+    ms.parallel.unified_safetensors(source, strategy, out, with_redundancy)
+
+
+def wait_for_no_memory():
+    """Have ``unified_safetensors`` not sleep as long as half of the host's memory is in use."""
     transform_safetensors.psutil = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(percent=0)
     )
-    ms.parallel.unified_safetensors(source, strategy, out, with_redundancy)
 
 
 def load_unified(folder, strategy, out, rank, form):
@@ -368,3 +372,20 @@ def run_code(code, folder, recipe, rank=0):
         {one.name: digest(one) for one in network.get_parameters()},
         contents(scope.get("parameters", {})),
     ]
+
+
+def run_calls(code, folder):
+    """Run MindSpore's calls of a page in ``folder``; return the lists and tensors that they make.
+
+    Returns
+    -------
+    dict
+        Lists by the names of their variables, `digest` of tensors, and names of layouts.
+    """
+    os.chdir(folder)
+    wait_for_no_memory()
+    scope = {"ms": ms}
+    exec(compile(code, "a page", "exec"), scope)
+    found = {name: [*map(int, scope[name])] for name in ("ranks", "restored") if name in scope}
+    found |= {"layouts": sorted(scope["layouts"])} if "layouts" in scope else {}
+    return found | ({"full": digest(scope["full"])} if "full" in scope else {})
