@@ -141,14 +141,9 @@ def _contents(found: Inspection) -> Iterator[str]:
 
 
 def _has_replicas(found: Inspection) -> bool:
-    """Return whether the files of ranks hold more than one of each full tensor."""
-    if found.is_merged or not found.has_full_tensors:
-        return False
-    stored = sum(
-        len(ranks) * sum(tensor.meta.nbytes for tensor in header.values())
-        for ranks, header in found.catalog.headers.items()
-    )
-    return stored > sum(one.total_nbytes for one in found.summary.entries)
+    """Return whether several ranks hold a slice, so that files are larger than full tensors."""
+    placements = {one.placement for one in found.summary.entries if one.placement.is_listed}
+    return any(len(ranks) > 1 for one in placements for ranks in one.local_owners)
 
 
 def _number(found: Inspection) -> str:
