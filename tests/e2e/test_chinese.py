@@ -3,10 +3,12 @@
 A page in ``docs/zh/`` has the path of its English twin in ``docs/``; that of README.md is
 ``docs/zh/README.md``.  Text is free.  The same are: headings and their levels, blocks of code,
 paragraphs, items, tables, links, images, names in code spans and numbers of every section.
+``SNAPSHOT_UPDATE=1`` copies changed blocks of code; the rest is for a translator.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.pages import CHINESE, DOCS, FENCE, ROOT, anchor_of, blocks_of, name_of
+from tests.support.snapshots import UPDATE
 
 pytestmark = pytest.mark.source
 TRANSLATED = sorted(CHINESE.rglob("*.md"))
@@ -111,7 +114,7 @@ def drift_of(chinese: Path, english: Path) -> list[str]:
         return [f"headings are\n  {outlines[0]}\n  and in English\n  {outlines[1]}"]
     found = []
     if [*blocks_of(chinese)] != [*blocks_of(english)]:
-        found.append("blocks of code differ; take those of the English page")
+        found.append(f"blocks of code differ: {UPDATE}=1 copies them, if there are as many")
     for ours, theirs in zip(here, there, strict=True):
         place = f"'{ours.title}' ('{theirs.title}')"
         outside = {one for one, _ in links_of(theirs, english) if is_outside(one, chinese)}
@@ -131,6 +134,15 @@ def drift_of(chinese: Path, english: Path) -> list[str]:
                 more = [item for item in one if item not in other]
                 found.append(f"{place}: {what}: lacks {lacks}, has {more} instead")
     return found
+
+
+def copy_blocks(chinese: Path, english: Path) -> None:
+    """Put the English page's blocks of code in the places of those of the Chinese page."""
+    pages = [page.read_text(encoding="utf-8") for page in (chinese, english)]
+    here, there = ([match[0] for match in FENCE.finditer(page)] for page in pages)
+    if len(here) == len(there):
+        blocks = iter(there)
+        chinese.write_text(FENCE.sub(lambda _: next(blocks), pages[0]), encoding="utf-8")
 
 
 def is_outside(name: str, chinese: Path) -> bool:
@@ -153,6 +165,8 @@ def test_the_pages_that_people_begin_with_are_translated():
 
 @pytest.mark.parametrize("chinese", TRANSLATED, ids=name_of)
 def test_a_page_has_what_its_english_twin_has(chinese):
+    if os.environ.get(UPDATE):
+        copy_blocks(chinese, english_of(chinese))
     drift = drift_of(chinese, english_of(chinese))
     assert not drift, f"translate in {name_of(chinese)}:\n" + "\n".join(drift)
 
