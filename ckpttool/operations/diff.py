@@ -329,7 +329,7 @@ def diff(
 def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:
     """Return whether the only file of ranks has full tensors, by the shapes of another checkpoint.
 
-    So `transform_checkpoints` merges: into ``OUT/rank_0/``.
+    So MindSpore merges: into ``OUT/rank_0/``.
     """
     if not catalog.needs_strategy or len(catalog.paths) != 1:
         return False
