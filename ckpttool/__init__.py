@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.values import read_values as read_values
     from ckpttool.planning.averaging import AverageInput as AverageInput
     from ckpttool.planning.needs import find_needs as find_needs
+    from ckpttool.problems import BusyError as BusyError
     from ckpttool.problems import CkptToolError as CkptToolError
     from ckpttool.problems import CkptToolWarning as CkptToolWarning
     from ckpttool.problems import CombinedError as CombinedError
@@ -97,6 +98,7 @@ _MODULES = {
     "explain": "ckpttool.api",
     "steps": "ckpttool.api",
     "to_dict": "ckpttool.api",
+    "BusyError": "ckpttool.problems",
     "CkptToolError": "ckpttool.problems",
     "CkptToolWarning": "ckpttool.problems",
     "CombinedError": "ckpttool.problems",

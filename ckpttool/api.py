@@ -69,6 +69,7 @@ from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.typed import (
     TypedError,
+    parse_duration,
     parse_part,
     parse_ranks,
     parse_size,
@@ -109,6 +110,7 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text m
     "part": parse_part,
     "max_memory_bytes": parse_size,
     "max_shard_bytes": parse_size,
+    "wait_seconds": parse_duration,
 }
 
 _OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
@@ -162,6 +164,7 @@ class _OutputKeywords(TypedDict, total=False):
     part: tuple[int, int] | str | None
     overwrite: bool
     resume: bool
+    wait_seconds: float | str | None
     no_locks: bool
     engine: str
     max_memory_bytes: int | str | None
@@ -191,6 +194,8 @@ class AverageKeywords(_WriteKeywords, total=False):
 
     max_shard_bytes: int | str | None
     prefix: str
+    name: str | None
+    mindformers: bool
     ranks: Collection[int] | str | None
     not_in_target: NotInTarget
     strategy_path: Path | None
@@ -200,6 +205,8 @@ class ReshardKeywords(_WriteKeywords, total=False):
     """The fields of all options of a split and of a reshard."""
 
     prefix: str
+    name: str | None
+    mindformers: bool
     ranks: Collection[int] | str | None
     not_in_target: NotInTarget
     strategy_path: Path | None
@@ -472,7 +479,8 @@ def average(
     of_target = target if isinstance(target, Strategy | None) else read_strategy(_paths(target))
     path = _for_engine(out, run.engine)
     make_plan = partial(plans.plan_average, found, path, of_target, resolving, output)
-    return (estimate if dry_run else run_plan)(
+    execute = partial(run_plan, wait_seconds=output.wait_seconds)
+    return (estimate if dry_run else execute)(
         make_plan,
         run,
         open_progress=_bytes(progress),
@@ -834,7 +842,8 @@ def _convert(
     else:
         make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
     column = severities("convert", strict=resolving.strict)
-    return (estimate if dry_run else run_plan)(
+    execute = partial(run_plan, wait_seconds=output.wait_seconds)
+    return (estimate if dry_run else execute)(
         make_plan,
         run,
         open_progress=_bytes(progress),

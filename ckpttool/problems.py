@@ -88,6 +88,7 @@ CODES: Mapping[str, Code] = {
     "damaged_replica": _warning(
         "a file cannot be read, and others hold all its slices", verify="error"
     ),
+    "cut_short": _note("a file is cut short, and what is wanted of it is whole"),
     "missing_own": _warning(
         "every rank has a value of its own, and that of a missing rank is lost"
     ),
@@ -123,6 +124,7 @@ CODES: Mapping[str, Code] = {
     "nothing_complete": _error("a run that has not ended has completed no output yet"),
     "leftover": _note("traces of a save or a run that did not finish"),
     "resumed": _note("what an earlier run left, and what becomes of it"),
+    "waited": _note("a run waits until another one has ended"),
     "skipped": _note("files that are not read or not written"),
     "overlay": _warning("files hold other copies of tensors than those that the index names"),
     "no_locks": _warning(
@@ -532,7 +534,7 @@ class FormatError(_PlaceError):
         """Return the error with another hint and with more facts."""
         copied = self._copy()
         copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
-        copied.args = (*self.args[:3], hint, copied.facts)
+        copied.args = (*self.args[:3], hint, copied.facts, *self.args[5:])
         return copied
 
 
@@ -646,10 +648,30 @@ class PlanError(CkptToolError):
         return "\n".join(map(str, self.diagnostics))
 
 
+class BusyError(PlanError):
+    """Another run is writing there; the same command may succeed when it has ended; exit code 9.
+
+    The path of each diagnostic is a file that the other run has locked.
+    """
+
+    exit_code = 9
+
+
 class NoStrategyError(PlanError):
     """A source of several ranks without a strategy; exit code 2, as for a missing option."""
 
     exit_code = 2
+
+
+def refusal(diagnostics: Iterable[Diagnostic]) -> PlanError:
+    """Return the error of problems that were found before anything was written."""
+    found = tuple(diagnostics)
+    return (BusyError if is_busy(found) else PlanError)(found)
+
+
+def is_busy(problems: Iterable[Diagnostic]) -> bool:
+    """Return whether nothing but another run is in the way, so that waiting helps."""
+    return {one.code for one in problems} == {"busy"}
 
 
 class StepError(PlanError):
@@ -880,9 +902,9 @@ class Diagnostics:
         Raises
         ------
         FormatError, StrategyError, PlanError, CombinedError
-            The failures first, then a `PlanError` with all errors.
+            The failures first, then a `PlanError` with all errors; see `refusal`.
         """
-        wrong = [PlanError(tuple(map(self._as_error, self.errors)))] if self.errors else []
+        wrong = [refusal(map(self._as_error, self.errors))] if self.errors else []
         raise_all([*self.failures, *wrong])
 
     def _as_error(self, one: Diagnostic) -> Diagnostic:

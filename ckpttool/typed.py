@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import math
 import operator
 import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
 from decimal import Decimal
+from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret, forbid_core_dumps
-from ckpttool.wording import parse_numbers
+from ckpttool.wording import nearest, parse_numbers
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -57,6 +59,16 @@ def require_number(name: str, given: object) -> None:
         raise TypeError(f"{name}={given!r}, expected a whole number")
     if given < 1:
         raise ValueError(f"{name}={given}, expected 1 or more")
+
+
+def require_seconds(name: str, given: object) -> None:
+    """Raise `TypeError` or `ValueError` for a value that is no number from 0 on, nor None."""
+    if given is None:
+        return
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise TypeError(f"{name}={given!r}, expected seconds, or a text such as '10m'")
+    if not 0 <= given < math.inf:
+        raise ValueError(f"{name}={given}, expected 0 or more seconds")
 
 
 def require_rank(name: str, given: SupportsIndex) -> int:
@@ -112,6 +124,64 @@ def _bytes_of(text: str) -> int:
     number, prefix, end = ("0", None, "") if match is None else match.groups()
     unit = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
     return int(Decimal(number) * unit)
+
+
+NAME_FIELDS = ("model", "rank", "step")
+
+
+def parse_file_name(text: str) -> str:
+    """Return the name of the rank files, without suffix: ``{model}_rank_{rank}-{step}``.
+
+    Examples
+    --------
+    >>> parse_file_name("llama_rank_{rank}-{step}")
+    'llama_rank_{rank}-{step}'
+    """
+    instead = "{model}_rank_{rank}-{step}"
+    try:
+        parts = [*Formatter().parse(text)]
+    except ValueError as error:
+        raise TypedError(f"{text!r} has a brace too many", str(error), instead) from error
+    fields = [(name, spec or conversion) for _, name, spec, conversion in parts if name is not None]
+    known = ", ".join(f"{{{name}}}" for name in NAME_FIELDS)
+    for field, rest in fields:
+        if rest:
+            raise TypedError(f"{text!r} formats {{{field}}}", "Fields stand as they are.", instead)
+        if field not in NAME_FIELDS:
+            near = nearest(field, NAME_FIELDS)
+            instead = text.replace(f"{{{field}}}", f"{{{near}}}") if near else instead
+            message = f"{text!r} has an unknown field {{{field}}}"
+            raise TypedError(message, f"Fields: {known}.", instead)
+    if "rank" not in dict(fields):
+        raise TypedError(f"{text!r} gives all ranks one name", "It needs {rank}.", instead)
+    if "/" in text or "\0" in text:
+        facts = "The files lie in rank_0/, rank_1/, ..."
+        last = text.rpartition("/")[2]
+        raise TypedError(f"{text!r} has a / in it", facts, last if "{rank}" in last else instead)
+    if text.startswith("."):
+        facts = "Hidden files are not read again."
+        raise TypedError(f"{text!r} begins with a dot", facts, text.lstrip(".") or instead)
+    return text
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}  # of the units of a duration
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``90s``, ``10m`` or ``1h``.
+
+    Examples
+    --------
+    >>> parse_duration("90s"), parse_duration("1.5h")
+    (90.0, 5400.0)
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match is None or match[2] not in SECONDS:
+        facts = "A duration ends with its unit: s, m or h."
+        unit = "" if match is None else match[2][:1].lower()
+        instead = "10m" if match is None else f"{match[1]}{unit if unit in SECONDS else 'm'}"
+        raise TypedError(f"{text!r} is not a duration", facts, instead)
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -303,12 +303,13 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "--values": "patterns",
     "--max-memory": "max_memory_bytes",
     "--max-shard-size": "max_shard_bytes",
+    "--wait": "wait_seconds",
     "--write-strategy": "strategy_path",
     **{
         f"--{name.replace('_', '-')}": name
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
-            *("format", "prefix", "not_in_target", "part", "ignore"),
+            *("format", "prefix", "name", "not_in_target", "part", "ignore"),
             *("include", "exclude", "rename", "dtype", "on_overflow", "steps"),
         )
     },
@@ -321,6 +322,7 @@ FLAGS: Mapping[str, str] = {  # of options without a value
         for name in (
             *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
             *("overwrite", "resume", "no_locks", "weights_only", "dry_run", "normalize"),
+            "mindformers",
         )
     },
 }

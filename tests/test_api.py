@@ -98,7 +98,7 @@ def test_a_call_does_what_the_command_does(tmp_path):
     returned = ckpttool.to_dict(returned)
     assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
     returned["outputs"][0]["path"] = printed["outputs"][0]["path"]
-    differing = {"seconds", "manifest"}
+    differing = {"seconds", "manifest", "command", "plan"}
     assert {k: v for k, v in returned.items() if k not in differing} == {
         k: v for k, v in printed.items() if k not in differing
     }
@@ -426,7 +426,7 @@ def test_keywords_are_the_fields_of_the_options():
     writing |= {*typing.get_type_hints(api.ReshardKeywords)}
     assert writing == reading | names(OutputOptions, RunOptions)
     of_strategies = {"replicated", "unlisted", "trust_strategy", "optimizer_shard", "prefix"}
-    of_strategies |= {"check_replicas", "not_in_target", "strategy_path"}
+    of_strategies |= {"check_replicas", "not_in_target", "strategy_path", "name", "mindformers"}
     assert {*typing.get_type_hints(api.ConvertKeywords)} == writing - of_strategies
 
 

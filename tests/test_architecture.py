@@ -571,4 +571,5 @@ def test_the_record_of_a_run_is_behind_few_names():
         "states.find_unfinished_run",
         "strategies.RecordedStrategy",
         "strategies.read_recorded",
+        "waiting.wait_while_busy",
     }

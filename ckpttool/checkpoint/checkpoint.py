@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
@@ -26,7 +27,9 @@ from ckpttool.checkpoint.presence import (
     find_missing,
     find_partly_held,
     is_deduplicated,
+    is_rest_known,
     ranks_without_file,
+    without_harmless,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
@@ -41,8 +44,8 @@ from ckpttool.model.slicing import (
     Whole,
 )
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import CkptToolError, Diagnostic, FormatError
+from ckpttool.model.tensors import CutShortError, TensorMeta
+from ckpttool.problems import COPY_AGAIN, CkptToolError, Diagnostic, FormatError
 from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
@@ -61,6 +64,8 @@ _OF_CONTENTS = {
     "unread",
     "evidence",
 }
+MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
+
 # Name to the ranks that hold each slice that is needed; other names are not needed.
 NeededSlices: TypeAlias = Mapping[str, Collection[tuple[int, ...]]]
 UnlistedChoice = Literal["rank", "first", "drop"]
@@ -240,7 +245,12 @@ class Checkpoint(Brief):
         if self.options.tensors.are_all_wanted or self.misfits:
             return self
         wanted, correction = self.wanted, self.correction
-        catalog = self.catalog.with_only(wanted)
+        catalog = without_harmless(
+            self.catalog.with_only(wanted),
+            self.strategy,
+            wanted,
+            are_named=self.options.tensors.are_named,
+        )
         records = (one for one in self.records if one.name in wanted)
         if correction is not None and wanted.isdisjoint(correction.undecided):
             correction = replace(correction, problems=())
@@ -277,12 +287,20 @@ class Checkpoint(Brief):
     @cached_property
     def names(self) -> Collection[str]:
         """The names of the tensors in files, and of those that are listed."""
-        return dict.fromkeys((*self.metas, *self.listed))
+        return dict.fromkeys((*self.metas, *self.listed, *self.lost))
 
     @cached_property
     def training_state(self) -> frozenset[str]:
         """The names that are not weights: optimizer state, gradients, master copies, counters."""
-        return find_training_state(self.listed, self.metas)
+        lost = {name: meta for name, meta in self.lost.items() if meta is not None}
+        listed = (*self.listed, *self.lost) if self.lost else self.listed
+        return find_training_state(listed, {**lost, **self.metas})
+
+    @property
+    def lost(self) -> Mapping[str, TensorMeta | None]:
+        """The tensors that files that are cut short lost, as far as they are known."""
+        errors = self.catalog.cut_short.values()
+        return {name: one for error in errors for name, one in error.remains.lost.items()}
 
     @cached_property
     def metas(self) -> Mapping[str, TensorMeta]:
@@ -455,6 +473,30 @@ class Checkpoint(Brief):
         """The errors of damaged files that replicas do not replace."""
         ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
         return [self.catalog.damaged[rank] for rank in ranks]
+
+    def with_remedy(self, error: FormatError) -> FormatError:
+        """Return the error of a damaged file with its hint: another step, or fewer tensors."""
+        if step := self.complete_step:
+            return error.with_hint(f"--step {step}, which is complete by its headers")
+        if not isinstance(error, CutShortError):
+            return error
+        if not all(isinstance(one, CutShortError) for one in self.damage):
+            return error  # no choice of tensors helps
+        whole, tensors = self.whole, self.options.tensors
+        lost = whole.wanted.intersection(error.remains.lost)
+        weights = sorted(lost - whole.training_state)
+        words = [f"--exclude {quote(name)}" for name in weights]
+        if len(weights) < len(lost):
+            words.insert(0, "--weights-only")
+        rest = whole.catalog.with_only(whole.wanted - whole.training_state)
+        if not is_rest_known(rest, self.strategy, error):
+            words = ["--include with the exact name of each tensor that is wanted"]
+            error = error.with_hint("", "nothing shows which tensors followed")
+        elif not lost and not tensors.are_all_wanted:
+            words = ["the same command without --crc, which this file cannot pass"]
+        if not words or len(weights) > MOST_EXCLUDED:
+            return error
+        return error.with_hint(f"{COPY_AGAIN}, or {' '.join(words)}")
 
 
 def _of_stages(one: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:

@@ -345,6 +345,8 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
     parameter_of_state = catalog.match_states()
     found = {}
     for name, is_named in catalog.common_tensors.items():
+        if name not in metas:  # its file is cut short, and not read
+            continue
         meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
         if is_named or not meta.shape:
             continue

@@ -23,25 +23,36 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from shlex import quote
+from typing import TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
+from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor, Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import AuthenticityError, Diagnostic, FormatError, UnsupportedError
+from ckpttool.model.tensors import CutShortError, FileIndex, TensorMeta
+from ckpttool.problems import (
+    AuthenticityError,
+    Diagnostic,
+    FormatError,
+    UnsupportedError,
+    join_clauses,
+)
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedStrategy
-from ckpttool.wording import format_ranks
+from ckpttool.wording import count, format_ranks
 
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -71,7 +82,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
 
 def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
     """Return whether each slice is in one file only, and some rank with a file lacks its slice."""
-    files = catalog.files
+    files = catalog.whole_files
     if _lacks_slices_of_empty_files(catalog, strategy):
         return False
     if not strategy.layouts:
@@ -141,6 +152,119 @@ def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
         files={rank: file for rank, file in catalog.files.items() if rank not in damaged},
         damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
     )
+
+
+# ----------------------------------------------------------------------- files that are cut short
+
+
+def take_remains(
+    catalog: Catalog, tensors: TensorOptions, *, checks_bytes: bool = False
+) -> Catalog:
+    """Return the catalog with what is left of files that are cut short, if not all is wanted.
+
+    ``checks_bytes`` says whether checksums are verified, which nothing of such a file can pass.
+    """
+    return catalog if tensors.are_all_wanted or checks_bytes else catalog.with_remains()
+
+
+def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
+    """Return the catalog with all that is known of what files that are cut short have lost.
+
+    The header of a ``.ckpt`` does not list its tensors.  A manifest may.  The ranks of a stage run
+    the same program, so a file that begins with the same tensors shows those that follow.
+    """
+    damaged = dict(catalog.damaged)
+    for rank, error in catalog.cut_short.items():
+        remains = error.remains
+        if remains.are_all_known:
+            continue
+        left = [one.meta for one in remains.index.tensors.values()]
+        held = [(one.name, one.dtype, one.shape) for one in left]
+        others = chain(_of_manifests(catalog, error.path), _of_stage(catalog, strategy, rank))
+        found = [names[len(held) :] for names in others if held and names[: len(held)] == held]
+        names = {name for name, *_ in found[0]} if found else {*strategy.layouts}
+        if found and all({name for name, *_ in one} == names for one in found):
+            lost = {one[0]: _meta_of(one) for one in found[0]}
+            known = replace(remains, lost=lost, are_all_known=names >= remains.lost.keys())
+        else:
+            listed = dict.fromkeys(_find_listed(catalog, strategy, rank, remains.index))
+            known = replace(remains, lost={**listed, **remains.lost})
+        damaged[rank] = error.knowing(known)
+    return replace(catalog, damaged=damaged)
+
+
+_Listed: TypeAlias = tuple[str, str, tuple[int, ...]]  # name, element type and shape of a tensor
+
+
+def _meta_of(listed: _Listed) -> TensorMeta:
+    name, dtype, shape = listed
+    return TensorMeta(name, TEXT, (), "") if dtype == TEXT else TensorMeta(name, dtype, shape)
+
+
+def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
+    """Yield the tensors that manifests list for a file."""
+    for manifest in find_manifests(catalog):
+        try:
+            outputs = ManifestFile.read(manifest).outputs()
+        except FormatError:
+            continue  # `ckpttool.checks.manifest.check_source` reports it
+        for one in outputs:
+            if os.path.abspath(manifest.parent / one.path) == os.path.abspath(path):  # noqa: PTH100
+                yield [(t.name, t.dtype, t.shape) for t in one.tensors]
+
+
+def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[_Listed]]:
+    """Yield the tensors in other files of the stage of a rank, one file for each header."""
+    ranks_of_stage = strategy.stage_ranks if strategy.layouts else len(strategy.ranks)
+    for ranks, header in catalog.headers.items():
+        stages = {one // ranks_of_stage for one in ranks if one not in catalog.damaged}
+        if rank // ranks_of_stage in stages:
+            metas = (one.meta for one in header.values())
+            yield [(one.name, one.dtype, one.shape) for one in metas]
+
+
+def _find_listed(catalog: Catalog, strategy: Strategy, rank: int, left: FileIndex) -> Iterator[str]:
+    """Yield the tensors of which only a file that is cut short may have a slice that is listed."""
+    for name, layouts in strategy.layouts.items():
+        for layout in layouts if name not in left.tensors else ():
+            if rank in layout.ranks:
+                owners = layout.owners(layout.slice_index(rank))
+                if not {*owners} & {*catalog.holders.get(name, ())}:
+                    yield name
+
+
+def is_rest_known(catalog: Catalog, strategy: Strategy, error: CutShortError) -> bool:
+    """Return whether nothing but what is known to be lost may have followed in a file.
+
+    So it is if a strategy lists all that the other files hold, which are those of the same run.
+    """
+    held = {*chain.from_iterable(file.header for file in catalog.whole_files.values())}
+    is_listed = bool(strategy.layouts) and bool(held) and held <= strategy.layouts.keys()
+    return error.remains.are_all_known or is_listed
+
+
+def without_harmless(
+    catalog: Catalog, strategy: Strategy, wanted: Set[str], *, are_named: bool
+) -> Catalog:
+    """Return the catalog without the damage of files that are cut short behind what is wanted.
+
+    The catalog has only the ``wanted`` tensors; ``are_named`` if the user named each of them.
+    """
+    damaged, found = dict(catalog.damaged), list[Diagnostic]()
+    for number, error in catalog.cut_short.items():
+        lost = error.remains.lost
+        is_left = number in catalog.files or catalog.description is not None
+        is_known = are_named or is_rest_known(catalog, strategy, error)
+        if is_left and is_known and wanted.isdisjoint(lost):
+            del damaged[number]
+            (one,) = error.diagnostics
+            facts = join_clauses(one.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
+            found.append(replace(one, code="cut_short", hint="", facts=facts))
+        else:
+            of_wanted = {name: one for name, one in lost.items() if name in wanted}
+            damaged[number] = error.knowing(replace(error.remains, lost=of_wanted))
+    diagnostics = (*catalog.diagnostics, *found)
+    return replace(catalog, damaged=damaged, diagnostics=diagnostics)
 
 
 # ------------------------------------------------------------------------------- missing slices
@@ -221,7 +345,8 @@ def ranks_without_file(catalog: Catalog, strategy: Strategy) -> list[int]:
 
 def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
     """Return whether the files of ``ranks``, at least one, hold the same parameters."""
-    held = [catalog.files[rank].header.keys() for rank in ranks if rank in catalog.files]
+    files = catalog.whole_files
+    held = [files[rank].header.keys() for rank in ranks if rank in files]
     return bool(held) and all(names == held[0] for names in held)
 
 
@@ -229,8 +354,11 @@ def _is_replaced(
     catalog: Catalog, strategy: Strategy, rank: int, deduplicated: bool
 ) -> bool | None:
     """Return whether other files hold all that a damaged file held; see `Presence`."""
-    if isinstance(catalog.damaged[rank], NEVER_REPLACED):
+    error = catalog.damaged[rank]
+    if isinstance(error, NEVER_REPLACED):
         return None  # the error says what to do
+    if isinstance(error, CutShortError) and error.remains.are_all_known:
+        return all(name in catalog.holders for name in error.remains.lost)
     peers: Collection[int] = catalog.files
     if strategy.layouts:
         if rank not in strategy.ranks:
@@ -288,7 +416,7 @@ def _is_conclusive(
 
     ``needed`` has the owners of some slices; None for all slices.
     """
-    if all(rank in catalog.files for rank in layout.ranks):
+    if all(rank in catalog.whole_files for rank in layout.ranks):
         return True
     slices = layout.slice_owners() if needed is None else needed
     return hold_same_parameters(catalog, layout.ranks) and all(
@@ -344,7 +472,7 @@ def find_partly_held(
     for name, ranks in catalog.holders.items():
         names[ranks].append(name)
     stages: dict[int, set[int]] = defaultdict(set)
-    for rank in (rank for rank, file in catalog.files.items() if file.tensors):
+    for rank in (rank for rank, file in catalog.whole_files.items() if file.tensors):
         stages[rank // strategy.stage_ranks].add(rank)
     missing: dict[tuple[int, ...], tuple[int, ...]] = {}
     for ranks in names:

@@ -25,6 +25,7 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     is_recorded,
+    know_lost,
     miss_listed_ranks,
     note_other_strategy,
     note_written_ranks,
@@ -161,11 +162,13 @@ def _resolve_files(
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint whose files are not joined."""
     catalog = quarantine_all_empty(catalog)
+    strategy = Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1)
+    catalog = know_lost(catalog, strategy)
     if files == "kept" and options.manifest != "ignore":
         catalog = miss_listed_ranks(catalog)
     found = Checkpoint(
         catalog=catalog,
-        strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
+        strategy=strategy,
         options=options,
         records=records_of_files(catalog, files),
         files=files,
@@ -192,6 +195,7 @@ def _resolve_ranks(
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)
     catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
+    catalog = know_lost(catalog, strategy)
     found = Checkpoint(
         catalog=catalog,
         strategy=strategy,

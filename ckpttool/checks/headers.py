@@ -82,7 +82,7 @@ def _check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[
 def _truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield files whose tensors are only the first tensors of another file."""
     headers = group_ranks(
-        tuple(catalog.files),
+        tuple(catalog.whole_files),
         lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].header.values()),
     )
     for metas, ranks in headers.items():

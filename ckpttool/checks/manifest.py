@@ -86,7 +86,8 @@ def check_source(
                 Diagnostic("not_compared", text, hint=hint, facts=facts, where=str(path))
             )
             continue
-        comparison = _Comparison(path.parent, listed, executor)
+        cut_short = {one.path for one in catalog.cut_short.values()}
+        comparison = _Comparison(path.parent, listed, executor, cut_short)
         files = [
             _File(*given[name], output)
             for output in listed
@@ -137,6 +138,7 @@ def check_set(
     reads_all: bool,
     on_progress: OnProgress = lambda nbytes: None,
     verified: AbstractSet[bytes] = frozenset(),
+    partial: Collection[str] = (),
 ) -> Iterator[Diagnostic]:
     """Yield the differences between a folder or a file and its manifest, for verify.
 
@@ -154,6 +156,8 @@ def check_set(
         Called with the number of bytes read.
     verified
         The `fingerprint` of tensors that were read before; these are not read again.
+    partial
+        Paths of files of which ``catalog`` has only some tensors; no other counts.
     """
     given = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
@@ -166,7 +170,7 @@ def check_set(
         text = "the manifest cannot be read"
         yield _finding(path, text, remedy_for(error), facts=error.reason)
         return
-    comparison = _Comparison(path.parent, listed, executor, is_verify=True)
+    comparison = _Comparison(path.parent, listed, executor, partial, is_verify=True)
     right, names = [], set()
     for output in listed:
         name = _absolute(path.parent / output.entry.path)
@@ -207,11 +211,15 @@ def check_set(
 
 @dataclass(slots=True)
 class _Comparison:
-    """The comparison of files with the manifest in ``folder``; verify gives other hints."""
+    """The comparison of files with the manifest in ``folder``; verify gives other hints.
+
+    Of ``partial`` files only the tensors in the index are compared.
+    """
 
     folder: Path
     listed: Sequence[ListedOutput]
     executor: Executor
+    partial: Collection[str]
     is_verify: bool = False
     _sound: set[tuple[int, int]] = field(default_factory=set)  # equal headers, by their identities
 
@@ -227,6 +235,9 @@ class _Comparison:
         """Yield the finding that the size or the tensors of a file are not as listed."""
         entry, key = file.listed.entry, (id(file.index.header), id(file.listed.alike))
         if key in self._sound and file.index.nbytes == entry.nbytes:
+            return
+        if file.index.path in self.partial:
+            yield from self._check_some(file)
             return
         problems = list(output_problems(self.folder, entry, file.index))
         if not problems:
@@ -244,6 +255,15 @@ class _Comparison:
         for problem in [join_clauses(*problems[:1], holder)] if holder else problems:
             yield self._differs(file, text, problem)
 
+    def _check_some(self, file: _File) -> Iterator[Diagnostic]:
+        """Yield the finding that a tensor in the index of a file is not as listed."""
+        listed = {one.name: (one.dtype, one.shape) for one in file.listed.entry.tensors}
+        for name, tensor in file.index.tensors.items():
+            meta = tensor.meta
+            if listed.get(name) != (meta.dtype, meta.shape):
+                facts = f"expected {listed.get(name, 'nothing')}, found {meta.dtype} {meta.shape}"
+                yield self._differs(file, "not what its manifest lists", facts, name)
+
     def check_samples(
         self, files: Sequence[_File], sampled_bytes: int | None = None
     ) -> Iterator[Diagnostic]:
@@ -251,7 +271,11 @@ class _Comparison:
         left = SAMPLED_BYTES if sampled_bytes is None else sampled_bytes
         pending: list[tuple[_File, dict[Unit, Future[str]]]] = []
         for file in files:
-            telling = file.listed.alike.telling_units(file.listed)
+            telling = {
+                unit: nbytes
+                for unit, nbytes in file.listed.alike.telling_units(file.listed).items()
+                if unit[0] in file.index.tensors  # a partial file lacks some
+            }
             if sum(telling.values()) <= left:
                 left -= sum(telling.values())
                 pending.append((file, self._submit(file, telling)))

@@ -188,7 +188,7 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
     """Return the problem of any parameter whose slices on all of ``owners`` are lost."""
     catalog = checkpoint.catalog
     damaged = [rank for rank in owners if rank in catalog.damaged]
-    held = [rank for rank in owners if rank in catalog.files]
+    held = [rank for rank in owners if rank in catalog.whole_files]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     files = [catalog.files[rank] for rank in held]
     empty = [file.path for file in files if not file.nbytes]
@@ -355,7 +355,9 @@ def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
             layouts = (tensor.layout, *(copy.layout for copy in tensor.copies))
         for layout in layouts:
             for rank in ranks:
-                owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
+                if rank not in layout.ranks or rank in holders[tensor.name]:
+                    continue
+                owners = layout.owners(layout.slice_index(rank))
                 used.update([one for one in owners if one in holders[tensor.name]][:1])
     # Without layouts every rank holds everything.
     others = sorted(used or {min(checkpoint.catalog.files)})
@@ -447,7 +449,7 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
 
     ``is_deduplicated`` is None without a strategy, which could show it.
     """
-    empty = [rank for rank, file in catalog.files.items() if not file.tensors]
+    empty = [rank for rank, file in catalog.whole_files.items() if not file.tensors]
     nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
     if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
         text = f"saved without redundancy ({REDUNDANCY_KEY})"
@@ -551,15 +553,16 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     replicas: dict[int, set[int]] = defaultdict(set)
     sharded = [one for one in checkpoint.tensors if one.has_layout and one.meta.text is None]
     slicings = {one.slicing.distribution_key: one.slicing for one in sharded}
+    files = catalog.whole_files
     expected = {
-        key: catalog.files.keys() & {*chain(*slicing.owners())} for key, slicing in slicings.items()
+        key: files.keys() & {*chain(*slicing.owners())} for key, slicing in slicings.items()
     }
     if all(expected[one.slicing.distribution_key] <= {*holders[one.meta.name]} for one in sharded):
         return  # nearly every checkpoint is complete, and the loop over all slices is slow
     for one in sharded:
         for holding, owners in zip(one.slicing.replicas(), one.slicing.owners(), strict=True):
             for rank in owners:
-                if rank in catalog.files and rank not in holding:
+                if rank in files and rank not in holding:
                     missing[rank].append(one.meta.name)
                     replicas[rank].update(sorted(holding)[:1])
     alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)

@@ -16,7 +16,7 @@ def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     replaced = checkpoint.presence.replaced if is_listed else {}
     for rank, error in catalog.damaged.items():
         if not replaced.get(rank):
-            yield from error.diagnostics
+            yield from checkpoint.with_remedy(error).diagnostics
 
 
 def check_checksums(checkpoint: Checkpoint) -> Iterable[Diagnostic]:

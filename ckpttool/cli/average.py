@@ -61,7 +61,7 @@ inputs = options.OptionGroup(
         "key": options.source_options.parameters["key"],
     },
 )
-_OF_RANKS = ("prefix", "ranks", "not_in_target", "strategy_path")
+_OF_RANKS = ("prefix", "name", "mindformers", "ranks", "not_in_target", "strategy_path")
 
 
 @click.command(
@@ -112,4 +112,4 @@ def average(
     path = options.absolute_for_cluster(path, run)
     found, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
     plan = partial(ckpttool.plan_average, found, path, target, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @options.resolve_options("strict", "manifest", *options.OF_TENSORS)
 @options.output_path("path", "Output file; a folder if SRC is one.", "converted/", "OUT")
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "wait_seconds", "no_locks"),
     format=options.option(
         f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; of a folder that of SRC]",
         **options.FORMAT_CHOICE,
@@ -70,4 +70,4 @@ def convert(
     path = options.absolute_for_cluster(path, run)
     catalog, _, _ = workflow.load(source.for_engine(run), report, find_strategy=False)
     plan = partial(ckpttool.plan_convert, catalog, path, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)

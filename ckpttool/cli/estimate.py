@@ -42,7 +42,7 @@ def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
     facts = {
         "Dry run": [outputs],
         "mean": [averaged] if averaged else [],
-        "beside": [f"{one.kind} {one.path}" for one in found.documents],
+        "beside": [*found.beside],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
         "casts": [str(cast)] if (cast := found.casting) is not None else [],
         "reads": [reads],

@@ -8,12 +8,14 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import Existing
+from ckpttool.cli.params import DURATION, Existing
+from ckpttool.cli.progress import open_progress
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
+    from ckpttool.problems import Diagnostic
 
 
 @click.command(
@@ -28,15 +30,28 @@ if TYPE_CHECKING:
 @click.argument(
     "folder", metavar="DIR", type=Existing("the folder of the outputs, or the one output file")
 )
+@options.option(
+    "Wait so long (90s, 10m, 1h) for runs that write there.",
+    "--wait",
+    type=DURATION,
+    metavar="TIME",
+)("wait_seconds", options.SAFETY)
 @options.report_options()
-def finalize(folder: str, report: ReportOptions) -> None:
+def finalize(folder: str, wait_seconds: float | None, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""
-    manifest = ckpttool.finalize(folder)
+
+    def print_note(note: Diagnostic) -> None:
+        tables.print_notes([note], severities("convert"), report.quiet)
+
+    show = open_progress("waiting", report.hides_progress)
+    manifest = ckpttool.finalize(
+        folder, wait_seconds=wait_seconds, open_progress=show, on_note=print_note
+    )
     tables.print_notes(manifest.notes, severities("convert"), report.quiet)
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.finalize(folder, manifest))
+        tables.print_json(documents.finalize(folder, manifest, options.typed_command()))
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""

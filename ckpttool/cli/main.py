@@ -75,11 +75,10 @@ class CommandGroup(LazyGroup):
 
         A mistake ends the parser of click, so ``--color`` is taken from the arguments before.
         """
-        as_json = "--json" in args
         option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
         when = re.findall(option, text) or ["auto"]
         words = re.sub(option, "", text).split("\0")[1:]
-        with _output_errors(), _usage_errors(as_json):
+        with _output_errors(), _usage_errors(args):
             is_wrong = when[1:] or when[0] not in WHEN
             if is_wrong and not extra.get("resilient_parsing"):
                 from ckpttool.cli.params import Choice, refuse_repeated
@@ -98,7 +97,7 @@ class CommandGroup(LazyGroup):
         """Run a command; docs/reference/exit-codes.md lists the exit codes."""
         from ckpttool.cli.options import WORDS
 
-        with _output_errors(), _usage_errors("--json" in ctx.meta[WORDS]):
+        with _output_errors(), _usage_errors(ctx.meta[WORDS]):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
@@ -121,8 +120,8 @@ class CommandGroup(LazyGroup):
                 import traceback
 
                 traceback.print_exc()
-            as_json = "--json" in ctx.meta[WORDS] and not ctx.meta.get(ANSWERED)
-            ctx.exit(_report(cause, as_json))
+            is_answered = ctx.meta.get(ANSWERED, False)
+            ctx.exit(_report(cause, () if is_answered else ctx.meta[WORDS]))
 
 
 def _has_color(when: str) -> bool | None:
@@ -136,13 +135,13 @@ def _has_color(when: str) -> bool | None:
 
 
 @contextmanager
-def _usage_errors(as_json: bool) -> Iterator[None]:
+def _usage_errors(words: Sequence[str]) -> Iterator[None]:
     """End the program if the command line is wrong."""
     try:
         yield
     except click.ClickException as error:
         with getattr(error, "ctx", None) or nullcontext():  # its colours
-            raise SystemExit(_report(error, as_json)) from error
+            raise SystemExit(_report(error, words)) from error
 
 
 @contextmanager
@@ -159,7 +158,7 @@ def _output_errors() -> Iterator[None]:
         from ckpttool.formats.local import describe_os_error
 
         failure = ExecutionError("standard output", describe_os_error(error))
-        raise SystemExit(_report(failure, as_json=False)) from error
+        raise SystemExit(_report(failure, ())) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -231,17 +230,21 @@ def _names_of(param: click.Parameter) -> str:
     return ", ".join(name for name in shown if name not in getattr(param, "aliases", ()))
 
 
-def _report(error: BaseException, as_json: bool) -> int:
-    """Print on stderr what ended a command, and a JSON document if wanted; return the exit code."""
+def _report(error: BaseException, words: Sequence[str]) -> int:
+    """Print on stderr what ended a command, and its document if the words of the command want it.
+
+    Return the exit code.
+    """
     from ckpttool.cli.tables import print_diagnostic
 
     problems, exit_code = _diagnose(error)
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
-    if as_json:
+    if "--json" in words:
+        from ckpttool.cli.options import command_line
         from ckpttool.operations.documents import failure, to_text
 
-        click.echo(to_text(failure(exit_code, problems)))
+        click.echo(to_text(failure(exit_code, problems, command_line(words))))
     return exit_code
 
 

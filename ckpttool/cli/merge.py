@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @options.resolve_options()
 @options.output_path("path", "Output file; with --max-shard-size a folder.", "merged.h5", "OUT")
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "wait_seconds", "no_locks"),
     format=options.option(
         f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
         **options.FORMAT_CHOICE,
@@ -64,4 +64,4 @@ def merge(
         source.for_engine(run), report, find_strategy=not resolve.replicated
     )
     plan = partial(ckpttool.plan_merge, catalog, strategy, path, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)

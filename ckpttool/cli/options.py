@@ -24,6 +24,7 @@ from click.core import ParameterSource
 from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
     CAST,
+    DURATION,
     ENGINE,
     NAME_PATTERN,
     PART,
@@ -46,7 +47,7 @@ from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
 from ckpttool.secret import forbid_core_dumps
-from ckpttool.typed import TypedError, read_key
+from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
@@ -77,6 +78,29 @@ def open_key(value: str) -> Secret:
 WORDS = "ckpttool.words"  # the command line behind the name of the program
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
+
+KEY_FILE = "--dec-key-file"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return what was typed; a key in the place of the file that should hold it is left out.
+
+    Examples
+    --------
+    >>> command_line(["verify", "a b/", "--dec-key-file", "0123456789abcdef"])
+    "ckpttool verify 'a b/' --dec-key-file ..."
+    >>> command_line(["verify", "c/", "--dec-key-file=0123456789abcdef", "--dec-key-file"])
+    'ckpttool verify c/ --dec-key-file=... --dec-key-file'
+    """
+    shown = ["ckpttool", *words]
+    for at, word in enumerate(shown):
+        option, is_joined, value = word.partition("=")
+        if is_joined and option == KEY_FILE and not os.path.lexists(value):
+            shown[at] = f"{option}=..."
+        elif shown[at - 1] == KEY_FILE and not os.path.lexists(word):
+            shown[at] = "..."
+    return join(shown)
+
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
@@ -435,11 +459,19 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
+def typed_command() -> str:
+    """Return the command line of this run."""
+    return command_line(click.get_current_context().meta[WORDS])
+
+
 def _build_output(**values: Any) -> OutputOptions:
     from ckpttool.transaction.resume import OutputOptions
 
-    command = join(("ckpttool", *click.get_current_context().meta[WORDS]))
-    return OutputOptions(**values, command=command)
+    named = [flag for flag in ("name", "mindformers") if values.get(flag)]
+    if named and values.get("prefix") not in (None, OutputOptions().prefix):
+        hint = "the same command without --prefix"
+        raise UsageProblem(f"--prefix does not go with --{named[0]}", hint)
+    return OutputOptions(**values, command=typed_command())
 
 
 def _build_run(
@@ -519,7 +551,7 @@ source_options = OptionGroup(
         ),
         "key": option(
             "File with the key of encrypted files; - is standard input.",
-            "--dec-key-file",
+            KEY_FILE,
             type=Parsed("file", open_key),
         ),
     },
@@ -598,6 +630,13 @@ resolve_options = OptionGroup(
 
 crc = flag("Verify the checksums of all files, which reads every byte.")("crc", SAFETY)
 
+WAIT = option(
+    "Wait so long (90s, 10m, 1h) for a run that writes there, then go on as --resume.",
+    "--wait",
+    type=DURATION,
+    metavar="TIME",
+    heading=SAFETY,
+)
 output_options = OptionGroup(
     OUTPUT,
     "output",
@@ -608,6 +647,13 @@ output_options = OptionGroup(
             "Name the output files PREFIX<rank>.",
             type=Parsed("prefix", _check_prefix),
             default="checkpoint_",
+        ),
+        "name": option(
+            "Name the output files, such as '{model}_rank_{rank}-{step}' (its fields).",
+            type=Parsed("name", parse_file_name),
+        ),
+        "mindformers": flag(
+            "Write the meta.json of each rank, from which MindFormers 1.x resumes."
         ),
         "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
         "not_in_target": option(
@@ -637,6 +683,7 @@ output_options = OptionGroup(
             "Keep the outputs that this command has completed before; write the rest.",
             heading=SAFETY,
         ),
+        "wait_seconds": WAIT,
         "no_locks": flag(
             "On a file system without locks: the run that left its plan has ended.", heading=SAFETY
         ),

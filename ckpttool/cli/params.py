@@ -18,6 +18,7 @@ from ckpttool.typed import (
     AveragedText,
     TypedError,
     parse_averaged,
+    parse_duration,
     parse_part,
     parse_rank_files,
     parse_ranks,
@@ -424,6 +425,7 @@ ENGINE = Parsed("engine", parse_engine)
 NUMBER = Parsed("x", parse_number)
 RANKS = Parsed("ranks", parse_ranks)
 SIZE = Parsed("size", parse_size)
+DURATION = Parsed("time", parse_duration)
 PART = Parsed("k/n", parse_part)
 STEPS = Parsed("steps", parse_steps)
 INPUT = Parsed("input", parse_input)

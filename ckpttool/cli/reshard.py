@@ -54,4 +54,4 @@ def reshard(
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
     assert target is not None, "click requires -d"
     plan = partial(ckpttool.plan_reshard, catalog, strategy, target, folder, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)

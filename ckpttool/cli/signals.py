@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from ckpttool.problems import add_note, join_clauses, notes_of
+from ckpttool.problems import BusyError, add_note, join_clauses, notes_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -88,9 +88,17 @@ class SignalGuard:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Keep signals for `check`, and call it at the end; after an exception, go on deferring."""
+        """Keep signals for `check`, and call it at the end; after an exception, go on deferring.
+
+        A run that another one keeps from writing has nothing to clean up, and may wait for long.
+        """
         self._is_deferring = True
-        yield
+        try:
+            yield
+        except BusyError:
+            self._is_deferring = False
+            self.check()
+            raise
         self._is_deferring = False
         self.check()
 

@@ -57,4 +57,4 @@ def split(
     )
     assert target is not None, "click requires -d"
     plan = partial(ckpttool.plan_split, catalog, target, folder, resolve, output)
-    workflow.convert(plan, run, report)
+    workflow.convert(plan, run, report, output.wait_seconds)

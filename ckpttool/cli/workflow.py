@@ -116,7 +116,10 @@ def _exchange_hint(src: str, option: str, strategy: str) -> str:
 
 
 def convert(
-    make_plan: Callable[..., tuple[Plan, Assignment]], run: RunOptions, report: ReportOptions
+    make_plan: Callable[..., tuple[Plan, Assignment]],
+    run: RunOptions,
+    report: ReportOptions,
+    wait_seconds: float | None,
 ) -> None:
     """Make a plan, execute it, and report; in a dry run report what it would do.
 
@@ -128,6 +131,8 @@ def convert(
         The engine and its limit of memory.
     report
         How to report.
+    wait_seconds
+        How long to wait for a run that is writing there; a dry run does not wait.
     """
     from ckpttool.operations import convert as conversion
 
@@ -155,6 +160,7 @@ def convert(
         on_notes=print_notes,
         executing=partial(_stoppable, guard),
         check=guard.check,
+        wait_seconds=wait_seconds,
     )
     if report.as_json:
         from ckpttool.operations.documents import convert as document
@@ -195,7 +201,7 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_text(f"Averaged {averaged_text(done)}")
     text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
-        named = [f"manifest {done.manifest}", *(f"{one.kind} {one.path}" for one in documents)]
+        named = [f"manifest {done.manifest}", *done.beside]
         text += f"; {', '.join(named)}"
     tables.print_text(text)
 

@@ -89,6 +89,7 @@ from ckpttool.discovery.described import (
     describe_faults,
     errors_of,
     find_tensor,
+    left_of,
     read_existing_files,
 )
 from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
@@ -349,7 +350,8 @@ def _read_whole(
     problems = list(_incomplete_sets(folder, matches.values()))
     stored: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for file, index in files.items():
-        for name, tensor in index.tensors.items() if isinstance(index, FileIndex) else ():
+        left = left_of(index)
+        for name, tensor in () if left is None else left.tensors.items():
             stored[name][file] = tensor
     tensors: dict[str, FullTensor] = {}
     for name, in_files in stored.items():
@@ -494,8 +496,8 @@ def _by_rank(
     """
     problems = []
     grouped: dict[int, list[FileIndex]] = defaultdict(list)
-    for name, file in files.items():
-        if isinstance(file, FileIndex):
+    for name, found in files.items():
+        if (file := left_of(found)) is not None:
             match = MINDFORMERS_FILE.fullmatch(name)
             ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
             grouped[ranks[0]].append(file)
@@ -949,10 +951,10 @@ class _Written:
         if isinstance(found, Fault) and match is not None and not is_damaged:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
-            other = self.files.get(file[:start] + kind + file[stop:])
+            other = left_of(self.files.get(file[:start] + kind + file[stop:]))
             writers = self.writers.get(file[:start] + kind + file[stop:], ())
             is_own = int(match["number"]) == rank and {rank}.issuperset(writers)
-            if is_own and isinstance(other, FileIndex):
+            if is_own and other is not None:
                 return other.tensors.get(name) or found
         return found
 
@@ -964,8 +966,8 @@ class _Written:
     @cached_property
     def held(self) -> frozenset[str]:
         """The names of all tensors in the files."""
-        read = (file for file in self.files.values() if isinstance(file, FileIndex))
-        return frozenset(chain.from_iterable(file.header for file in read))
+        read = map(left_of, self.files.values())
+        return frozenset(chain.from_iterable(file.header for file in read if file is not None))
 
     @cached_property
     def lacks_optimizer(self) -> bool:

@@ -14,9 +14,9 @@ from shlex import quote
 from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.formats import read_indexes
+from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
-from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
@@ -161,6 +161,19 @@ def read_files(
     return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
 
 
+def read_single(
+    path: str, key: Secret | None
+) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
+    """Return the header of the only file of a checkpoint, or the error of one that is cut short.
+
+    Other errors are raised.
+    """
+    try:
+        return {0: read_index(path, key)}, {}
+    except CutShortError as error:
+        return {}, {0: error}
+
+
 def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
     """Return the headers of those files that exist, or their errors."""
     there = [name for name in names if is_file(folder / name)]
@@ -170,6 +183,13 @@ def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
 def errors_of(files: FilesByName) -> dict[int, FormatError]:
     """Return the errors of damaged files for a catalog: a rank may have two, so not by rank."""
     return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
+
+
+def left_of(found: FileIndex | FormatError | None) -> FileIndex | None:
+    """Return the header of a file, or what is left of one that is cut short; None for others."""
+    if isinstance(found, CutShortError):
+        return found.remains.index
+    return found if isinstance(found, FileIndex) else None
 
 
 def damages(files: FilesByName) -> Iterator[str]:
@@ -195,8 +215,9 @@ def find_tensor(
     index, path = files.get(file), str(folder / file)
     if index is None:
         return Fault(path, "file not found")
+    left = left_of(index)
     if isinstance(index, FormatError):
-        return Fault(path)
+        return (left and left.tensors.get(name)) or Fault(path)
     return index.tensors.get(name) or Fault(path, f"lacks tensors that {document} lists")
 
 

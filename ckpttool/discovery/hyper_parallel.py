@@ -68,6 +68,7 @@ from ckpttool.discovery.described import (
     describe_faults,
     errors_of,
     find_tensor,
+    left_of,
     read_existing_files,
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
@@ -95,7 +96,13 @@ from ckpttool.model.slicing import (
     box_problems,
     fill_with_boxes,
 )
-from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
+from ckpttool.model.tensors import (
+    CutShortError,
+    FileIndex,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -164,7 +171,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
         and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
     ]
     diagnostics.add(*describe_ignored(folder, others, "not in .metadata"))
-    files = read_existing_files(folder, sorted(named))
+    files = _with_lost_names(tensors, read_existing_files(folder, sorted(named)))
     description = replace(
         _place_boxes(tensors, folder, files, diagnostics),
         files=tuple(str(path) for _, path in found),
@@ -392,19 +399,34 @@ def _by_rank(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> dict[in
 
     The header has the first of a tensor's boxes in a file; `Description` has all of them.
     """
-    own: dict[str, dict[str, str]] = defaultdict(dict)
-    for name, tensor in tensors.items():
-        for box in tensor.stored:
-            own[box.file][box.key] = name
-    found = {}
-    for file, index in sorted(files.items(), key=lambda item: _rank_of(item[0])):
-        if isinstance(index, FileIndex):
+    own, found = _names_of_keys(tensors), {}
+    for file, read in sorted(files.items(), key=lambda item: _rank_of(item[0])):
+        if (index := left_of(read)) is not None:
             renamed: dict[str, StoredTensor] = {}
             for key, stored in index.tensors.items():
                 name = own[file].get(key, key)
                 renamed.setdefault(name, _with_name(name, stored))
             found[_rank_of(file)] = replace(index, tensors=renamed)
     return found
+
+
+def _names_of_keys(tensors: Mapping[str, _HyperTensor]) -> Mapping[str, Mapping[str, str]]:
+    """Return the names of tensors by the file that holds a box of them, and its key there."""
+    own: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        for box in tensor.stored:
+            own[box.file][box.key] = name
+    return own
+
+
+def _with_lost_names(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> FilesByName:
+    """Return the files with the names of the tensors in place of the keys that a file lost."""
+    own, named = _names_of_keys(tensors), dict(files)
+    for file, error in files.items():
+        if isinstance(error, CutShortError):
+            lost = {own[file].get(key, key): meta for key, meta in error.remains.lost.items()}
+            named[file] = error.knowing(replace(error.remains, lost=lost))
+    return named
 
 
 def _with_name(name: str, stored: StoredTensor) -> StoredTensor:

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
-from ckpttool.discovery.described import read_files
+from ckpttool.discovery.described import read_files, read_single
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
@@ -41,7 +41,7 @@ from ckpttool.discovery.runs import drop_unfit_runs, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
-from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import counting_reads, exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog
@@ -161,6 +161,8 @@ def scan(
     """
     found = find(os.fspath(src), options, command=command)
     if isinstance(found, Catalog):
+        if command != "verify" and found.is_merged and not (found.files or found.documents):
+            raise_all(found.damaged.values())
         return found
     return read_ranks(found, strategy, command=command, on_progress=on_progress)
 
@@ -551,13 +553,14 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     note_index(path, diagnostics)
     note_special_save(path.name, diagnostics)
     try:
-        files = {0: read_index(str(path), key)}
+        files, damaged = read_single(str(path), key)
     except ForeignError as error:
         kind = identify_foreign(str(path))
         raise error if kind is None else kind.error(str(path), is_src=True) from error
     return Catalog(
         str(path),
         files,
+        damaged=damaged,
         diagnostics=tuple(diagnostics),
         one_of_several=_evidence_of_ranks(path, files, key),
         is_merged=True,

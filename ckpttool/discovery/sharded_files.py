@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from ckpttool.discovery.described import read_files
+from ckpttool.discovery.described import left_of, read_files, read_single
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.leftovers import describe_ignored
 from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
-from ckpttool.formats import format_of_suffix, read_index
+from ckpttool.formats import format_of_suffix
 from ckpttool.formats.local import is_file, is_folder, list_folder, list_readable
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
@@ -28,8 +28,8 @@ from ckpttool.formats.weight_index import (
     read_index_file,
 )
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.model.tensors import CutShortError, FileIndex, Remains, StoredTensor
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
@@ -70,7 +70,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     ranks = [one.path.name for one in named_folders(inside)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
-            return Catalog(src, {0: read_index(str(files[0]), key)}, is_merged=True)
+            read, damaged = read_single(str(files[0]), key)
+            return Catalog(src, read, damaged=damaged, is_merged=True)
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             text = "parts of a checkpoint without their index, so some may be missing"
@@ -124,6 +125,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         facts = f"{index.path} lists {_format_tensors(named[file])} in it"
         findings.append(_of_file(root / file, "missing", "the file is missing", facts))
     files, damaged = read_files({n: str(root / at) for n, at in enumerate(there)}, key)
+    damaged = {n: _know_listed(error, there[n], index) for n, error in damaged.items()}
     by_name = {there[n]: file for n, file in files.items()}
     copies = _copies(index, by_name)
     findings += _contradictions(index, named, by_name, copies)
@@ -133,6 +135,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         )
         for number, file in files.items()
     }
+    left = {n: one for n, error in damaged.items() if (one := left_of(error)) is not None}
     is_partial = bool(damaged or findings)
     findings += _index_notes(root, indexes, named, files.values(), is_partial)
     return Catalog(
@@ -143,13 +146,30 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         documents=tuple(index.file for index in indexes),
         common_tensors={
             name: name in index.files
-            for number, file in files.items()
+            for number, file in (*files.items(), *left.items())
             if Path(there[number]).stem == COMMON_STEM
             for name in file.tensors
         },
         copies=copies,
         diagnostics=tuple(findings),
     )
+
+
+def _know_listed(error: FormatError, file: str, index: WeightIndex) -> FormatError:
+    """Return the error of a file; if it is cut short, with all tensors that the index lists in it.
+
+    Of the file that goes to every rank, only its own header lists the tensors.
+    """
+    if not isinstance(error, CutShortError):
+        return error
+    if Path(file).stem == COMMON_STEM:
+        return error if error.remains.are_all_known else FormatError(*error.args[:5])
+    left, lost = error.remains.index, error.remains.lost
+    tensors = {name: t for name, t in left.tensors.items() if index.files.get(name) == file}
+    names = [name for name, at in index.files.items() if at == file and name not in tensors]
+    known = {name: lost.get(name) for name in names}
+    remains = Remains(replace(left, tensors=tensors), known, are_all_known=True)
+    return error.knowing(remains)
 
 
 def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:

@@ -26,6 +26,9 @@ or, instead of field 2, a field 3 ``maptensor``: see "Map parameters".
 * The last 17 bytes may be a trailer: ``crc_num`` and, in 10 bytes, big endian, the CRC-32 of all
   bytes before it.  MindSpore's saver leaves map parameters out of the CRC.  ``attrs["crc_num"]``
   reports it, and it is written on request.
+* A file without a trailer may end inside its last record.  It was cut there if all lengths before
+  that byte fit together: tag and tensor fill their record, and the dims fit the content.  Then the
+  records before are whole (`CutShortError`).  With any other error nothing is known of the rest.
 * A file of 0 bytes holds nothing.  A rank without parameters leaves it if MindSpore saves without
   redundancy.
 
@@ -74,6 +77,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
+from typing import NamedTuple
 
 from ckpttool.formats.base import (
     MAX_TEXT_BYTES,
@@ -100,8 +104,10 @@ from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
     MAX_AXES,
     Ciphertext,
+    CutShortError,
     Extent,
     FileIndex,
+    Remains,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -224,6 +230,8 @@ def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTen
         try:
             tensors, _ = _read_tensors(reader, reader.size, file)
         except FormatError as error:
+            if isinstance(error, CutShortError):
+                error = FormatError(*error.args[:5])  # it may be the key that is wrong
             raise explain_error(error, file, cipher) from error
     return tensors
 
@@ -247,6 +255,9 @@ def _read_tensors(
         else:
             if mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
+            cut = _find_cut(reader, start, end)
+            if cut is not None and (cut.tag not in starts or cut.tag == current.tag):
+                raise _cut_short(reader, file, tensors, current, cut)
             item = next(reader.fields(start, end))
             stop = item.stop
             if item.number != 1:
@@ -262,6 +273,9 @@ def _read_tensors(
                 raise FormatError(reader.path, start, f"{name}: stored twice", facts=facts)
             starts[name] = start
         current = record
+    if stop == reader.size and _is_unfinished(current):
+        cut = _Cut(stop, tag=current.tag)
+        raise _cut_short(reader, file, tensors, current, cut)
     tensors |= _finish_all(reader, current, file)
     return tensors, stop
 
@@ -501,6 +515,123 @@ def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
 def _shape(dims: bytes) -> tuple[int, ...]:
     """Return the numbers in the encoded fields ``dims``."""
     return tuple(decode_varint(size) for size in _DIM.findall(dims))
+
+
+# --------------------------------------------------------------- reading: the record at the end
+
+
+class _Cut(NamedTuple):
+    """The record in which a file ends: its first byte, its size, its tag and its tensor."""
+
+    start: int
+    nbytes: int | None = None
+    tag: str | None = None
+    meta: TensorMeta | None = None
+    is_map: bool = False
+    is_trailer: bool = False
+
+
+def _find_cut(reader: WireReader, start: int, end: int) -> _Cut | None:
+    """Return the record at byte ``start`` if the file provably ends inside it, else None.
+
+    The length of the record and those of its tag and its body confirm each other, so one changed
+    bit does not make a whole record look cut.
+    """
+    if end < reader.size:
+        return None  # a trailer ends the file
+    data = reader.read(start, min(start + _USUAL_BYTES, end))
+    cut = _Cut(start)
+    if start + len(data) == end and data.startswith(_TRAILER[: len(data)]):
+        return cut._replace(nbytes=_TRAILER_BYTES, is_trailer=True)
+    try:
+        nbytes, at = _take_length(data, 0, b"\x0a")
+        cut = cut._replace(nbytes=at + nbytes)
+        if start + at + nbytes <= end:
+            return None
+        nbytes, at = _take_length(data, at, b"\x0a")
+        tag = data[at : at + nbytes]
+        if cut.nbytes is None or at + nbytes >= cut.nbytes or min(tag, default=32) < 32:
+            return None
+        at, key = at + nbytes, data[at + nbytes]
+        cut = cut._replace(tag=intern(tag.decode()), is_map=key == 0x1A)
+        nbytes, at = _take_length(data, at, b"\x12\x1a")
+    except IndexError:  # the header ends here; so does the file, or the header is too long
+        return cut if start + len(data) == end else None
+    except ValueError:
+        return None
+    if at + nbytes != cut.nbytes:
+        return None
+    header = _USUAL_HEADER.match(data)
+    return cut._replace(meta=header and _meta_of_part(header, cut.nbytes))
+
+
+def _take_length(data: bytes, at: int, keys: bytes) -> tuple[int, int]:
+    """Return the length behind a key at byte ``at``, one of ``keys``, and the byte behind it.
+
+    Raises
+    ------
+    IndexError
+        The data end before that byte.
+    ValueError
+        Another key is there, or no number.
+    """
+    if data[at] not in keys:
+        raise ValueError
+    value = 0
+    for shift in range(0, 63, 7):
+        at += 1
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+    raise ValueError
+
+
+def _meta_of_part(header: re.Match[bytes], nbytes: int) -> TensorMeta | None:
+    """Return the tensor of a usual header, which may have the content of several records."""
+    dtype, shape = find_dtype(header[3].decode()), _shape(header[2])
+    if dtype is None or len(shape) > MAX_AXES:
+        return None
+    meta = TensorMeta(intern(header[1].decode()), dtype.name, shape)
+    return meta if _record_header(meta, nbytes - header.end()) == header[0] else None
+
+
+def _cut_short(
+    reader: WireReader,
+    file: StoredFile,
+    tensors: Mapping[str, StoredTensor],
+    last: _Record,
+    cut: _Cut,
+) -> CutShortError:
+    """Return the error of a file that ends inside a record; ``last`` is the one before it."""
+    names = map_component_names(cut.tag) if cut.tag and cut.is_map else filter(None, [cut.tag])
+    lost: dict[str, TensorMeta | None] = dict.fromkeys(names, cut.meta)
+    whole = dict(tensors)
+    for tensor in last.tensors:
+        try:
+            found = _finish(reader, tensor, file)
+        except FormatError:  # more records of it would follow
+            lost.setdefault(tensor.name, None)
+        else:
+            if cut.tag == last.tag or (last.is_map and cut.tag is None):
+                lost.setdefault(tensor.name, found.meta)
+            else:
+                whole[tensor.name] = found
+    remains = Remains(FileIndex((file,), Ckpt.name, reader.size, whole), lost, cut.is_trailer)
+    there = reader.size - cut.start
+    facts = f"expected {cut.nbytes or 'more'} bytes from there, found {there}"
+    facts = f"{cut.tag}: {facts}" if cut.tag else facts
+    return CutShortError(reader.path, cut.start, "the file is cut short", "", facts, remains)
+
+
+def _is_unfinished(record: _Record) -> bool:
+    """Return whether a tensor lacks records: it has only the largest ones, and too few bytes."""
+    (tensor, *others) = record.tensors or [_RecordTensor("", 0, TEXT, [])]
+    dtype = find_dtype(tensor.dtype)
+    if others or dtype is None or tensor.dtype == TEXT or tensor.meta is not None:
+        return False
+    sizes = [extent.nbytes for extent in tensor.extents]
+    are_largest = bool(sizes) and {*sizes} == {MAX_RECORD_BYTES}
+    return are_largest and sum(sizes) < math.prod(tensor.dims) * dtype.itemsize
 
 
 # ------------------------------------------------------------------------------------------ writing

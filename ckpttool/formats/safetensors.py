@@ -46,6 +46,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BufferedReader, FileIO
 from sys import intern
 
@@ -53,8 +54,18 @@ from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusa
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT
-from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
+from ckpttool.model.tensors import (
+    MAX_AXES,
+    CutShortError,
+    Extent,
+    FileIndex,
+    Remains,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.wording import shorten
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
@@ -122,15 +133,17 @@ class Safetensors(Format):
                 reason = "the file is shorter than its header" if is_possible else _NO_HEADER
                 facts = f"header of {nbytes} bytes, file of {size} bytes"
                 raise FormatError(path, 0, reason, facts=facts)
-            header = _parse_header(path, opened.read(nbytes))
+            text = opened.read(nbytes)
+            header = _parse_header(path, text)
         attrs = _parse_metadata(path, header.pop(METADATA, None))
         tensors = {
             name: _parse_entry(file, name, entry, 8 + nbytes, attrs)
             for name, entry in header.items()
         }
-        _check_coverage(path, tensors, 8 + nbytes, size)
         attrs = {key: value for key, value in attrs.items() if key not in tensors}
-        return FileIndex((file,), self.name, size, tensors, attrs)
+        index = FileIndex((file,), self.name, size, tensors, attrs)
+        _check_coverage(index, 8 + nbytes, are_offsets_proven=_is_usual(text))
+        return index
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the bytes of the length and of the JSON, for offsets of any number of digits."""
@@ -299,18 +312,37 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _check_coverage(
-    path: str, tensors: Mapping[str, StoredTensor], data_start: int, size: int
-) -> None:
-    """Raise FormatError unless the contents lie back to back and fill the file."""
-    at = data_start
-    extents = [(e.offset, e.nbytes, name) for name, t in tensors.items() for e in t.extents]
+def _is_usual(text: bytes) -> bool:
+    """Return whether a header has the usual padding, so that its length is right."""
+    nbytes = len(text.rstrip())
+    return len(text) == nbytes + -nbytes % 8
+
+
+def _check_coverage(index: FileIndex, data_start: int, *, are_offsets_proven: bool) -> None:
+    """Raise FormatError unless the contents lie back to back and fill the file.
+
+    If ``are_offsets_proven``, a file that ends too early is a `CutShortError`.
+    """
+    path, at, size = index.path, data_start, index.nbytes
+    extents = [(e.offset, e.nbytes, name) for name, t in index.tensors.items() for e in t.extents]
     for offset, nbytes, name in sorted(extents):
         if offset != at:
             problem = "its bytes overlap others" if offset < at else "a gap lies before its bytes"
             raise FormatError(path, offset, f"{name}: {problem}")
         at += nbytes
-    if at != size:
-        reason = f"the file is {'shorter' if at > size else 'longer'} than its header says"
-        facts = f"{at} bytes by the header, {size} in the file"
+    if at == size:
+        return
+    reason = f"the file is {'shorter' if at > size else 'longer'} than its header says"
+    facts = f"{at} bytes by the header, {size} in the file"
+    if at < size or not are_offsets_proven:
         raise FormatError(path, min(at, size), reason, facts=facts)
+    lost = {
+        name: tensor.meta
+        for name, tensor in index.tensors.items()
+        if any(extent.offset + extent.nbytes > size for extent in tensor.extents)
+    }
+    whole = {name: tensor for name, tensor in index.tensors.items() if name not in lost}
+    attrs = {key: value for key, value in index.attrs.items() if key != "crc_num"}
+    remains = Remains(replace(index, tensors=whole, attrs=attrs), lost, are_all_known=True)
+    facts = f"{facts}; cut: {shorten(lost, 3)}"
+    raise CutShortError(path, size, reason, "", facts, remains)

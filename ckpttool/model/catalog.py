@@ -12,6 +12,7 @@ from typing import TypeVar
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import (
+    CutShortError,
     FileIndex,
     FileStamp,
     Reads,
@@ -60,7 +61,7 @@ class Catalog(Brief):
         Label of the selected step, as in the file names (``"10_1"``); None if the names have none.
     damaged
         Rank to the error of its file, for files that could not be read.  Numbers that are not ranks
-        if the checkpoint describes itself.
+        if the checkpoint describes itself.  ``files`` may have what is left of them.
     diagnostics
         Files that were skipped or selected, problems that prevent a conversion, and files that
         contradict each other.  `scan` raises what is an error even for ``inspect``.
@@ -251,6 +252,32 @@ class Catalog(Brief):
             common_tensors=chosen(self.common_tensors),
             copies=chosen(self.copies),
         )
+
+    def with_remains(self) -> Catalog:
+        """Return the catalog with what is left of files that are cut short among ``files``.
+
+        They stay among the damaged files, too.  A description has theirs already.
+        """
+        if self.description is not None:
+            return self
+        left = {
+            number: error.remains.index
+            for number, error in self.cut_short.items()
+            if error.remains.index.tensors or error.remains.are_all_known
+        }
+        return replace(self, files=dict(sorted({**left, **self.files}.items()))) if left else self
+
+    @property
+    def cut_short(self) -> Mapping[int, CutShortError]:
+        """The errors of the damaged files that are cut short."""
+        return {n: one for n, one in self.damaged.items() if isinstance(one, CutShortError)}
+
+    @cached_property
+    def whole_files(self) -> Mapping[int, FileIndex]:
+        """The files that are not cut short."""
+        if self.files.keys().isdisjoint(self.damaged) or self.description is not None:
+            return self.files
+        return {rank: file for rank, file in self.files.items() if rank not in self.damaged}
 
     @property
     def needs_strategy(self) -> bool:

@@ -118,6 +118,11 @@ class TensorOptions:
         """Whether no tensor is left out."""
         return not (self.include or self.exclude or self.weights_only)
 
+    @property
+    def are_named(self) -> bool:
+        """Whether the user named each tensor that is wanted, without a pattern."""
+        return bool(self.included) and not any(one.is_pattern for one in self.included)
+
     def choose(self, names: Iterable[str], training: Collection[str]) -> frozenset[str]:
         """Return the wanted names; ``training`` are those that are not weights."""
         return frozenset(

@@ -46,6 +46,11 @@ class Pattern:
             raise ValueError(f"{self.text!r} is not a regular expression: {error}") from error
         object.__setattr__(self, "regex", regex)
 
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it may match several names."""
+        return self.text.startswith("re:") or not {*"*?["}.isdisjoint(self.text)
+
     def matches(self, name: str) -> bool:
         """Return whether a name matches."""
         return name == self.text or self.regex.search(name) is not None

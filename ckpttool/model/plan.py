@@ -251,7 +251,7 @@ class Document:
     path, data
         The file and its content.
     kind
-        ``"index"`` of numbered files, or ``"strategy"`` of rank files.
+        ``"index"`` of numbered files; ``"strategy"`` or ``"meta.json"`` of rank files.
     """
 
     path: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
+from ckpttool.problems import FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -276,6 +277,50 @@ class FileIndex:
     def cipher(self) -> Ciphertext | None:
         """How the first file is encrypted; None if it is not."""
         return self.file.cipher
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is left of a file that is cut short.
+
+    Attributes
+    ----------
+    index
+        The header of the tensors that end before the file does.
+    lost
+        The other tensors by name, as far as they are known; None for an unknown shape.
+    are_all_known
+        Whether no other tensor is lost.  The header of a ``.ckpt`` does not list what follows.
+    """
+
+    index: FileIndex
+    lost: Mapping[str, TensorMeta | None]
+    are_all_known: bool
+
+
+class CutShortError(FormatError):
+    """A file that provably ends too early; what ends before that is whole.
+
+    Parameters
+    ----------
+    path, offset, reason, hint, facts
+        As of `FormatError`.
+    remains
+        What is left of the file.
+    """
+
+    def __init__(
+        self, path: str, offset: int, reason: str, hint: str, facts: str, remains: Remains
+    ) -> None:
+        super().__init__(path, offset, reason, hint, facts)
+        self.args = path, offset, reason, hint, facts, remains
+        self.remains = remains
+
+    def knowing(self, remains: Remains) -> CutShortError:
+        """Return the error with more that is known of the lost tensors."""
+        copied = self._copy()
+        copied.remains, copied.args = remains, (*self.args[:5], remains)
+        return copied
 
 
 @dataclass(frozen=True, slots=True)

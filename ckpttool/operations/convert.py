@@ -18,6 +18,7 @@ from ckpttool.execution.memory import fit_memory
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.transaction.waiting import wait_while_busy
 from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
 if TYPE_CHECKING:
@@ -158,6 +159,13 @@ class Conversion(Brief):
         return self.plan.documents if self.assignment.part is None else ()
 
     @property
+    def beside(self) -> Iterator[str]:
+        """The kind and the path of each document; of more than three of a kind their number."""
+        for kind in dict.fromkeys(one.kind for one in self.documents):
+            paths = [one.path for one in self.documents if one.kind == kind]
+            yield from [f"{len(paths)} {kind}"] if paths[3:] else (f"{kind} {one}" for one in paths)
+
+    @property
     def shapes_to_check(self) -> str:
         """Names and full shapes that only a strategy shows, of the largest tensors."""
         unsure = (one for one in self._sharded if one.name not in self.plan.confirmed)
@@ -198,6 +206,7 @@ def convert(
     on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
     executing: Callable[[Assignment], AbstractContextManager[object]] = nullcontext,
     check: Callable[[], None] = lambda: None,
+    wait_seconds: float | None = None,
 ) -> Conversion:
     """Make a plan and execute it.
 
@@ -217,6 +226,8 @@ def convert(
         Returns a context in which the plan is executed.
     check
         See `ckpttool.execute`.
+    wait_seconds
+        How long to wait for a run that is writing there; see `OutputOptions`.
     """
     late: list[Diagnostic] = []
 
@@ -224,8 +235,8 @@ def convert(
         late.append(note)
         on_notes([note])
 
-    started = time.perf_counter()
-    with open_engine(run.engine) as executor:
+    def attempt() -> Conversion:
+        started = time.perf_counter()
         is_here = not is_cluster(run.engine)
         with nullcontext(executor) if is_here else open_engine("threads") as local:
             plan, assignment = make_plan(executor=local, open_progress=open_progress)
@@ -243,5 +254,11 @@ def convert(
                 on_note=note_late,
                 check=check,
             )
-    assignment = replace(assignment, notes=(*assignment.notes, *late))
-    return Conversion(plan, assignment, written, time.perf_counter() - started)
+        return Conversion(plan, assignment, written, time.perf_counter() - started)
+
+    with open_engine(run.engine) as executor:
+        done = wait_while_busy(
+            attempt, wait_seconds, open_progress=open_progress, on_note=note_late
+        )
+    assignment = replace(done.assignment, notes=(*done.assignment.notes, *late))
+    return replace(done, assignment=assignment)

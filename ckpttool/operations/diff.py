@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checks.manifest import check_source
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -254,6 +255,7 @@ def diff(
     """
     compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
+    a, b = (take_remains(one, options.tensors) for one in (a, b))
     with require_unmodified_sources(a, b):
         errors_of: dict[str, list[CkptToolError]] = {"A": [], "B": []}
         sides: list[Sequence[OutputTensor]] = []

@@ -11,13 +11,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool._version import SCHEMA
+from ckpttool._version import SCHEMA, __version__
 from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
-from ckpttool.problems import describe_diagnostics, describe_errors, severities
+from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
 from ckpttool.wording import encodable
 
 if TYPE_CHECKING:
@@ -229,11 +229,13 @@ def convert(done: Conversion) -> Json:
     target, part = done.plan.target, done.assignment.part
     indexes = [one.path for one in done.documents if one.kind == "index"]
     strategies = [one.path for one in done.documents if one.kind == "strategy"]
+    metas = [one.path for one in done.documents if one.kind == "meta.json"]
     sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
     not_listed: Json = {"choice": done.assignment.options.not_in_target}
     for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():  # followed, full, dropped
         not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
     return _document(
+        _take(done.assignment.provenance, "ckpttool command plan"),
         outputs=[{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
         step=done.source.step,
         **_take(done, "src_bytes dst_bytes"),
@@ -250,6 +252,7 @@ def convert(done: Conversion) -> Json:
         **_given(
             indexes=indexes or None,
             strategy=next(iter(strategies), None),
+            meta=metas or None,
             part=part and str(part),
             manifest=done.manifest,
         ),
@@ -329,9 +332,11 @@ def estimate(found: Estimate) -> Json:
     )
 
 
-def finalize(folder: str, manifest: Manifest) -> Json:
+def finalize(folder: str, manifest: Manifest, command: str) -> Json:
     """Return the document of finalize."""
     return _document(
+        ckpttool=__version__,
+        command=command,
         path=folder,
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
@@ -415,9 +420,15 @@ def strategy_diff(found: StrategyComparison, limit: int | None) -> Json:
     )
 
 
-def failure(exit_code: int, problems: Iterable[Diagnostic]) -> Json:
+def failure(exit_code: int, problems: Iterable[Diagnostic], command: str) -> Json:
     """Return the document of a command that could not do what was requested."""
-    return _document(error={"exit_code": exit_code, "diagnostics": describe_errors(problems)})
+    found = tuple(problems)
+    retry, errors = is_busy(found), describe_errors(found)
+    return _document(
+        ckpttool=__version__,
+        command=command,
+        error={"exit_code": exit_code, "retry": retry, "diagnostics": errors},
+    )
 
 
 # ------------------------------------------------------------------------------------------ inspect

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checkpoint.presence import limit_to_written_ranks, take_remains
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
@@ -28,6 +28,7 @@ from ckpttool.formats.foreign import (
 )
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.describe import (
     Inspection,
@@ -125,7 +126,10 @@ def examine(
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
-    found.failures[:0] = catalog.damaged.values()
+    tensors = TensorOptions() if options is None else options.tensors
+    catalog = take_remains(catalog, tensors, checks_bytes=crc)
+    if tensors.are_all_wanted:
+        found.failures[:0] = catalog.damaged.values()
     if crc:
         from ckpttool.storage.checksums import check_files
 
@@ -185,8 +189,10 @@ def _resolve(
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, files="full")
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
+    reported = catalog.damaged if options is None or options.tensors.are_all_wanted else ()
     damaged = checkpoint.catalog.damaged.items()
-    found.failures[:0] = (error for rank, error in damaged if rank not in catalog.damaged)
+    new = (error for rank, error in damaged if rank not in reported)
+    found.failures[:0] = map(checkpoint.with_remedy, new)
     return checkpoint
 
 

@@ -22,6 +22,7 @@ from shlex import quote
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
+from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -36,6 +37,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
 from ckpttool.planning.averaging import AverageInput, average
+from ckpttool.planning.naming import ResumeRecords, name_files
 from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
@@ -44,6 +46,8 @@ from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
+
+_OF_RANK_FILES = ("prefix", "name", "mindformers", "not_in_target", "strategy_path")  # options
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -80,13 +84,13 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
-def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Target:
+def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog: Catalog) -> Target:
     """Return the target that writes a file for each rank of a strategy, or for some of them.
 
     Raises
     ------
     PlanError
-        The folder is a URL, or has the suffix of a file.
+        The folder is a URL, or has the suffix of a file; or see `name_files`.
     ValueError
         An option applies to merged checkpoints only.
     """
@@ -99,10 +103,9 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         hint = hint if by_name == options.format else f"--format {by_name} {hint}"
         raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
     format = options.format or "hdf5"
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
-    }
+    ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
+    names = name_files(catalog, ranks, format, options)
+    paths = {rank: str(Path(folder, f"rank_{rank}", name)) for rank, name in names.items()}
     return Target(
         format,
         paths,
@@ -212,7 +215,7 @@ def _plan_and_check(
     executor, of_files = executor or InlineExecutor(), list[CkptToolError]()
     catalogs = [source.catalog for source in sources]
     diagnostics = Diagnostics(strict=sources[0].options.strict)
-    extension = _extension(sources[0], target, options)
+    extensions = [*_extensions(sources[0], target, options)]
     checkpoints, found = [], []
     for source in sources:
         of_source = Diagnostics(strict=source.options.strict)
@@ -234,10 +237,10 @@ def _plan_and_check(
     plan = checkpoints[-1][1]
     if weights:
         plan = average(checkpoints, weights, diagnostics)
-    if plan is not None and extension is not None:
-        plan = extension.complete(plan, diagnostics)
+    for extension in extensions:
+        plan = plan and extension.complete(plan, diagnostics)
     if plan is not None:
-        if extension is not None:
+        for extension in extensions:
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
     strategies = [
@@ -253,7 +256,7 @@ def _plan_and_check(
             *chain(*map(_files, catalogs)),
             *(name for one in strategies if one for name in one.files),
         ],
-        documents=[] if extension is None else extension.documents,
+        documents=[*chain(*(one.documents for one in extensions))],
         options=options,
         executor=executor,
         open_progress=open_progress,
@@ -291,7 +294,8 @@ def _plan(
 
     ``diagnostics`` collects all that is wrong; then there may be no checkpoint or no plan.
     """
-    catalog, choices = source.catalog, source.options
+    choices = source.options
+    catalog = take_remains(source.catalog, choices.tensors, checks_bytes=options.crc)
     of_target = Diagnostics(strict=choices.strict)
     checkpoint, plan = None, None
     is_compared = choices.manifest != "ignore"
@@ -381,7 +385,7 @@ def plan_merge(
         An option applies to outputs for ranks only.
     """
     path, output = os.fspath(path), output_options
-    output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
+    output.refuse(*_OF_RANK_FILES, "ranks")
     is_folder = output.max_shard_bytes is not None
     target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     source = _Source(catalog, strategy, resolve_options)
@@ -437,7 +441,7 @@ def plan_split(
         An option applies to merged checkpoints only.
     """
     source = _source_of_split(catalog, resolve_options)
-    target = rank_files(strategy, os.fspath(folder), output_options)
+    target = rank_files(strategy, os.fspath(folder), output_options, catalog)
     return _plan_and_check([source], target, output_options, executor, open_progress)
 
 
@@ -458,16 +462,17 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
-def _extension(
+def _extensions(
     source: _Source, target: Target, options: OutputOptions
-) -> ShardedOutput | StrategySidecar | None:
-    """Return what completes the plan with documents; None if there are none."""
+) -> Iterator[ShardedOutput | StrategySidecar | ResumeRecords]:
+    """Yield what completes the plan with documents."""
     if target.is_numbered:
         folder, limit = target.output_folder, options.max_shard_bytes
-        return ShardedOutput(folder, target.format, limit, is_kept=source.files == "kept")
+        yield ShardedOutput(folder, target.format, limit, is_kept=source.files == "kept")
     if options.strategy_path is not None:
-        return StrategySidecar(options.strategy_path, options.part is not None)
-    return None
+        yield StrategySidecar(options.strategy_path, options.part is not None)
+    if options.mindformers:
+        yield ResumeRecords(target.paths)
 
 
 def plan_reshard(
@@ -502,7 +507,7 @@ def plan_reshard(
         An option applies to merged checkpoints only.
     """
     source = _source_of_reshard(catalog, src_strategy, resolve_options)
-    target = rank_files(dst_strategy, os.fspath(folder), output_options)
+    target = rank_files(dst_strategy, os.fspath(folder), output_options, catalog)
     return _plan_and_check([source], target, output_options, executor, open_progress)
 
 
@@ -551,10 +556,11 @@ def plan_convert(
         An option applies only where tensors are joined, or to outputs of a strategy.
     """
     path, output = os.fspath(path), output_options
+    catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
     given = [one.name for one in fields(ResolveOptions) if one.name not in _OF_KEPT_FILES]
     if unused := [n for n in given if getattr(resolve_options, n) != getattr(ResolveOptions(), n)]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
-    output.refuse("prefix", "not_in_target", "strategy_path")
+    output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
     refusal = _described_error(catalog)
     is_renamed = bool(resolve_options.tensors.renames)
@@ -754,9 +760,9 @@ def plan_average(
         source = _Source(catalog, strategy, options)
         sources.append(_source_of_split(catalog, options) if is_full else source)
     if dst_strategy is not None:
-        target = rank_files(dst_strategy, path, output)
+        target = rank_files(dst_strategy, path, output, sources[-1].catalog)
     else:
-        output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
+        output.refuse(*_OF_RANK_FILES, "ranks")
         is_folder = output.max_shard_bytes is not None
         target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     weights = [one.weight for one in inputs]
@@ -804,7 +810,7 @@ def try_reading(
         is_split = strategy is None and is_one and catalog.description is None
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
-        outputs = rank_files(target, "", output_options)
+        outputs = rank_files(target, "", output_options, catalog)
     source = replace(source, sampled_bytes=_LOOK_BYTES)
     found = Diagnostics(strict=options.strict)
     checkpoint, plan = _plan(source, outputs, output_options, executor, found)

@@ -75,9 +75,7 @@ def resolve(
     failures: list[CkptToolError] = [*catalog.damaged.values()]
     if not checkpoint.misfits:
         failures = [one for one in [checkpoint.unread] if one is not None]
-        hint = f"--step {checkpoint.complete_step}, which is complete by its headers"
-        is_hinted = bool(checkpoint.damage and checkpoint.complete_step)
-        failures += (one.with_hint(hint) if is_hinted else one for one in checkpoint.damage)
+        failures += map(checkpoint.with_remedy, checkpoint.damage)
     found.failures += failures
     checkpoint = _compare_replicas(checkpoint, executor, found, open_progress)
     found.add(*run_checks(checkpoint, found.command))

@@ -19,7 +19,7 @@ from ckpttool.checkpoint.checkpoint import (
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
 from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
-from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checkpoint.presence import limit_to_written_ranks, take_remains
 from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks import is_refused, run_checks
@@ -180,6 +180,7 @@ def verify(
             found.add(*check_set(catalog, path, executor, reads_all))
         found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
+    catalog = take_remains(catalog, options.tensors, checks_bytes=crc)
     catalog = limit_to_written_ranks(catalog, strategy)
     is_by_file = strategy is None and catalog.needs_strategy and not options.replicated
     with require_unmodified_sources(catalog):
@@ -242,6 +243,7 @@ def _read(
     """Read what was requested, and return what it shows; see `Checkpoint`."""
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
     manifests = find_manifests(catalog)
+    partial = () if checkpoint.chosen_from is None else catalog.paths
     checked = _files_to_check(catalog, deep, crc)
     nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
     read: dict[Reading, list[Diagnostic]] = {}
@@ -260,7 +262,9 @@ def _read(
         read["manifest"] = [
             one
             for path in manifests
-            for one in check_set(catalog, path, executor, deep or is_listed, on_progress, hashed)
+            for one in check_set(
+                *(catalog, path, executor, deep or is_listed, on_progress, hashed, partial)
+            )
         ]
     if is_listed and not manifests:
         text, hint = "no manifest lists these files", "the same command without --check-manifest"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttool.problems import Diagnostic, ExecutionError, FormatError, PlanError
+from ckpttool.problems import BusyError, Diagnostic, ExecutionError, FormatError, refusal
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
@@ -59,7 +59,7 @@ class Claim:
 
     Raises
     ------
-    PlanError
+    BusyError, PlanError
         Another run is writing there, or has written there since preflight.
     FormatError
         The record is damaged.
@@ -78,7 +78,7 @@ class Claim:
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
-            raise PlanError([busy_problem(record, BEGINS)]) from error
+            raise BusyError([busy_problem(record, BEGINS, record.lock)]) from error
         self._has_locks = lock.works
         try:
             with lock:
@@ -89,7 +89,7 @@ class Claim:
         except BaseException as error:
             clean_up(error, self.abandon)
             if isinstance(error, HeldError):
-                raise PlanError([busy_problem(record, BEGINS)]) from error
+                raise BusyError([busy_problem(record, BEGINS, Path(error.filename))]) from error
             raise
 
     def _settle_plan(self, destination: Destination) -> None:
@@ -107,14 +107,14 @@ class Claim:
                 problems.append(self._no_locks("runs of parts need them", hint))
         problems = problems or list(destination_changes(run))
         if problems:
-            raise PlanError(problems)
+            raise refusal(problems)
         found = destination.plan
         if not overwrites and (error := destination.damaged.get(record.plan)):
             raise error
         is_same = found is not None and found.provenance.digest == run.provenance.digest
         if found is not None and not is_same:
             if found != run.destination.plan and not overwrites:
-                raise PlanError([beside_problem(destination, run.provenance, found.provenance)])
+                raise BusyError([beside_problem(destination, run.provenance, found.provenance)])
             remove_half_written(record, found.files)
         self.plan = run.plan()
         if not (is_same and self._has_locks):
@@ -138,7 +138,7 @@ class Claim:
         except FileExistsError as error:
             self.plan = None
             by = "it began at the same time"
-            raise PlanError([undecided_problem(self._record, by)]) from error
+            raise BusyError([undecided_problem(self._record, by)]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""

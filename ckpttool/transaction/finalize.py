@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
+from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.local import describe_os_error
 from ckpttool.model.manifest import MANIFEST, OutputEntry
 from ckpttool.problems import (
+    BusyError,
     CkptToolError,
     Diagnostic,
     ExecutionError,
@@ -32,33 +35,54 @@ from ckpttool.transaction.outputs import (
 )
 from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import finish_set
-from ckpttool.transaction.resume import access_problems, is_written
+from ckpttool.transaction.resume import WAIT, access_problems, is_written
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
+from ckpttool.transaction.waiting import wait_while_busy
 from ckpttool.wording import count, format_ranks, shorten
 
 
-def finalize(folder: str | os.PathLike[str]) -> Manifest:
+def finalize(
+    folder: str | os.PathLike[str],
+    *,
+    wait_seconds: float | None = None,
+    open_progress: OpenProgress = no_progress,
+    on_note: Callable[[Diagnostic], None] = lambda note: None,
+) -> Manifest:
     """Mark an output folder, or a single file, complete, if all parts are done.
 
     A set that is already marked is only checked.
+
+    Parameters
+    ----------
+    folder
+        The folder, or the file.
+    wait_seconds, open_progress, on_note
+        How long to wait for runs that write there, and what shows it; see `wait_while_busy`.
 
     Raises
     ------
     FormatError
         The record or the manifest is damaged, or is another kind of file.
+    BusyError
+        A run is writing to the folder.
     PlanError
-        Parts are missing, or a run is writing to the folder.
+        Parts are missing.
     VerifyError
         Outputs are missing or were changed.
     ExecutionError
         A file cannot be written.
     """
-    folder = os.fspath(folder)
+    attempt = partial(_finalize, os.fspath(folder))
+    return wait_while_busy(attempt, wait_seconds, open_progress=open_progress, on_note=on_note)
+
+
+def _finalize(folder: str) -> Manifest:
+    """Do what `finalize` does, without waiting."""
     record = Record.of(Path(folder))
     destination = look(record)
     ended = None
     if destination.state is State.RUNNING:
-        raise PlanError([_busy(folder, destination)])
+        raise BusyError([_busy(folder, destination)])
     if destination.state is not State.COMPLETE and (
         problems := list(access_problems(record, record.logs(), "run it as the owner"))
     ):
@@ -67,7 +91,7 @@ def finalize(folder: str | os.PathLike[str]) -> Manifest:
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
-            raise PlanError([_busy(folder, look(record))]) from error
+            raise BusyError([_busy(folder, look(record))]) from error
         try:
             with lock:
                 _finish(folder, look(record))
@@ -79,16 +103,17 @@ def finalize(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def _busy(folder: str, destination: Destination) -> Diagnostic:
-    by = next(iter(destination.running.values()), "it has just begun")
-    hint = "wait until it ends"
-    return Diagnostic("busy", "a run is still writing to it", hint=hint, facts=by, where=folder)
+    begins = (destination.record.lock, "it has just begun")
+    locked, by = next(iter(destination.running.items()), begins)
+    text = "a run is still writing to it"
+    return Diagnostic("busy", text, hint=WAIT, facts=by, where=folder, path=str(locked))
 
 
 def _finish(folder: str, destination: Destination) -> None:
     """Write the documents of a set and its manifest, if all of its parts are done."""
     record, plan = destination.record, destination.plan
     if destination.state is State.RUNNING:
-        raise PlanError([_busy(folder, destination)])
+        raise BusyError([_busy(folder, destination)])
     if destination.state is not State.STOPPED:
         return  # another run has ended meanwhile
     raise_all(error.with_hint(_remedy_for(record, error)) for error in destination.damaged.values())

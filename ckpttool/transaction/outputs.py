@@ -136,21 +136,39 @@ def _has_contents(
     return is_equal
 
 
+def _around_rank(names: Mapping[int, str]) -> tuple[str, str | None]:
+    """Return what stands before and behind the number of the rank in names; None for equal names.
+
+    Of one name it is the number behind ``rank_``, else the one at the end.
+
+    Examples
+    --------
+    >>> _around_rank({0: "net_rank_0-1_10", 1: "net_rank_1-1_10"}), _around_rank({10: "net_10"})
+    (('net_rank_', '-1_10'), ('net_', ''))
+    """
+    name = next(iter(names.values()))
+    places = [(name[: match.start()], name[match.end() :]) for match in re.finditer(r"\d+", name)]
+    places.sort(key=lambda place: (not place[0].endswith("rank_"), len(place[1])))
+    for head, tail in places:
+        if all(one == f"{head}{number}{tail}" for number, one in names.items()):
+            return head, tail
+    return name, None
+
+
 def stale_files(outputs: Mapping[int, str], ranks: Container[int]) -> Iterator[Diagnostic]:
     """Yield a warning about files that a loader would take for outputs of ``ranks``.
 
     They are files of other ranks, or of these ranks in another format.  ``outputs`` has the paths
-    of some of these ranks: all have equal names, or names that end with the number of the rank.
+    of some of these ranks: all have equal names, or names with the number of the rank in one place.
     """
     (rank, sample), *_ = outputs.items()
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
     stems = {rank: Path(path.removesuffix(suffix)) for rank, path in outputs.items()}
-    is_numbered = all(stem.name.endswith(str(rank)) for rank, stem in stems.items())
+    head, tail = _around_rank({rank: stem.name for rank, stem in stems.items()})
     for match in (re.fullmatch(r"rank_(\d+)", path.name) for path in folder.glob("rank_*")):
         if match is not None:
-            name, number = stems[rank].name, match[1]
-            name = name.removesuffix(str(rank)) + number if is_numbered else name
-            stems.setdefault(int(number), folder / match[0] / name)
+            name = stems[rank].name if tail is None else f"{head}{int(match[1])}{tail}"
+            stems.setdefault(int(match[1]), folder / match[0] / name)
     found = (
         f"{stem}{ending}"
         for number, stem in stems.items()

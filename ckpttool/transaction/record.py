@@ -30,7 +30,7 @@ from pathlib import Path
 from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
-    Diagnostic,
+    BusyError,
     ExecutionError,
     PlanError,
     VerifyError,
@@ -49,7 +49,7 @@ from ckpttool.transaction.claim import Claim, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.outputs import find_intact
-from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.resume import Assignment, overtaken_problem
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 from ckpttool.wording import shorten
@@ -121,9 +121,7 @@ class Transaction(Claim):
             if name in logged
         }
         if self._run.kept.keys() - self._entries.keys():
-            text = "another run has written here since this one began"
-            where = str(self._record.home)
-            raise PlanError([Diagnostic("destination", text, hint="the same command", where=where)])
+            raise BusyError([overtaken_problem(self._record, str(self._record.home))])
 
     def read_casts(self) -> Mapping[str, CastStats]:
         """Return what casts did in the outputs that are kept, by path relative to the manifest."""

@@ -47,10 +47,18 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
-from ckpttool.typed import require_choice, require_number, require_rank
+from ckpttool.typed import (
+    TypedError,
+    parse_file_name,
+    require_choice,
+    require_number,
+    require_rank,
+    require_seconds,
+)
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
+WAIT = "--wait 10m"  # hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,12 @@ class OutputOptions:
         Format of the outputs; None to take it from the suffix, else HDF5.
     prefix
         Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
+    name
+        Name of each rank file, in place of ``prefix``: a text with the field ``{rank}``, perhaps
+        with ``{model}`` and ``{step}`` as the names of the source have them.
+    mindformers
+        Write ``meta.json`` into the folder of each rank, with which MindFormers 1.x resumes.  The
+        default name is then ``{model}_rank_{rank}-{step}``.
     ranks
         Write only these ranks of the strategy.
     not_in_target
@@ -86,6 +100,8 @@ class OutputOptions:
     resume
         Keep the outputs that an interrupted run of the same plan completed.  Other files of that
         run are replaced with and without this option.
+    wait_seconds
+        Resume, and wait at most so long for a run that is writing there; None not to wait.
     no_locks
         On a file system without locks, go on where a plan is left: its run has ended.
     command
@@ -99,6 +115,8 @@ class OutputOptions:
 
     format: str | None = None
     prefix: str = "checkpoint_"
+    name: str | None = None
+    mindformers: bool = False
     ranks: Collection[int] | None = None
     not_in_target: NotInTarget = "follow"
     strategy_path: str | None = None
@@ -107,6 +125,7 @@ class OutputOptions:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     resume: bool = False
+    wait_seconds: float | None = None
     no_locks: bool = False
     command: str = "python"
 
@@ -117,6 +136,13 @@ class OutputOptions:
             object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
+        if self.name is not None:
+            try:
+                parse_file_name(self.name)
+            except TypedError as error:
+                raise ValueError(f"name: {error}") from error
+        if self.prefix != "checkpoint_" and (self.name is not None or self.mindformers):
+            raise ValueError(f"prefix={self.prefix!r} does not go with name= and mindformers=")
         if self.ranks is not None:
             if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
@@ -127,6 +153,9 @@ class OutputOptions:
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
         require_number("max_shard_bytes", self.max_shard_bytes)
+        require_seconds("wait_seconds", self.wait_seconds)
+        if self.wait_seconds is not None:
+            object.__setattr__(self, "resume", True)
 
     def refuse(self, *names: str) -> None:
         """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
@@ -287,8 +316,8 @@ class Assignment(Brief):
             if is_beside and plan is not None and self.provenance.digest != plan.provenance.digest:
                 yield beside_problem(now, self.provenance, plan.provenance)
             running = {path: by for path, by in running.items() if path in in_the_way}
-        for by in list(running.values())[:1]:
-            yield busy_problem(record, by)
+        for path, by in list(running.items())[:1]:
+            yield busy_problem(record, by, path)
 
     @property
     def resume_hint(self) -> str:
@@ -560,7 +589,7 @@ def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
             left.setdefault(other, []).append(str(path))
     for by, paths in held.items():
         message, where = "another run is writing it", shorten(paths, 3)
-        yield Diagnostic("busy", message, hint="wait until it ends", facts=by, where=where)
+        yield Diagnostic("busy", message, hint=WAIT, facts=by, where=where, path=paths[0])
     for other, paths in left.items():
         message, facts = "it has the name of a temporary file", "no run that did not end lists it"
         hint = "move it away, or --overwrite"
@@ -574,29 +603,28 @@ def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def busy_problem(record: Record, by: str) -> Diagnostic:
-    """Return the problem that another run is writing."""
-    hint = f"wait until it ends, or {ELSEWHERE}"
-    return record.diagnostic("busy", "another run is writing it", hint, by)
+def busy_problem(record: Record, by: str, locked: Path) -> Diagnostic:
+    """Return the problem that another run is writing; it has ``locked`` a file."""
+    hint = f"{WAIT}, or {ELSEWHERE}"
+    found = record.diagnostic("busy", "another run is writing it", hint, by)
+    return replace(found, path=str(locked))
 
 
 def undecided_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that without locks only the user knows whether another run has ended."""
     facts = f"{by}; this file system has no locks, so it may have ended"
-    hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
-    return record.diagnostic("busy", "another run may be writing it", hint, facts)
+    hint = f"{WAIT}; if it has ended, {NO_LOCKS}"
+    found = record.diagnostic("busy", "another run may be writing it", hint, facts)
+    return replace(found, path=str(record.plan))
 
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
     """Return the problem of a part of another plan than that which is being written."""
     by = shorten(destination.running.values(), 1) or "it has just ended"
-    facts, hint = (
-        join_clauses(by, _compare_runs(mine, other)),
-        f"wait until it ends, or {ELSEWHERE}",
-    )
-    return destination.record.diagnostic(
-        "busy", "a part of another run is being written", hint, facts
-    )
+    facts, hint = join_clauses(by, _compare_runs(mine, other)), f"{WAIT}, or {ELSEWHERE}"
+    message, record = "a part of another run is being written", destination.record
+    locked = next(iter(destination.running), record.lock)
+    return replace(record.diagnostic("busy", message, hint, facts), path=str(locked))
 
 
 def _damage(run: Assignment) -> Iterator[Diagnostic]:
@@ -639,5 +667,13 @@ def destination_changes(run: Assignment) -> Iterator[Diagnostic]:
     new = [path for path, stamp in run.stamps().items() if run.seen.get(path) != stamp]
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
-        hint = "the same command" if run.options.resume else "--overwrite"
-        yield Diagnostic("destination", text, hint=hint, where=where)
+        if run.options.resume:
+            yield overtaken_problem(run.record, where)
+        else:
+            yield Diagnostic("destination", text, hint="--overwrite", where=where)
+
+
+def overtaken_problem(record: Record, where: str) -> Diagnostic:
+    """Return the problem that another run was faster; resuming again takes that into account."""
+    text, hint = "another run has written it since this one began", "the same command"
+    return Diagnostic("busy", text, hint=hint, where=where, path=str(record.lock))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,9 +111,8 @@ def numbers_of(section: Section) -> set[str]:
 def drift_of(chinese: Path, english: Path) -> list[str]:
     """What a translator has to look at, in words."""
     here, there = sections_of(chinese), sections_of(english)
-    outlines = [[f"{'#' * one.level} {one.title}" for one in of] for of in (here, there)]
     if [one.level for one in here] != [one.level for one in there]:
-        return [f"headings are\n  {outlines[0]}\n  and in English\n  {outlines[1]}"]
+        return [f"headings differ from here on: {first_unlike(here, there)}"]
     found = []
     if [*blocks_of(chinese)] != [*blocks_of(english)]:
         found.append(f"blocks of code differ: {UPDATE}=1 copies them, if there are as many")
@@ -127,13 +128,21 @@ def drift_of(chinese: Path, english: Path) -> list[str]:
             ),
             ("code spans", spans_of(ours), spans_of(theirs) | outside),
             ("numbers", numbers_of(ours), numbers_of(ours) | numbers_of(theirs)),
-            ("severities", severity_of(ours), severity_of(theirs)),
+            ("severities", [severity_of(ours)], [severity_of(theirs)]),
         ):
             if one != other:
-                lacks = [item for item in other if item not in one]
-                more = [item for item in one if item not in other]
-                found.append(f"{place}: {what}: lacks {lacks}, has {more} instead")
+                lacks, more = Counter(other) - Counter(one), Counter(one) - Counter(other)
+                found.append(f"{place}: {what}: lacks {[*lacks]}, has {[*more]} instead")
     return found
+
+
+def first_unlike(here: list[Section], there: list[Section]) -> str:
+    """The first headings of which one is another code, or of another level, by their places."""
+    for ours, theirs in zip_longest(here, there):
+        titles = {one.title for one in (ours, theirs) if one and one.title.startswith("`")}
+        if ours is None or theirs is None or ours.level != theirs.level or len(titles) == 2:
+            return f"{ours and ours.title!r}, in English {theirs and theirs.title!r}"
+    return ""
 
 
 def copy_blocks(chinese: Path, english: Path) -> None:

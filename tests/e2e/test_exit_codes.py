@@ -18,6 +18,7 @@ import ckpttool.problems
 from ckpttool.cli.main import PIPE_CLOSED, main
 from ckpttool.operations import load
 from ckpttool.problems import CkptToolError
+from ckpttool.transaction.locks import FileLock
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.executors import COMMAND, PATIENCE_SECONDS, environment
@@ -60,6 +61,11 @@ def changed_output() -> list[str]:
     return ["finalize", "out"]
 
 
+def another_run_writes() -> list[str]:
+    FileLock(Path("out/.ckpttool/whole.log"))  # until this process ends
+    return ["reshard", *TARGET]
+
+
 # The words of a command for each row, or what makes them; some rows have several commands.
 IN_PROCESS = [
     (0, lambda: ["inspect", *SOURCE]),
@@ -73,6 +79,7 @@ IN_PROCESS = [
     (5, output_exists),
     (7, changed_output),
     (8, lambda: ["merge", *SOURCE, "-o", "m.ckpt", "--engine", "dask:none.json"]),
+    (9, another_run_writes),
 ]
 
 
@@ -89,6 +96,7 @@ def test_a_command_ends_with_the_code_of_its_row(code, make):
     assert result.exit_code == code
     document = json.loads(result.stdout)
     assert ("error" in document) == (code > 1)
+    assert document.get("error", {}).get("retry", False) == (code == 9)
 
 
 def test_a_mistake_of_ours_has_a_code_of_its_own(monkeypatch):

@@ -30,9 +30,8 @@ import pytest
 import yaml
 
 import ckpttool
-from tests.support.checkpoints import noise, write_file
 from tests.support.commands import everything, run, run_well
-from tests.support.corpus import GOLDEN, case_facts
+from tests.support.examples import OF_TUTORIAL, lay_out
 from tests.support.executors import contents, environment
 from tests.support.pages import (
     CHINESE,
@@ -57,19 +56,13 @@ README = ROOT / "README.md"
 MAX_LINES = {"README.md": 150, "docs/tutorial.md": 100, "docs/guides": 100, "docs/concepts": 100}
 MAX_LINES |= {f"docs/zh/{name.removeprefix('docs/')}": MAX_LINES[name] for name in [*MAX_LINES]}
 DRAWINGS = ("", "json", "text")  # languages of blocks that nothing runs
+TYPED = ("sh", "bash", "console", "zsh", "fish", "python")  # languages that name files to read
+FIRST_LINES = 8  # of a page, which say where its folders come from
 COLUMNS = 80  # of code, and of the terminal whose screens pages show
 
 # What sets up environments, or takes minutes. CI runs these scripts, and tests/test_bench.py runs a
 # small benchmark.
 NOT_RUN = re.compile(r"(scripts/|\.ci/|\.venv/bin/|python scripts/|pip |pipx |export |git )")
-
-# Golden cases, by the names that pages give to their folders and to NAME_strategy.ckpt.
-CASES = {
-    "": "reshard_8_to_4",
-    "encrypted": "encrypted_gcm",
-    "rng": "params_outside_strategy",
-    "summed": "crc_check",
-}
 
 # Folders of a page that have to be what one ordinary run writes.
 SAME_AS_ONE_RUN = {
@@ -97,48 +90,8 @@ NEEDS = {
 def inputs(tmp_path_factory):
     """Every file that a page may name."""
     folder = tmp_path_factory.mktemp("inputs")
-    for name, case in CASES.items():
-        shutil.copytree(GOLDEN / case / "src", folder / (name or "checkpoint"))
-        strategy = f"{name}_strategy.ckpt".lstrip("_")
-        shutil.copy(GOLDEN / case / "src_strategy.ckpt", folder / strategy)
-    shutil.copy(GOLDEN / "reshard_8_to_4" / "dst_strategy.ckpt", folder / "new_strategy.ckpt")
-    (folder / "key.bin").write_text(case_facts("encrypted_gcm")["enc_key"], encoding="ascii")
-
-    shutil.copytree(GOLDEN / "replicated_only" / "src", folder / "replicas")
-    shutil.copytree(GOLDEN / "pipeline_2x4_to_8" / "src", folder / "stages")
-    stage_strategies = GOLDEN / "pipeline_2x4_to_8" / "src_stage_strategies"
-    shutil.copytree(stage_strategies, folder / "stage_strategies")
-    # The output folders of two runs of MindFormers.
-    shutil.copytree(folder / "checkpoint", folder / "output" / "checkpoint")
-    (folder / "output" / "strategy").mkdir()
-    shutil.copy(folder / "strategy.ckpt", folder / "output/strategy/ckpt_strategy_rank_0.ckpt")
-    shutil.copytree(GOLDEN / "mindformers" / "1.9.0_stages", folder / "output_2" / "checkpoint")
-    shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
-    shutil.copy(GOLDEN / "samples" / "files" / "group_info.pb", folder / "group_info.pb")
-    hub = ["-s", folder / "strategy.ckpt", "-o", folder / "hub" / "model.safetensors"]
-    run_well("merge", folder / "checkpoint", *hub)
-    for name in ("run_a", "run_b"):
-        shutil.copytree(folder / "checkpoint", folder / name)
-    for path in (folder / "checkpoint").glob("rank_*/*.ckpt"):  # a run with three steps
-        rank = folder / "long_run" / path.parent.name
-        rank.mkdir(parents=True)
-        for step in ("1_8000", "1_8500", "1_9000"):
-            shutil.copy(path, rank / f"net-{step}.ckpt")
-    for rank, entries in hybrid_parallel()[1].items():
-        write_file(folder / "nodes" / f"node{rank}" / "CKP_1-4_32.ckpt", entries, "ckpt")
+    lay_out(folder)
     return folder
-
-
-def hybrid_parallel():
-    """What the four devices of MindSpore's tutorial on hybrid parallel save: full and by rank."""
-    full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
-    same = {name: noise(name, "Float32", ()) for name in ("learning_rate", "momentum")}
-    same["global_step"] = noise("global_step", "Int32", (1,))
-    ranks = {}
-    for rank in range(4):
-        rows = slice(2 * rank, 2 * rank + 2)
-        ranks[rank] = same | {name: entry.excerpt(rows) for name, entry in full.items()}
-    return full | same, ranks
 
 
 @pytest.fixture
@@ -397,6 +350,28 @@ def test_the_reference_of_python_has_every_public_name():
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ckpttool\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(ckpttool.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_says_in_its_first_lines_where_its_folders_come_from(page, inputs):
+    """Folders of the tutorial are known; others are laid out by ``scripts/examples``."""
+    code = "\n".join(one.text for one in blocks_of(page) if one.language in TYPED)
+    made = {one.title for one in blocks_of(page)}
+    words = {*re.findall(r"[\w.-]+", re.sub(r"\S+://\S*|-o \S+", "", code))}
+    names = {one.name for one in inputs.iterdir()} - {*OF_TUTORIAL} - made
+    start = page.read_text(encoding="utf-8").splitlines()[:FIRST_LINES]
+    is_said = any("scripts/examples" in line for line in start)
+    assert is_said == bool(names & words), names & words
+
+
+def test_the_script_lays_out_what_the_tests_of_the_pages_have(tmp_path, inputs):
+    script = [sys.executable, "-m", "tests.support.examples"]
+    assert " ".join(script[1:]) in (ROOT / "scripts" / "examples").read_text(encoding="utf-8")
+    for name in ("here", "a b/c"):
+        subprocess.run([*script, name], cwd=tmp_path, env=environment(), check=True)
+        assert contents(tmp_path / name) == contents(inputs)
+    again = subprocess.run([*script, "here"], cwd=tmp_path, env=environment(), check=False)
+    assert again.returncode == 1
 
 
 @pytest.mark.source

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from ckpttool.formats import get_format, read_index
+from ckpttool.formats import ckpt, get_format, read_index
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.model.tensors import CutShortError, StoredFile, TensorMeta
 from ckpttool.problems import CkptToolError, FormatError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import create_file
@@ -113,6 +113,58 @@ def test_a_ckpt_cut_between_records_is_whole_and_elsewhere_damaged(tmp_path):
     for size in range(len(data) + 1):
         index = index_of(tmp_path / "net.ckpt", data[:size])
         assert (index is not None) == (size in borders)
+
+
+def error_of(path):
+    """Return the error of reading a header; None for a file that is read."""
+    try:
+        read_index(str(path))
+    except FormatError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("source", CHECKPOINTS, ids=lambda path: path.name)
+def test_what_is_left_of_a_cut_file_is_as_it_was(source, tmp_path):
+    data, whole = source.read_bytes(), index_of(tmp_path / source.name, source.read_bytes())
+    path, found = tmp_path / source.name, 0
+    for size in range(len(data) if whole is not None else 0):
+        path.write_bytes(data[:size])
+        error = error_of(path)
+        if isinstance(error, CutShortError):
+            left, lost = error.remains.index, error.remains.lost
+            assert_sound(left, size)
+            for name, tensor in left.tensors.items():
+                known = whole.tensors[name]
+                assert (tensor.meta, tensor.extents) == (known.meta, known.extents)
+            assert lost.keys() <= whole.tensors.keys() - left.tensors.keys()
+            are_all = {*left.tensors, *lost} == {*whole.tensors}
+            assert are_all or not error.remains.are_all_known
+            found += 1
+    assert (found > 20) == (whole is not None)
+
+
+@pytest.mark.parametrize("source", CHECKPOINTS[:1] + CHECKPOINTS[3:4], ids=lambda path: path.name)
+def test_a_file_with_a_bit_flipped_is_not_taken_for_a_cut_one(source, tmp_path):
+    data, path = source.read_bytes(), tmp_path / source.name
+    for at in range(len(data)):
+        path.write_bytes(flipped(data, at, 1 << at % 8))
+        assert not isinstance(error_of(path), CutShortError), at
+
+
+def test_a_tensor_of_which_records_are_missing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 16)
+    path = tmp_path / "net.ckpt"
+    tensors = [TensorMeta("a", "Float32", (2,)), TensorMeta("b", "Float32", (10,))]
+    create_file(get_format("ckpt"), path, tensors, {})
+    data = path.read_bytes()
+    starts = [one.offset for one in read_index(str(path)).tensors["b"].extents]
+    for size in (starts[1] - 12, starts[1] - 3, starts[1] + 2, starts[2] + 2):
+        path.write_bytes(data[:size])
+        with pytest.raises(CutShortError) as caught:
+            read_index(str(path))
+        assert [*caught.value.remains.index.tensors] == ["a"]
+        assert "b" in caught.value.remains.lost
 
 
 def test_an_hdf5_file_cut_at_every_byte_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from ckpttool.problems import (
     AuthenticityError,
+    BusyError,
     ChecksumError,
     CkptToolError,
     Diagnostic,
@@ -37,6 +38,7 @@ STRATEGY = StrategyError("s.ckpt", "no parameter layouts in it")
 
 LOST = (Diagnostic("missing", "lost", tensor="w"), Diagnostic("missing", "gone", tensor="b"))
 NO_STRATEGY = Diagnostic("no_strategy", "8 ranks and no strategy", where="run")
+BUSY = Diagnostic("busy", "another run is writing it", where="out")
 MIXED = Diagnostic("mixed_steps", "a-9_1 is not in rank 1", where="run")
 UNFINISHED = Diagnostic("nothing_complete", "a run has not ended here", where="out")
 
@@ -111,6 +113,12 @@ EXAMPLES = [
         {"path": "a.ckpt", "offset": 0, "reason": "encrypted, and cryptography is needed"},
         "a.ckpt: byte 0: encrypted, and cryptography is needed",
         8,
+    ),
+    (
+        BusyError([BUSY]),
+        {"diagnostics": (BUSY,)},
+        "out: another run is writing it",
+        9,
     ),
     (
         NoStrategyError([NO_STRATEGY]),

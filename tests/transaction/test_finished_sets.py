@@ -375,7 +375,7 @@ def test_a_run_that_has_just_ended_is_seen_by_the_same_command_again(tmp_path, m
 
     monkeypatch.setattr(resume, "look", look_once)
     result = small.run("--resume")
-    assert result.exit_code == 5
+    assert result.exit_code == 9
     assert "another run has written it since this one began Try: the same command" in message(
         result
     )

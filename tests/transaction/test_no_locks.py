@@ -118,10 +118,10 @@ def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living
     begun = stop_as(small, host, process)
     before = files_of(small)
     result = small.run(*more)
-    assert result.exit_code == 5, message(result)
+    assert result.exit_code == 9, message(result)
     assert f"process {process} on {host} since {begun}" in message(result)
     assert "this file system has no locks, so it may have ended" in message(result)
-    assert "Try: wait until it ends; if it has ended, --no-locks" in message(result)
+    assert "Try: --wait 10m; if it has ended, --no-locks" in message(result)
     assert files_of(small) == before
     for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
         result = run(*words)
@@ -181,7 +181,7 @@ def test_a_plan_that_is_left_in_a_finished_set_needs_a_choice_too(small, no_lock
     stop_as(finished, "node7", 12)
     (finished.record / "plan.json").rename(small.record / "plan.json")
     result = small.run(*more)
-    assert result.exit_code == 5
+    assert result.exit_code == 9
     assert "process 12 on node7" in message(result)
     assert "4 kept, 0 written" in message(small.run_well(*RESUMED))
     assert not (small.record / "plan.json").exists()
@@ -192,7 +192,7 @@ def test_where_there_are_locks_the_option_changes_nothing(small, more):
     """Else it is given everywhere, and two runs write the same files."""
     with while_filling(small.outputs[2], lambda: small.run("--no-locks", *more)) as seen:
         small.run_well()
-    assert seen[0].exit_code == 5
+    assert seen[0].exit_code == 9
     assert "another run is writing it" in message(seen[0])
 
 
@@ -208,7 +208,7 @@ def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeyp
 
     with while_filling(small.outputs[2], run_as_another) as seen:
         small.run_well()
-    assert seen[0].exit_code == 5, message(seen[0])
+    assert seen[0].exit_code == 9, message(seen[0])
     assert f"process {me} on {socket.gethostname()} since {begun}" in message(seen[0])
     assert small.read() == small.wanted()
 
@@ -228,7 +228,7 @@ def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks,
 
     monkeypatch.setattr(claim, "create_document", create_second)
     result = small.run()
-    assert result.exit_code == 5, message(result)
+    assert result.exit_code == 9, message(result)
     assert "another run" in message(result)
     assert small.read() == {}
     assert (small.record / "plan.json").exists()
@@ -288,7 +288,7 @@ def test_a_part_beside_a_stopped_run_is_refused_and_changes_nothing(small, no_lo
     stop_as(small, socket.gethostname(), dead_process())
     before = files_of(small)
     result = small.run("--part", "1/2", *more)
-    assert result.exit_code == 5, message(result)
+    assert result.exit_code == (5 if "--overwrite" in more else 9), message(result)
     assert WARNING in message(result)
     assert files_of(small) == before
 

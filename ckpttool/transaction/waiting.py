@@ -1,0 +1,87 @@
+"""Wait for the run that is in the way of another one, and try again when it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.problems import BusyError, Diagnostic, FormatError, add_note, join_clauses
+from ckpttool.storage.files import is_there
+from ckpttool.transaction.locks import is_held
+from ckpttool.transaction.log import Log
+from ckpttool.transaction.states import LOG
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.5  # between two looks at a lock
+
+
+def wait_while_busy(
+    attempt: Callable[[], T],
+    seconds: float | None,
+    *,
+    open_progress: OpenProgress = no_progress,
+    on_note: Callable[[Diagnostic], None] = lambda note: None,
+) -> T:
+    """Return what ``attempt`` returns; while another run is in its way, wait and try again.
+
+    A run that died has released its locks, so it is like one that ended.
+
+    Parameters
+    ----------
+    attempt
+        Does the work; called again after each wait.
+    seconds
+        How long to wait in all; None not to wait.
+    open_progress
+        Shows for whom it waits.
+    on_note
+        Called with a note for each wait.
+
+    Raises
+    ------
+    BusyError
+        The time is over.
+    """
+    if seconds is None:
+        return attempt()
+    end, limit = time.monotonic() + seconds, timedelta(seconds=int(seconds))
+    while True:
+        try:
+            return attempt()
+        except BusyError as error:
+            named = {_name_writer(one): one for one in reversed(error.diagnostics)}
+            by, one = max(named.items(), key=lambda item: bool(item[0]))
+            facts = join_clauses(by, f"{limit} at most")
+            note = Diagnostic("waited", "waiting until another run ends", facts=facts)
+            on_note(replace(note, where=one.where, path=one.path))
+            with open_progress(0, f"waiting for {by or one.where}") as on_progress:
+                is_free = False
+                while not is_free:
+                    if time.monotonic() >= end:
+                        add_note(error, f"waited for {limit}")
+                        raise
+                    time.sleep(min(POLL_SECONDS, seconds))
+                    on_progress(0)
+                    is_free = all(_is_free(found.path) for found in error.diagnostics)
+
+
+def _is_free(path: str | None) -> bool:
+    """Return whether a run has released a file; without locks, whether the file is gone."""
+    return path is None or not is_there(Path(path)) or is_held(Path(path)) is False
+
+
+def _name_writer(busy: Diagnostic) -> str:
+    """Return who holds the log that is in the way; of other files what the problem says."""
+    log = Path(busy.path or "")
+    if LOG.fullmatch(log.name):
+        with suppress(FormatError, FileNotFoundError):
+            if (writer := Log.read(log).writer) is not None:
+                return str(writer)
+    return busy.facts

@@ -1,0 +1,92 @@
+"""The folders and files that the pages of the documentation name: ``scripts/examples DIR``.
+
+The tests of the pages (``tests/e2e/test_pages.py``) run their commands in the same folders.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import ckpttool
+from tests.support.checkpoints import noise, write_file
+from tests.support.readers import Entry
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+# Golden cases, by the names that pages give to their folders and to NAME_strategy.ckpt.
+CASES = {
+    "": "reshard_8_to_4",
+    "encrypted": "encrypted_gcm",
+    "rng": "params_outside_strategy",
+    "summed": "crc_check",
+}
+# What the tutorial lays out itself.
+OF_TUTORIAL = ("checkpoint", "strategy.ckpt", "new_strategy.ckpt")
+
+
+def lay_out(folder: Path) -> None:
+    """Write every folder and file that a page names, into a folder that is empty or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, case in CASES.items():
+        shutil.copytree(GOLDEN / case / "src", folder / (name or "checkpoint"))
+        strategy = f"{name}_strategy.ckpt".lstrip("_")
+        shutil.copy(GOLDEN / case / "src_strategy.ckpt", folder / strategy)
+    shutil.copy(GOLDEN / "reshard_8_to_4" / "dst_strategy.ckpt", folder / "new_strategy.ckpt")
+    facts = json.loads((GOLDEN / "encrypted_gcm" / "case.json").read_text(encoding="utf-8"))
+    (folder / "key.bin").write_text(facts["enc_key"], encoding="ascii")
+
+    shutil.copytree(GOLDEN / "replicated_only" / "src", folder / "replicas")
+    stages = GOLDEN / "pipeline_2x4_to_8"
+    shutil.copytree(stages / "src", folder / "stages")
+    shutil.copytree(stages / "src_stage_strategies", folder / "stage_strategies")
+    # The output folders of two runs of MindFormers.
+    shutil.copytree(folder / "checkpoint", folder / "output" / "checkpoint")
+    (folder / "output" / "strategy").mkdir()
+    shutil.copy(folder / "strategy.ckpt", folder / "output/strategy/ckpt_strategy_rank_0.ckpt")
+    shutil.copytree(GOLDEN / "mindformers" / "1.9.0_stages", folder / "output_2" / "checkpoint")
+    shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
+    shutil.copy(GOLDEN / "samples" / "files" / "group_info.pb", folder / "group_info.pb")
+    merged = folder / "hub" / "model.safetensors"
+    ckpttool.merge(folder / "checkpoint", folder / "strategy.ckpt", merged)
+    shutil.rmtree(merged.with_name(f".{merged.name}.ckpttool"))  # the record of this run
+    for name in ("run_a", "run_b"):
+        shutil.copytree(folder / "checkpoint", folder / name)
+    for path in (folder / "checkpoint").glob("rank_*/*.ckpt"):  # a run with three steps
+        rank = folder / "long_run" / path.parent.name
+        rank.mkdir(parents=True)
+        for step in ("1_8000", "1_8500", "1_9000"):
+            shutil.copy(path, rank / f"net-{step}.ckpt")
+    for number, entries in _hybrid_parallel().items():
+        write_file(folder / "nodes" / f"node{number}" / "CKP_1-4_32.ckpt", entries, "ckpt")
+
+
+def _hybrid_parallel() -> Mapping[int, Mapping[str, Entry]]:
+    """Return what the four devices of MindSpore's tutorial on hybrid parallel save."""
+    full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
+    same = {name: noise(name, "Float32", ()) for name in ("learning_rate", "momentum")}
+    same["global_step"] = noise("global_step", "Int32", (1,))
+    return {
+        rank: same
+        | {name: entry.excerpt(slice(2 * rank, 2 * rank + 2)) for name, entry in full.items()}
+        for rank in range(4)
+    }
+
+
+def main() -> None:
+    """Lay out the examples in the folder that the command line names."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: scripts/examples DIR")
+    folder = Path(sys.argv[1])
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(f"{folder} exists already, and is not an empty folder; name another")
+    lay_out(folder)
+    names = sorted(one.name + "/" * one.is_dir() for one in folder.iterdir())
+    print(f"Wrote {', '.join(names)}\nNext: cd {folder}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
