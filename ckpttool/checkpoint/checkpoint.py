@@ -420,7 +420,8 @@ class Checkpoint(Brief):
         """The tensors whose full shapes more shows than the layouts of the strategy.
 
         It is the manifest, an index beside the files, the strategy in JSON, or a parameter and a
-        state: the strategy lists both, contents do not contradict it, and both have one full shape.
+        state: the strategy shards them differently, and both have one full shape.  If it shards
+        both alike, both would be wrong in the same way.
         """
         shapes = {one.name: one.meta.shape for one in self.tensors}
         if self.is_recorded and self.options.manifest != "ignore":
@@ -430,11 +431,12 @@ class Checkpoint(Brief):
         for index in self.indexes.values():
             if not isinstance(index, Exception):
                 found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
-        if not self.options.trust_strategy:
-            for pair in self.states.items():
-                is_listed = all(name in listed and name in shapes for name in pair)
-                if is_listed and shapes[pair[0]] == shapes[pair[1]]:
-                    found |= {*pair}
+        for pair in self.states.items():
+            state, parameter = (listed.get(name, ()) for name in pair)
+            counts = {layout.slice_counts for layout in (*state[:1], *parameter[:1])}
+            is_there = all(name in shapes for name in pair)
+            if len(counts) == 2 and is_there and shapes[pair[0]] == shapes[pair[1]]:
+                found |= {*pair}
         return frozenset(found)
 
     @property

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+import ckpttool
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.terminals import on_terminal
@@ -137,11 +138,21 @@ def test_shapes_are_to_be_checked_only_where_nothing_else_shows_them(case):
         return asked in " ".join(run_well("merge", *words).stdout.split())
 
     of_run = ["run", "-s", "of_the_run.ckpt"]
-    has_states = "state" in run_well("inspect", *of_run).stdout
-    assert is_asked(*of_run, "-o", "a.h5") != has_states  # that the strategy lists
-    assert is_asked(*of_run, "-o", "b.h5", "--trust-strategy")
+    assert is_asked(*of_run, "-o", "a.h5")
     run_well("merge", *of_run, "--weights-only", "-o", "w.ckpt")
     run_well("split", "w.ckpt", "-d", "wanted.ckpt", "-o", "set")
     assert not is_asked("set", "-o", "c.h5")
     (case / "set" / "ckpttool.json").unlink()
     assert is_asked("set", "-s", "wanted.ckpt", "-o", "d.h5")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_listed"), [("json_strategy", True), ("reshard_8_to_4", False)]
+)
+def test_json_confirms_shapes_and_states_that_are_sharded_alike_do_not(name, is_listed):
+    """Both would be wrong in the same way."""
+    (strategy,) = (GOLDEN / name).glob("src_strategy.*")
+    found = ckpttool.resolve(ckpttool.scan(GOLDEN / name / "src"), ckpttool.read_strategy(strategy))
+    assert found.states
+    sharded = {one.name for one in found.tensors if one.is_sharded}
+    assert sharded & found.confirmed == (sharded if is_listed else set())
