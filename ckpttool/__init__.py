@@ -154,4 +154,19 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The error is of a public class, which has to be there for ``except``.
+    if _MODULES[name] != "ckpttool.problems" and (missing := missing_module()):
+        from ckpttool.problems import SystemUnfitError
+
+        raise SystemUnfitError(missing)
     return getattr(import_module(_MODULES[name]), name)
+
+
+def missing_module() -> str:
+    """Return a module that the package needs and Windows lacks, because files are locked; or ""."""
+    for name in ("fcntl", "resource"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            return name
+    return ""

@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+from ckpttool import missing_module
+
 
 def run() -> None:
     """Run the command line; handle signals even while packages are imported.
@@ -16,6 +18,12 @@ def run() -> None:
     Commands install handlers of their own; see `ckpttool.cli.signals`.
     """
     _open_closed_streams()
+    if missing := missing_module():
+        from ckpttool.problems import SystemUnfitError
+
+        error = SystemUnfitError(missing)
+        sys.stderr.write(f"error[{error.code}]: {error}\n")
+        raise SystemExit(error.exit_code)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _exit_at_once)

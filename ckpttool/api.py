@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
@@ -27,7 +28,7 @@ from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import OnOverflow, TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
-from ckpttool.model.renames import Rename
+from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
 from ckpttool.operations.average import load_average
@@ -136,6 +137,7 @@ class InspectKeywords(SourceKeywords, total=False):
 
 class _TensorKeywords(InspectKeywords, total=False):
     rename: Mapping[str, str] | Collection[str | Rename]
+    rename_file: Path | Sequence[Path]  # files of rules, as for --rename-file
     dtype: str | Collection[str]
     on_overflow: OnOverflow
 
@@ -872,6 +874,11 @@ class _Keywords:
                 self._names.add(one.name)
                 if one.name in self._left:
                     taken[one.name] = self._left.pop(one.name)
+                if one.name == "rename":
+                    self._names.add("rename_file")
+                    rules, of_files = taken.get("rename", ()), self._left.pop("rename_file", ())
+                    if isinstance(rules, Mapping | Iterable) and isinstance(of_files, tuple):
+                        taken["rename"] = (*parse_renames(rules), *of_files)
         return options(**taken)
 
     def source(self, src: Checkpoint, strategy: Layouts | None, engine: str = "threads") -> Source:
@@ -905,11 +912,23 @@ def _value(name: str, given: object) -> object:
         if name == "key" and isinstance(given, str | os.PathLike):
             with pathlib.Path(given).open("rb") as file:
                 return read_key(file)
+        if name == "rename_file":
+            return _rules_of(given)
         return _PARSERS[name](given) if name in _PARSERS and isinstance(given, str) else given
     except TypedError as error:
         raise ValueError(f"{name}: {error}") from None
     except OSError as error:
         raise ValueError(f"{name}: the file cannot be read ({error.strerror})") from None
+
+
+def _rules_of(files: object) -> tuple[Rename, ...]:
+    """Return the rules for names in files."""
+    from ckpttool.strategy_files.rename_files import read_renames
+
+    paths = files if isinstance(files, list | tuple) else [files]
+    if not all(isinstance(one, str | os.PathLike) for one in paths):
+        raise ValueError(f"rename_file={files!r}, expected paths of YAML files")
+    return tuple(chain.from_iterable(map(read_renames, paths)))
 
 
 def _named(src: Checkpoint, engine: str = "threads") -> str | Catalog:

@@ -78,6 +78,9 @@ CODES: Mapping[str, Code] = {
     "no_checksum": _note("files were saved without a checksum"),
     "unverified": _warning("there is a checksum, and it was not verified", verify="note"),
     "encryption": _note("what encryption means for this run"),
+    "same_format": _note(
+        "convert writes the format of its source", inspect=None, verify=None, diff=None
+    ),
     "mixed_encryption": _warning("only some files are encrypted", verify="note"),
     # ranks and slices
     "missing": _error("slices that no rank has"),
@@ -139,6 +142,7 @@ CODES: Mapping[str, Code] = {
     # strategy and layouts
     "no_strategy": _error("several ranks and no strategy"),
     "invalid_strategy": _error("a strategy is malformed or impossible"),
+    "invalid_rules": _error("a file of rules for names is malformed"),
     "strategy": _error("the strategy does not fit the checkpoint"),
     "contradicted": _error("contents or slices contradict the strategy", inspect="warning"),
     "undecided_shard": _error("contents do not decide an optimizer shard", inspect="warning"),
@@ -199,6 +203,7 @@ CODES: Mapping[str, Code] = {
     "parts": _error("the parts of a set do not fit together"),
     "engine": _error("workers cannot do this work"),
     "no_engine": _error("an engine, its library or its workers are missing"),
+    "no_system": _error("the system is not Linux or macOS, but Windows for example"),
     "memory": _error("the work does not fit the limit of memory"),
     # outputs
     "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
@@ -592,6 +597,12 @@ class StrategyError(_PlaceError):
     exit_code = 4
 
 
+class RulesError(StrategyError):
+    """A malformed file of rules for names; exit code 4.  The parameters are those of the base."""
+
+    code = "invalid_rules"
+
+
 class EngineError(_PlaceError):
     """An engine, a library or a worker that is missing; exit code 8.
 
@@ -614,6 +625,27 @@ class EngineError(_PlaceError):
         super().__init__(f"engine {engine}", reason, hint, facts)
         self.args = engine, reason, hint, facts
         self.engine = engine
+
+
+class SystemUnfitError(CkptToolError):
+    """A Python without a module of Linux and macOS, as on Windows; exit code 8.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+
+    code = "no_system"
+    exit_code = 8
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        text = f"this Python has no module {self.module}; on Windows run ckpttool in WSL"
+        yield Diagnostic(self.code, text)
 
 
 _EXIT_CODES = {

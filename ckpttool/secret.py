@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import suppress
-from functools import cache
-
-PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
-
-
-@cache  # once for a process; forked processes inherit both settings
-def forbid_core_dumps() -> None:
-    """Forbid this process to write core dumps.
-
-    A limit of 0 bytes stops dumps into files.  On Linux, a process that is not "dumpable" also
-    sends no dump to a program that collects them.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
-        from ctypes import CDLL
-
-        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+from ckpttool.system import forbid_core_dumps
 
 
 class Secret:

@@ -14,7 +14,8 @@ from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
-from ckpttool.secret import Secret, forbid_core_dumps
+from ckpttool.secret import Secret
+from ckpttool.system import forbid_core_dumps
 from ckpttool.wording import nearest, parse_numbers
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts

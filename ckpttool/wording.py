@@ -310,7 +310,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
             *("format", "prefix", "name", "not_in_target", "part", "ignore"),
-            *("include", "exclude", "rename", "dtype", "on_overflow", "steps"),
+            *("include", "exclude", "rename", "rename_file", "dtype", "on_overflow", "steps"),
         )
     },
 }

@@ -27,13 +27,15 @@ if [ ! -x "$VENV/bin/python" ]; then
     fi
 fi
 
-# The stamp of each extra holds what was installed from; a changed pyproject.toml installs again.
-wanted="$(cksum <pyproject.toml) $PWD"
+# The stamp of each extra holds what was installed from; what changes there installs again.
+wanted="$(cat pyproject.toml scripts/setup.sh | cksum) $PWD"
 stamps=$(printf 'installed-from-%s ' package-alone $(echo "${EXTRA:-}" | tr , ' '))
 for stamp in $stamps; do
     if [ "$(cat "$VENV/$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "Setting up $VENV ..."
-        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${EXTRA:+[$EXTRA]}" || exit 1
+        # Type checkers see a folder on the path, not the import hook of the default mode.
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+            --config-settings editable_mode=compat -e ".${EXTRA:+[$EXTRA]}" || exit 1
         for stamp in $stamps; do echo "$wanted" >"$VENV/$stamp"; done
         break
     fi

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.problems import Diagnostic
+from tests.support.advice import unknown
 from tests.support.encryption import KEY
 from tests.support.executors import Threads, wait_until
 from tests.support.file_bytes import record
@@ -31,17 +33,29 @@ def no_sync():
 
 @pytest.fixture(scope="session", autouse=True)
 def typed_hints():
-    """Hold each diagnostic of each test against what a call of Python takes."""
+    """Hold each diagnostic of each test against what a call of Python takes, and its advice.
+
+    Advice that the package gives has a row in `tests.support.advice.ROWS`; tests make up others.
+    """
     check_code = Diagnostic.__post_init__
 
     def check(one):
         check_code(one)
         problem = untypable(one)
         assert not problem, problem
+        assert not unknown(one.hint) or not _is_of_package(), f"no row of advice: {one.hint}"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Diagnostic, "__post_init__", check)
         yield
+
+
+def _is_of_package() -> bool:
+    """Return whether the package makes the diagnostic that is checked, and not a test."""
+    frame, passed_on = sys._getframe(2), ("dataclasses", "ckpttool.problems", __name__)
+    while frame is not None and frame.f_globals["__name__"] in passed_on:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"].startswith("ckpttool.")
 
 
 class WarmSandbox(Sandbox):

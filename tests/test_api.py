@@ -404,22 +404,46 @@ def test_chosen_states_follow_parameters_that_are_not_chosen():
         np.testing.assert_array_equal(one[...], every[name][...])
 
 
-@pytest.mark.parametrize("keyword", ["rename", "dtype", "on_overflow"])
+@pytest.mark.parametrize("keyword", ["rename", "rename_file", "dtype", "on_overflow"])
 @pytest.mark.parametrize("function", [ckpttool.inspect, ckpttool.verify])
 def test_a_look_takes_no_keyword_of_outputs(function, keyword):
     case = GOLDEN / "dst_without_optimizer"
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'"):
-        function(case / "src", case / "src_strategy.ckpt", **{keyword: "inf"})
+        function(case / "src", case / "src_strategy.ckpt", **{keyword: "to-pytorch"})
+
+
+def test_rules_of_files_come_after_those_of_rename(tmp_path):
+    file = tmp_path / "names.yaml"
+    file.write_text('"model.*": "net.*"\n"lm_head.*": "head.*"\n')
+    rules = {"rename": {"lm_head.*": "first.*"}, "rename_file": file}
+    opened = ckpttool.open(SRC, STRATEGY, weights_only=True, **rules)
+    assert {one.split(".")[0] for one in opened} == {"net", "first"}
+    only_file = ckpttool.open(SRC, STRATEGY, weights_only=True, rename_file=[str(file)])
+    assert {one.split(".")[0] for one in only_file} == {"net", "head"}
+
+
+def test_an_overflow_needs_a_cast(tmp_path):
+    with pytest.raises(ckpttool.PlanError, match="no cast was requested, so no number overflows"):
+        ckpttool.merge(SRC, STRATEGY, tmp_path / "m.ckpt", on_overflow="inf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_rules_that_is_none_is_named(tmp_path):
+    with pytest.raises(ckpttool.StrategyError, match="not UTF-8") as caught:
+        ckpttool.open(SRC, STRATEGY, rename_file=STRATEGY)
+    assert [one.code for one in caught.value.diagnostics] == ["invalid_rules"]
+    with pytest.raises(ValueError, match="rename_file=3, expected paths of YAML files"):
+        ckpttool.open(SRC, STRATEGY, rename_file=3)
 
 
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
-        return found - {"command", "tensors", "shown_by", "is_shared"}
+        return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
-    reading = names(SourceOptions, ResolveOptions, TensorOptions)
+    reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file"}
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading
-    of_outputs = {"rename", "dtype", "on_overflow"}
+    of_outputs = {"rename", "rename_file", "dtype", "on_overflow"}
     assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
     assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
     writing = {*typing.get_type_hints(api.MergeKeywords)}
@@ -572,7 +596,7 @@ def test_the_page_lists_the_options_whose_keywords_have_other_names():
     assert {*of_python} <= {row.split("`")[1] for row in rows}
 
 
-LINE_ONLY = {"--rename-file", "--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
+LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
 
 
 def test_help_shows_the_calls_first():

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,101 @@ def test_the_help_of_an_installed_package_is_printed(wheel, tmp_path):
         place, text = done.stdout.split("\n", 1)
         assert place.startswith(str(tmp_path)), "the installed package and not the repository"
         assert text.startswith("#"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    """The functions of scripts/bundle."""
+    return runpy.run_path(str(ROOT / "scripts" / "make_bundle.py"))
+
+
+@pytest.mark.parametrize(
+    ("python", "machine", "glibc", "tags", "fits"),
+    [
+        ("3.11", "aarch64", "2.17", "cp311-cp311-manylinux_2_17_aarch64", True),
+        ("3.11", "aarch64", "2.17", "cp311-cp311-manylinux2014_aarch64.any_other", True),
+        ("3.12", "x86_64", "2.28", "cp311-abi3-manylinux_2_28_x86_64", True),
+        ("3.10", "x86_64", "2.17", "cp310-cp310-manylinux1_x86_64", True),
+        ("3.10", "aarch64", "2.17", "py3-none-any", True),
+        ("3.13", "riscv64", "2.39", "cp313-cp313-manylinux_2_39_riscv64", True),
+        ("3.11", "aarch64", "2.17", "cp311-cp311-manylinux_2_28_aarch64", False),
+        ("3.11", "aarch64", "2.17", "cp311-cp311-manylinux_2_17_x86_64", False),
+        ("3.11", "aarch64", "2.17", "cp310-cp310-manylinux_2_17_aarch64", False),
+        ("3.11", "x86_64", "2.17", "cp312-abi3-manylinux2014_x86_64", False),
+        ("3.11", "x86_64", "2.17", "cp311-cp311-macosx_11_0_arm64", False),
+        ("3.11", "x86_64", "2.17", "cp311-cp311-musllinux_1_2_x86_64", False),
+    ],
+)
+def test_a_bundle_has_wheels_for_its_python_machine_and_glibc_only(
+    bundle, python, machine, glibc, tags, fits
+):
+    known = bundle["tags_of"](machine, glibc)
+    with nullcontext() if fits else pytest.raises(bundle["BundleError"], match=r"^numpy-2"):
+        bundle["refuse_foreign"]([f"numpy-2.2.6-{tags}.whl"], python, known)
+
+
+def test_a_bundle_for_a_glibc_that_no_wheel_is_made_for_is_refused(bundle):
+    with pytest.raises(bundle["BundleError"], match=r"aarch64 with glibc 2\.12"):
+        bundle["tags_of"]("aarch64", "2.12")
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.6", "2.7", "3.11.4", "python3"])
+def test_a_bundle_for_another_python_is_refused_before_anything_is_downloaded(bundle, version):
+    with pytest.raises(SystemExit) as stopped:
+        bundle["read_options"](["--python", version])
+    assert stopped.value.code == 2
+    oldest = re.search(r'requires-python = ">=3.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert bundle["OLDEST_PYTHON"] == int(oldest[1])
+
+
+@pytest.mark.parametrize("with_python", [False, True])
+def test_a_bundle_says_how_it_is_installed(bundle, tmp_path, monkeypatch, with_python):
+    """Without pip, which needs an index; CI installs a real one."""
+
+    def run(*words):
+        if "build" in words:
+            (Path(words[-1]) / "ckpttool-0.1.0-py3-none-any.whl").touch()
+        else:
+            assert str(words[-1]).endswith("ckpttool-0.1.0-py3-none-any.whl[crypto,mpi]")
+            folder = Path(words[words.index("--dest") + 1])
+            (folder / "numpy-2-cp312-cp312-manylinux_2_17_aarch64.whl").touch()
+
+    (tmp_path / "cpython.tar.gz").write_bytes(b"python")
+    words = ["--python", "3.12", "--platform", "aarch64", "--extras", "crypto,mpi"]
+    words += ["--with-python", str(tmp_path / "cpython.tar.gz")] if with_python else []
+    main = bundle["make_bundle"]
+    monkeypatch.setitem(main.__globals__, "run", run)
+    folder = tmp_path / "name"
+    folder.mkdir()
+    lines = main(bundle["read_options"](words), folder)
+    python = "python/bin/python3" if with_python else "python3.12"
+    install = "ckpttool-venv/bin/pip install --no-index --find-links name 'ckpttool[crypto,mpi]'"
+    assert lines[-2:] == [f"{python} -m venv ckpttool-venv", install]
+    assert ("tar xf name/cpython.tar.gz" in lines) == with_python
+    assert (folder / "cpython.tar.gz").exists() == with_python
+
+
+@pytest.mark.interpreter
+def test_the_types_of_the_package_are_found_by_a_script_of_a_user(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "right.py").write_text(
+        "import ckpttool\n"
+        "reveal_type(ckpttool.open('a')['w'])\n"
+        "reveal_type(ckpttool.RunOptions('threads:2').max_memory_bytes)\n"
+    )
+    (tmp_path / "wrong.py").write_text("import ckpttool\nckpttool.merge('a', 's', 'o', step=[1])\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache"]
+    found = {}
+    for name in ("right.py", "wrong.py"):
+        done = subprocess.run([*command, name], cwd=tmp_path, capture_output=True, text=True)
+        found[name] = done.returncode, re.sub(r"(ckpttool|builtins)\.([a-z]+\.)*", "", done.stdout)
+    code, text = found["right.py"]
+    assert code == 0, "a stale .venv? scripts/test installs the package again\n" + text
+    assert 'right.py:2: note: Revealed type is "LazyTensor"' in text
+    assert 'right.py:3: note: Revealed type is "int | None"' in text
+    code, text = found["wrong.py"]
+    assert code == 1
+    assert 'Argument "step" to "merge"' in text
 
 
 @pytest.mark.source

@@ -62,6 +62,7 @@ _OF_CONTENTS = {
     "copies",
     "read",
     "unread",
+    "no_evidence",
     "evidence",
 }
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
@@ -174,6 +175,8 @@ class Checkpoint(Brief):
         files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
     unread
         The error that ended the reading of contents, if one did.
+    no_evidence
+        The tensors that are not wanted and that the system cannot read, with the errors.
     evidence
         What was read.
     chosen_from
@@ -199,6 +202,7 @@ class Checkpoint(Brief):
     copies: ComparedCopies = ComparedCopies()
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
+    no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=Evidence, compare=False)
     chosen_from: Checkpoint | None = None
 
@@ -278,11 +282,15 @@ class Checkpoint(Brief):
         return options.choose(whole.names, training)
 
     @cached_property
+    def new_names(self) -> Mapping[str, str]:
+        """The names that change, wanted or not, with their new names."""
+        whole, rules = self.whole, self.options.tensors.renames
+        return rename(rules, whole.names, whole.states) if rules else {}
+
+    @cached_property
     def renamed(self) -> Mapping[str, str]:
         """The wanted names that change, with their new names."""
-        whole, rules = self.whole, self.options.tensors.renames
-        changed = rename(rules, whole.names, whole.states) if rules else {}
-        return {name: new for name, new in changed.items() if name in self.wanted}
+        return {name: new for name, new in self.new_names.items() if name in self.wanted}
 
     @cached_property
     def names(self) -> Collection[str]:
@@ -294,7 +302,14 @@ class Checkpoint(Brief):
         """The names that are not weights: optimizer state, gradients, master copies, counters."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
         listed = (*self.listed, *self.lost) if self.lost else self.listed
-        return find_training_state(listed, {**lost, **self.metas})
+        called, metas = self.options.tensors.called, {**lost, **self.metas}
+        if not called:
+            return find_training_state(listed, metas)
+        old = {name: called.get(name, name) for name in (*listed, *metas)}
+        found = find_training_state(
+            [old[name] for name in listed], {old[name]: one for name, one in metas.items()}
+        )
+        return frozenset(name for name, of in old.items() if of in found)
 
     @property
     def lost(self) -> Mapping[str, TensorMeta | None]:
@@ -316,10 +331,16 @@ class Checkpoint(Brief):
         return options.dtype_of(meta, meta.name not in self.whole.training_state)
 
     @property
-    def left_out(self) -> Mapping[str, TensorMeta]:
-        """The tensors that the user does not want, by name."""
-        all_metas = {} if self.chosen_from is None else self.chosen_from.metas
-        return {name: meta for name, meta in all_metas.items() if name not in self.wanted}
+    def left_out(self) -> Mapping[str, int]:
+        """The tensors that the user does not want, with their bytes: full, or in all files."""
+        whole = self.chosen_from
+        if whole is None:
+            return {}
+        metas = {name: one for name, one in whole.metas.items() if name not in self.wanted}
+        if whole.are_joined:
+            return {name: meta.nbytes for name, meta in metas.items()}
+        of_files = {name: whole.catalog.metas_of(name).values() for name in metas}
+        return {name: sum(one.nbytes for one in each) for name, each in of_files.items()}
 
     def _limited(self) -> Checkpoint:
         """Return the checkpoint with full tensors where all slices that are needed are there."""
@@ -350,6 +371,11 @@ class Checkpoint(Brief):
                 ranks = sorted(chain(*groups))
                 kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
         return tuple(kept)
+
+    @property
+    def evident(self) -> list[FullTensor]:
+        """The tensors whose contents can be read, as far as that is known."""
+        return [one for one in self.tensors if one.name not in self.no_evidence]
 
     def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
         only_for = rank % self.cycle, self.cycle

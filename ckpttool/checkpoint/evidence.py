@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
-from ckpttool.model.tensors import StoredTensor
-from ckpttool.problems import CkptToolError
+from ckpttool.formats.local import unreadable
+from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.problems import CkptToolError, CombinedError, UnreadableError
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -65,18 +67,48 @@ class Evidence:
         futures = [
             (group, executor.submit(_read, question.read, group)) for group in tasks.values()
         ]
+        unread: dict[Hashable, UnreadableError] = {}
         for group, future in futures:
             answers = wait_result(future)
-            known.update(zip(group, answers, strict=True))
+            for one, found in zip(group, answers, strict=True):
+                if isinstance(found, UnreadableError):
+                    unread[one] = found
+                else:
+                    known[one] = found
+        if unread:
+            raise UnreadEvidenceError(unread)
+
+
+class UnreadEvidenceError(CombinedError):
+    """Subjects that the system cannot read, each with its error."""
+
+    def __init__(self, unread: Mapping[Hashable, UnreadableError]) -> None:
+        super().__init__([*{str(error): error for error in unread.values()}.values()])
+        self.args = (unread,)
+        names = ((_names_of(one), error) for one, error in unread.items())
+        self.tensors = {name: error for of, error in names for name in of}
+
+
+def _names_of(subject: Hashable) -> tuple[str, ...]:
+    """Return the names of the tensors that were to be read; "" for what is not a tensor."""
+    if isinstance(subject, tuple):
+        return tuple(name for one in subject for name in _names_of(one))
+    meta = getattr(subject, "meta", None)
+    return (meta.name if isinstance(meta, TensorMeta) else "",)
 
 
 def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
-    """Read the subjects of one task; runs on a worker."""
+    """Read the subjects of one task, and return errors of the system; runs on a worker."""
     from ckpttool.storage.sampling import sample, take_samples
 
-    if read is sample:
-        return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
-    return [read(one) for one in subjects]
+    try:
+        if read is sample:
+            return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
+        return [read(one) for one in subjects]
+    except OSError as error:
+        if len(subjects) == 1:
+            return [unreadable(str(error.filename), error)]
+        return [*chain.from_iterable(_read(read, [one]) for one in subjects)]
 
 
 Asking: TypeAlias = Generator[Question, Evidence, T]

@@ -42,6 +42,7 @@ from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import Checkpoint
     from ckpttool.storage.sampling import Sample
 
     Contents = Mapping[int, Sample]  # rank to sample, for one tensor
@@ -618,6 +619,37 @@ def _ambiguous(
         ranks=ranks,
     )
     return _undecided(strategy, problem, names)
+
+
+def rest_on_states(found: Checkpoint) -> Iterator[FullTensor]:
+    """Yield the tensors of equal elements that only states show which the system cannot read.
+
+    Equal elements fit every shard, so states of a tensor decide, unless others of them are there.
+    """
+    sampled = {one.tensor.name: one for one in found.sampled}
+    unread = {found.states.get(name, "") for name in found.no_evidence}
+    shown = {found.states.get(name, name) for name, one in sampled.items() if not one.is_constant}
+    for one in found.tensors:
+        if one.name in unread and one.name not in shown:
+            yield one
+
+
+def ask_for_shard(found: Checkpoint, doubtful: Iterable[FullTensor]) -> InferredStrategy | None:
+    """Return the problem of states that the system cannot read, if ``doubtful`` may be sharded."""
+    names = [one.name for one in hiding_tensors(found.strategy, doubtful)]
+    wanted = [name for name in names if name in found.wanted]
+    if not wanted:
+        return None
+    number, error = len(found.no_evidence), next(iter(found.no_evidence.values()))
+    problem = Diagnostic(
+        "undecided_shard",
+        f"{count(len(wanted), 'parameter')}: perhaps slices of an optimizer shard",
+        hint=f"restore the files, or --optimizer-shard N, 1 for none; {_EXPLAINED}",
+        options=_SHARD,
+        facts=f"{shorten(wanted, 3)}; {count(number, 'optimizer state')} that would show it cannot "
+        f"be read: {shorten(found.no_evidence, 2)}; {error}",
+    )
+    return _undecided(found.strategy, problem, wanted)
 
 
 def may_be_sharded(tensor: FullTensor) -> bool:

@@ -25,7 +25,6 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -33,7 +32,7 @@ from typing import TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
@@ -52,7 +51,7 @@ from ckpttool.problems import (
 )
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedStrategy
-from ckpttool.wording import count, format_ranks
+from ckpttool.wording import count, format_ranks, shorten
 
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -563,7 +562,7 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
         is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
         recorded = RecordedStrategy.of(manifest)
-        return is_of_set and recorded is not None and recorded.is_of(_hashes(strategy))
+        return is_of_set and recorded is not None and recorded.is_of(strategy.files)
     except FormatError:
         return False
 
@@ -571,36 +570,63 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
 def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
     """Return the strategy that a manifest names, if it is another than the given one."""
     recorded = RecordedStrategy.of(manifest)
-    if recorded is None or not strategy.files or recorded.is_of(_hashes(strategy)):
+    if recorded is None or not strategy.files or recorded.is_of(strategy.files):
         return None
     return recorded
 
 
-def _hashes(strategy: Strategy) -> set[str]:
-    return {sha256(read_file(name)).hexdigest() for name in strategy.files}
+def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
+    """Return the strategy with the names that the manifest says its tensors got, and notes.
 
-
-def note_other_strategy(catalog: Catalog, strategy: Strategy, option: str) -> Iterator[Diagnostic]:
-    """Yield a note if the manifest names another strategy, or cannot be read."""
+    There is a note, too, if the manifest names another strategy, or cannot be read.
+    """
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
-        return
-    explained = "`ckpttool help other_strategy` explains"
+        return strategy
+    notes = []
     try:
-        if (other := other_strategy(ManifestFile.read(path), strategy)) is not None:
-            found = " ".join(f"{option} {quote(name)}" for name in other.find())
-            yield Diagnostic(
-                "other_strategy",
-                f"{strategy.origin_is} not the strategy of {catalog.root}, "
-                f"which was written for {other}",
-                hint=f"{found}; {explained}" if found else explained,
-                facts="" if found else other.why_not_found,
-                path=strategy.files[0],
-            )
+        manifest = ManifestFile.read(path)
+        if (other := other_strategy(manifest, strategy)) is not None:
+            notes.append(_other_strategy_note(catalog, strategy, other, option))
+        called = _old_names(strategy, manifest.provenance().renamed)
+        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
+            text = "the strategy has the old names, read as the new ones"
+            facts = f"{shorten(read, 2)}, as {path} says"
+            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
+            strategy = strategy.with_names(called)
     except FormatError as error:
         (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        yield replace(one, code="other_strategy", facts=facts)
+        notes.append(replace(one, code="other_strategy", facts=facts))
+    return replace(strategy, notes=(*strategy.notes, *notes))
+
+
+def _other_strategy_note(
+    catalog: Catalog, strategy: Strategy, other: RecordedStrategy, option: str
+) -> Diagnostic:
+    """Return the note that the manifest names another strategy."""
+    explained = "`ckpttool help other_strategy` explains"
+    found = " ".join(f"{option} {quote(name)}" for name in other.find())
+    return Diagnostic(
+        "other_strategy",
+        f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
+        hint=f"{found}; {explained}" if found else explained,
+        facts="" if found else other.why_not_found,
+        path=strategy.files[0],
+    )
+
+
+def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the new names that the strategy has by the old ones only, with these.
+
+    ``renamed`` has new and old names of what was written; a state that was not follows.
+    """
+    new_of = {old: new for new, old in renamed.items()}
+    for state, parameter in strategy.listed_states.items():
+        if parameter in new_of:
+            new_of.setdefault(state, state.removesuffix(parameter) + new_of[parameter])
+    has_new = strategy.new_names_in(new_of)
+    return {new: old for old, new in new_of.items() if old not in has_new}
 
 
 def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:

@@ -21,13 +21,13 @@ from ckpttool.checkpoint.contents import (
     read_indexes_beside,
     sample_states,
 )
-from ckpttool.checkpoint.evidence import Asking, Evidence, answer
+from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
+    as_recorded,
     is_recorded,
     know_lost,
     miss_listed_ranks,
-    note_other_strategy,
     note_written_ranks,
     quarantine_all_empty,
     quarantine_empty,
@@ -208,18 +208,29 @@ def _resolve_ranks(
         for name, parameter in decided_by_contents(catalog, found.records).items()
         if parameter is not None or name in found.wanted
     }
-    try:
-        if contents == "all":
-            equal = yield from compare_contents(catalog, strategy, names)
-        else:
-            equal = yield from sample_states(catalog, names)
-        found = found.with_strategy(strategy, equal)
-        found = found.knowing(is_refused=is_refused(found.chosen))
-        if found.is_refused or options.trust_strategy:
-            return found
-        return (yield from _check_layouts(found, listed, contents == "samples"))
-    except CkptToolError as error:
-        return found.knowing(unread=error)
+    while True:
+        evident = {name: one for name, one in names.items() if name not in found.no_evidence}
+        try:
+            if contents == "all":
+                equal = yield from compare_contents(catalog, strategy, evident)
+            else:
+                equal = yield from sample_states(catalog, evident)
+            found = found.with_strategy(strategy, equal)
+            found = found.knowing(is_refused=is_refused(found.chosen))
+            if found.is_refused or options.trust_strategy:
+                return found
+            return (yield from _check_layouts(found, listed, contents == "samples"))
+        except UnreadEvidenceError as error:
+            new = error.tensors
+            if (
+                "" in new
+                or not found.wanted.isdisjoint(new)
+                or new.keys() <= found.no_evidence.keys()
+            ):
+                return found.knowing(unread=error)
+            found = found.knowing(no_evidence={**found.no_evidence, **new})
+        except CkptToolError as error:
+            return found.knowing(unread=error)
 
 
 def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Asking[Checkpoint]:
@@ -227,20 +238,29 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
 
     ``listed`` is the strategy as it was read.
     """
-    from ckpttool.checkpoint.hidden_shards import has_proven_shard, infer_strategy
+    from ckpttool.checkpoint.hidden_shards import (
+        ask_for_shard,
+        has_proven_shard,
+        infer_strategy,
+        rest_on_states,
+    )
     from ckpttool.checkpoint.joined_shards import find_joined_shards
 
     requested = found.options.optimizer_shard
     correction = None
     if requested == 1:
-        correction = yield from find_joined_shards(listed, found.tensors, by_samples)
+        correction = yield from find_joined_shards(listed, found.evident, by_samples)
     found = found.knowing(indexes=(yield from read_indexes_beside(found.catalog.root)))
     if correction is None:
         found = yield from _sample(found)
         is_suspect = found.has_differing_replicas or has_proven_shard(found.strategy, found.tensors)
-        if not is_suspect and requested is None:
-            return found
-        correction = yield from infer_strategy(found.strategy, found.tensors, requested, by_samples)
+        if found.no_evidence and requested is None:
+            doubtful = found.tensors if is_suspect else rest_on_states(found)
+            correction = ask_for_shard(found, doubtful)
+        elif is_suspect or requested is not None:
+            correction = yield from infer_strategy(
+                *(found.strategy, found.evident, requested, by_samples)
+            )
     if correction is None:
         return found
     found = found.with_strategy(correction.strategy, found.contents).knowing(correction=correction)
@@ -252,7 +272,7 @@ def _sample(found: Checkpoint) -> Asking[Checkpoint]:
     from ckpttool.checkpoint.samples import sample_stages, sample_tensors
 
     undecided = () if found.correction is None else found.correction.undecided
-    decided = [one for one in found.tensors if one.name not in undecided]
+    decided = [one for one in found.evident if one.name not in undecided]
     sampled = yield from sample_tensors(decided, found.strategy.handwritten)
     differing = yield from sample_stages(decided)
     return found.knowing(sampled=tuple(sampled), differing_stages=differing)
@@ -303,8 +323,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    noted = note_other_strategy(catalog, strategy, option)
-    return replace(strategy, notes=(*strategy.notes, *noted))
+    return as_recorded(catalog, strategy, option)
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:

@@ -171,8 +171,17 @@ def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("doubt", text)
 
 
+def check_no_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on tensors that are not wanted, and that the system cannot read."""
+    if unread := checkpoint.no_evidence:
+        text = f"{count(len(unread), 'tensor')} that are left out cannot be read"
+        reasons = dict.fromkeys(str(error) for error in unread.values())
+        facts = f"{shorten(unread, 3)}, which may show the layout of others; {shorten(reasons, 2)}"
+        yield Diagnostic("doubt", text, facts=facts)
+
+
 def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a warning on an optimizer shard that only a missing rank would show.
+    """Yield a warning on an optimizer shard that only a missing or a damaged rank would show.
 
     Two owners of a slice show it.  A manifest, the full shapes of an index, and a shard that the
     strategy lists prove the layouts without them.
@@ -184,7 +193,8 @@ def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     is_recorded = checkpoint.is_recorded and options.manifest != "ignore"
     if checkpoint.is_refused or is_recorded or options.optimizer_shard is not None:
         return
-    if not ranks_without_file(catalog, strategy) or shows_deduplication(catalog, strategy):
+    are_all_there = not (ranks_without_file(catalog, strategy) or catalog.damaged)
+    if are_all_there or shows_deduplication(catalog, strategy):
         return  # other ranks of a deduplicated checkpoint have no replicas that would show it
     unseen: dict[Layout, int] = {}
     names: dict[Layout, list[str]] = defaultdict(list)

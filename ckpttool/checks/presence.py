@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, permutations
+from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN
@@ -18,6 +19,7 @@ from ckpttool.checkpoint.presence import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
@@ -375,7 +377,7 @@ def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         return
     catalog, strategy, states = checkpoint.catalog, checkpoint.strategy, checkpoint.states
     text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
-    is_weight_missing = any(states.get(name) not in strategy.layouts for name in unsaved)
+    is_weight_missing = bool(find_unsaved_weights(checkpoint))
     others = [
         name
         for name, meta in catalog.metas.items()
@@ -480,26 +482,56 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     yield from unmatched
     if whole.metas and not checkpoint.catalog.metas and not unmatched:
         facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
-        hint = "other patterns; `ckpttool inspect --all` lists the names"
         where = whole.catalog.root
+        hint = f"other patterns; `ckpttool inspect --all {quote(where)}` lists the names"
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
+
+
+def find_unsaved_weights(checkpoint: Checkpoint) -> list[str]:
+    """Return the listed parameters that no file has, without states of listed ones."""
+    states, listed = checkpoint.states, checkpoint.strategy.layouts
+    return [name for name in checkpoint.presence.unsaved if states.get(name) not in listed]
 
 
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
+    if options.on_overflow != "error" and not options.casts:
+        text, hint = "no cast was requested, so no number overflows", "--dtype, or no --on-overflow"
+        yield Diagnostic("options", text, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
         metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
         yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
+
+
+def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
+    """Yield the same problems of patterns that are for several checkpoints together."""
+    options, metas, training = checkpoints[0].options.tensors, dict[str, TensorMeta](), set[str]()
+    for one in checkpoints:
+        metas |= one.whole.metas
+        training |= one.whole.training_state if options.casts else set()
+    where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
+    yield from options.unmatched(metas, where)
+    yield from options.cast_problems(metas, training, where)
 
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors that are not wanted."""
     left_out, is_shown = checkpoint.left_out, checkpoint.options.tensors.shown_by
     if left_out and checkpoint.catalog.metas and not is_shown:
-        size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
+        size = format_bytes(sum(left_out.values()))
         text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
         yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")
+
+
+def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on weights of ranks that are written without the state that shows a shard."""
+    whole, left_out = checkpoint.whole, checkpoint.left_out
+    parameters = (parameter for state, parameter in whole.states.items() if state in left_out)
+    if len(checkpoint.catalog.files) > 1 and not checkpoint.wanted.isdisjoint(parameters):
+        text = "optimizer state shows shards that a strategy hides, and the outputs have none"
+        hint = "merge or reshard SRC itself, or give --optimizer-shard with the outputs"
+        yield Diagnostic("doubt", text, hint=hint)
 
 
 def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -8,7 +8,7 @@ from itertools import chain
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
-from ckpttool.checks.presence import check_ranks, partly_held_problems
+from ckpttool.checks.presence import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import RankGroups, Whole
@@ -101,6 +101,9 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     choices = f"{_CHOICES}; {_EXPLAINED}"
     if checkpoint.catalog.description is None:
         choices = f"-s MORE.yaml if they are slices, or {_DECIDE}"
+    if unsaved := find_unsaved_weights(checkpoint):
+        choices = f"-s STRATEGY with these names; this one has {shorten(sorted(unsaved), 1)}, "
+        choices += "which no file has; `ckpttool help renamed` explains"
     on_one_rank = {
         name: one for one in checkpoint.partly_held if one.is_on_one_rank for name in one.names
     }

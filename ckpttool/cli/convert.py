@@ -25,7 +25,7 @@ if TYPE_CHECKING:
             ("-s", "--src-strategy", "--strategy"),
             (
                 "convert writes each file again by itself, and needs no strategy.",
-                "the same command without it",
+                "the same command without -s",
             ),
         ),
         **dict.fromkeys(

@@ -55,7 +55,7 @@ sides = options.OptionGroup(
 @click.command(
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
-        ("-d", "--dst-strategy"), ("-s is for A and B.", "--b-strategy STRATEGY, which is for B")
+        ("-d", "--dst-strategy"), ("-s is for A and B, --b-strategy for B.", "--b-strategy")
     ),
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.execution.estimate import Supply
     from ckpttool.execution.memory import Peak
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.plan import Plan
     from ckpttool.operations.estimate import Estimate
 
 
@@ -31,8 +33,7 @@ def report_estimate(
 
 
 def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
-    work, catalog = found.work, found.source
-    noun = "file" if catalog.is_merged else "rank"
+    work = found.work
     reads = f"{format_bytes(work.reads.nbytes)} in {count(work.reads.requests, 'request')}"
     reads += f", {format_bytes(work.over_read)} of it unused" if work.over_read else ""
     reads += f"; headers {format_bytes(found.headers.nbytes)}"
@@ -47,7 +48,7 @@ def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
         "casts": [str(cast)] if (cast := found.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],
-        "needs": [_needs(supplies, noun, verbose)] if supplies else [],
+        "needs": [_needs(supplies, found.plan, verbose)] if supplies else [],
         "memory": [_memory(found.peak)],
         "disk": [
             f"{format_bytes(one.need)} needed, {format_bytes(one.free)} free in {one.folder}"
@@ -56,25 +57,46 @@ def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
     }
     tables.print_facts("Dry run", facts)
     if verbose and supplies:
+        several = len(found.plan.inputs) > 1
         rows = (
-            (format_numbers(one.ranks, ", "), format_numbers(need.ranks, ", "), need.nbytes)
+            (
+                format_numbers(one.ranks, ", "),
+                format_numbers(need.ranks, ", "),
+                *([str(need.input + 1)] if several else []),
+                format_bytes(need.nbytes),
+            )
             for one in supplies
             for need in one.needs
         )
-        columns = ("output ranks", f"source {noun}s", "bytes of each>")
-        cells = ((*ranks, format_bytes(nbytes)) for *ranks, nbytes in rows)
-        tables.print_table("what each output needs", columns, cells)
+        sources = f"source {_noun(found.plan.inputs)}s"
+        columns = ("output ranks", sources, *(["input>"] if several else []), "bytes of each>")
+        tables.print_table("what each output needs", columns, rows)
 
 
-def _needs(supplies: Sequence[Supply], noun: str, verbose: bool) -> str:
+def _noun(inputs: Sequence[Catalog]) -> str:
+    """Return what has a number in the sources."""
+    return "file" if all(one.is_merged for one in inputs) else "rank"
+
+
+def _needs(supplies: Sequence[Supply], plan: Plan, verbose: bool) -> str:
     """Return which source ranks the outputs need, if it is short to say."""
-    needed = {tuple(sorted(one.nbytes)) for one in supplies}
+    inputs, needed = plan.inputs, {tuple(one.ranks_of_inputs.items()) for one in supplies}
     if len(needed) == 1:
-        (ranks,) = needed
-        return format_ranks(ranks, noun, most=12)
-    least, *_, most = sorted(map(len, needed))
-    several = f"{least} to {most} source {noun}s" if most > least else count(most, f"source {noun}")
-    return f"{several} for each output{'' if verbose else '; -v lists them'}"
+        (of_inputs,) = needed
+        numbers: dict[str, list[int]] = {}
+        for number, ranks in of_inputs:
+            text = format_ranks(ranks, _noun([inputs[number]]), most=12)
+            numbers.setdefault(text, []).append(number + 1)
+        several = len(inputs) > 1
+        texts = (
+            text + (f" of {format_ranks(of, 'input')}" if several else "")
+            for text, of in numbers.items()
+        )
+        return "; ".join(texts)
+    noun = _noun(inputs)
+    least, *_, most = sorted(sum(len(ranks) for _, ranks in one) for one in needed)
+    text = f"{least} to {most} source {noun}s" if most > least else count(most, f"source {noun}")
+    return f"{text} for each output{'' if verbose else '; -v lists them'}"
 
 
 def _memory(peak: Peak) -> str:

@@ -56,6 +56,11 @@ def finalize(folder: str, wait_seconds: float | None, report: ReportOptions) -> 
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
     if not report.quiet:
+        if (left_out := manifest.left_out) is not None:
+            tensors, nbytes = count(left_out.tensors, "tensor"), format_bytes(left_out.nbytes)
+            tables.print_text(f"Left out, as requested: {tensors}, {nbytes}")
+        if manifest.renamed:
+            tables.print_text(f"Renamed {count(manifest.renamed, 'tensor')}")
         if (cast := manifest.cast) is not None:
             tables.print_text(f"Cast {count(cast.elements, 'number')}; {cast}")
         files = count(len(manifest.outputs), "file")

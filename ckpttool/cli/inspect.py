@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
-from shlex import join, quote
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import NAME_PATTERN, ROWS, Existing, PagePath, UsageProblem
+from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
@@ -23,27 +21,6 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
-
-
-class StrategyOrPattern(Existing):
-    """A strategy file, after --values perhaps a further pattern that lacks its option."""
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the path; refuse one that does not exist."""
-        patterns: tuple[str, ...] = () if ctx is None else ctx.params.get("values") or ()
-        try:
-            return super().convert(value, param, ctx)
-        except UsageProblem as problem:
-            if not patterns:
-                raise
-            words = (word for one in (*patterns, str(value)) for word in ("--values", one))
-            facts = "--values takes one PATTERN, and may be repeated."
-            raise UsageProblem(problem.message, join(words), facts) from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +53,6 @@ look = options.OptionGroup(
         "show_steps": options.flag("List the steps of SRC, and which are complete.", "--steps"),
     },
 )
-STRATEGY = StrategyOrPattern(options.EXISTING.what)
 OF_SOURCE = tuple(options.source_options.parameters)
 OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
@@ -129,7 +105,7 @@ page_options = options.OptionGroup(
     """,
 )
 @options.source_options()
-@click.argument("more", nargs=-1, type=STRATEGY, metavar="[STRATEGY]...")
+@click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
 @look()
 @page_options()
@@ -148,8 +124,7 @@ def inspect(
     from ckpttool.cli.overview import print_inspected
 
     if more and (look.values or look.show_steps):
-        hint = " ".join(f"-s {quote(path)}" for path in more)
-        raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
+        raise options.too_many_paths("one checkpoint", (source.path, *more))
     if look.show_steps:
         options.refuse_beside("--steps", {"src", "strategy_files", "pattern", "key", *OF_STEPS})
         _show_steps(source, look, report)
@@ -265,13 +240,7 @@ def _inspect(
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
         return describe_strategy(ckpttool.read_strategy(strategies), found)
     if more:
-        paths, hint = (source.path, *more), ""
-        checkpoints = [path for path in paths if not are_strategies([path])]
-        if len(checkpoints) == 1:
-            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
-            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
-            hint = f"{click.get_current_context().command_path} {join(words)}"
-        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
+        raise options.too_many_paths("one checkpoint, or strategy files", (source.path, *more))
     if foreign := inspect_foreign(source.path):
         options.refuse_options("not a checkpoint", ())
         return foreign

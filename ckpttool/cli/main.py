@@ -15,7 +15,7 @@ import click
 from click.core import augment_usage_errors
 
 import ckpttool
-from ckpttool.cli.groups import LazyGroup, words_of
+from ckpttool.cli.groups import WORDS, LazyGroup, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -88,20 +88,16 @@ class CommandGroup(LazyGroup):
                     Choice(WHEN).convert(when[0], None, None)
             color = _has_color(when[0])
             ctx = super().make_context(info_name, words, parent, color=color, **extra)
-        from ckpttool.cli.options import WORDS
-
         ctx.meta[WORDS] = tuple(args)
         return ctx
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; docs/reference/exit-codes.md lists the exit codes."""
-        from ckpttool.cli.options import WORDS
-
         with _output_errors(), _usage_errors(ctx.meta[WORDS]):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
-        from ckpttool.cli.options import ANSWERED, SIGNALS, WORDS
+        from ckpttool.cli.options import ANSWERED, SIGNALS
 
         # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -194,6 +190,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
+    from ckpttool.cli.options import name_with_value
     from ckpttool.cli.params import Existing, UsageProblem
 
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -205,8 +202,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             if error.param is not None:
                 where, hint = _names_of(error.param), error.hint  # --help would add nothing
         case click.MissingParameter(param=click.Option() as option):
-            metavar = option.metavar or option.type.name.upper()
-            message = f"{name} needs {option.opts[0]} {metavar}"
+            message = f"{name} needs {name_with_value(option)}"
             facts = option.help or ""
         case click.MissingParameter(param=click.Argument() as argument):
             word = _names_of(argument)

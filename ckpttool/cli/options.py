@@ -9,19 +9,20 @@ argument or a variable of the environment, and shells keep them in histories.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from ckpttool.cli.groups import walk_commands, words_of
+from ckpttool.cli.groups import WORDS, walk_commands, words_of
 from ckpttool.cli.params import (
     CAST,
     DURATION,
@@ -45,8 +46,8 @@ from ckpttool.cli.params import (
 )
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
-from ckpttool.problems import PlanError
-from ckpttool.secret import forbid_core_dumps
+from ckpttool.problems import PlanError, join_clauses
+from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
@@ -75,7 +76,6 @@ def open_key(value: str) -> Secret:
 
 
 # Keys of click's ``Context.meta``.
-WORDS = "ckpttool.words"  # the command line behind the name of the program
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
@@ -164,7 +164,8 @@ class GroupedOption(click.Option):
 class GroupedCommand(click.Command):
     """A command whose ``--help`` lists its options under headings, the everyday ones first.
 
-    ``misplaced`` has the facts and the hint for options that other commands have.
+    ``misplaced`` has the facts for options that other commands have, and what goes in their place:
+    an option, nothing, or a command line.
     """
 
     def __init__(
@@ -210,11 +211,25 @@ class GroupedCommand(click.Command):
         """Parse the arguments; explain options of other commands, and paths that are too many."""
         ctx.allow_extra_args = True  # click would print all of them
         given = [*args]
+        if any(re.match("-[a-z]{2}", word) for word in args) and not ctx.resilient_parsing:
+            _refuse_single_dash(ctx)
         try:
             extra = super().parse_args(ctx, args)
         except AbsentStrategy as problem:
             problem.instead = self._fitting_strategy(ctx, given, problem)
             raise
+        except click.BadParameter as error:
+            from ckpttool.cli import retyped
+
+            if isinstance(error, UsageProblem):
+                self._refuse_second_values(ctx, given)
+            hint, facts = retyped.as_meant(ctx)
+            if not hint:
+                raise
+            text = getattr(error, "message", "")
+            if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+                text = f"{words_of(ctx)} needs {name_with_value(error.param)}"
+            raise UsageProblem(text, hint, facts, ctx=ctx) from error
         except click.NoSuchOption as error:
             facts, hint = self._explain_unknown(error, ctx)
             message = f"{words_of(ctx)} has no {error.option_name}"
@@ -224,13 +239,14 @@ class GroupedCommand(click.Command):
             found = next(one for one in self.get_params(ctx) if flag in one.opts)
             if getattr(found, "is_flag", False):
                 raise UsageProblem(f"{flag} takes no value", ctx=ctx) from error
-            metavar = getattr(found, "metavar", None) or found.type.name.upper()
+            metavar = name_with_value(found).partition(" ")[2]
             hint = self.example
             if not {*found.opts} & {*hint.split()}:
                 hint = f"{hint} {flag} {getattr(found.type, 'example', metavar)}".lstrip()
             facts = getattr(found, "help", None) or ""
             raise UsageProblem(f"{flag} needs a value: {metavar}", hint, facts, ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
+            self._refuse_second_values(ctx, given)
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = " and ".join(one.human_readable_name for one in wanted)
@@ -251,11 +267,34 @@ class GroupedCommand(click.Command):
         folders = (Path(problem.path).parent, Path(src), Path(src).parent, Path(src, "strategy"))
         return find_fitting(src, folders, is_target=option == "-d")
 
+    def _refuse_second_values(self, ctx: click.Context, given: Sequence[str]) -> None:
+        """Refuse a word behind the value of an option that takes one and can be repeated.
+
+        A file of this name is a path, or the shell has expanded a pattern to it.
+        """
+        from ckpttool.cli import retyped
+
+        _, too_many, _ = self.make_parser(ctx).parse_args([*given])
+        if not too_many and all(one.nargs > 0 for one in self.params):
+            return
+        flags = {
+            name: param for param in self.get_params(ctx) if param.multiple for name in param.opts
+        }
+        for flag, value, word in zip(given, given[1:], given[2:], strict=False):
+            if flag in flags and not word.startswith("-") and not os.path.lexists(word):
+                metavar, hint = flags[flag].metavar, retyped.repeated(ctx, flag, value, word)
+                message = f"{word!r} has no {flag}, and no path of this name exists"
+                facts = f"{flag} takes one {metavar}; repeat it for more."
+                raise UsageProblem(message, hint, facts, ctx=ctx)
+
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
         """Return the facts and the hint about an option of other commands, or a misspelt one."""
+        from ckpttool.cli import retyped
+
         flag, root = error.option_name, ctx.find_root()
         if flag in self.misplaced or root is ctx:
-            return self.misplaced.get(flag, ("", ""))
+            facts, instead = self.misplaced.get(flag, ("", self.example))
+            return facts, instead if " " in instead else retyped.replaced(ctx, [flag], instead)
         having = [
             words
             for words, one in walk_commands(root)
@@ -263,25 +302,46 @@ class GroupedCommand(click.Command):
         ]
         paths = {one.name: one for one in self.params if isinstance(one, click.Argument)}
         if (path := paths.get(flag.lstrip("-"))) is not None:
-            return f"{path.human_readable_name} is named without an option.", self.example
+            facts = f"{path.human_readable_name} is named without an option."
+            return facts, retyped.replaced(
+                ctx, [dash + one for one in paths for dash in ("-", "--")], ""
+            )
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
         own = [name for one in options for name in one.opts]
+        usual = retyped.OPTIONS.get(flag, "")
+        meant = next((name for name in own if f"{name}s" == flag or f"{flag}s" == name), "")
+        meant = meant or (usual if usual in own else "") or ("" if having else nearest(flag, own))
+        hint = retyped.replaced(ctx, [flag], meant) if meant else ""
         if not having:
-            return "", nearest(flag, own)
-        hint = f"ckpttool {having[0]} ..." if len(having) == 1 else ""
-        hint = next((name for name in own if f"{name}s" == flag or f"{flag}s" == name), hint)
+            return "", hint
+        hint = hint or (f"ckpttool {having[0]} ..." if len(having) == 1 else "")
         return f"It is an option of {', '.join(having)}.", hint
+
+
+def _refuse_single_dash(ctx: click.Context) -> None:
+    """Refuse an option with one dash, such as -json, which click would take for -j."""
+    from ckpttool.cli import retyped
+
+    if found := retyped.find_single_dash(ctx):
+        word, meant = found
+        text = f"{words_of(ctx)} has no {word}"
+        raise UsageProblem(text, retyped.replaced(ctx, [word], meant), ctx=ctx)
+
+
+def name_with_value(option: click.Parameter) -> str:
+    """Return an option and the word for its value, as ``--help`` shows them."""
+    return f"{option.opts[0]} {option.metavar or option.type.name.upper()}"
 
 
 def too_many_paths(wanted: str, paths: Sequence[str], hint: str = "") -> UsageProblem:
     """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
-    ctx = click.get_current_context()
-    first, *others = (Path(path).parents for path in paths)
-    common = next((folder for folder in first if all(folder in one for one in others)), Path())
-    if common.name and not hint:
-        hint = f"{ctx.command_path} {quote(str(common))} ..."
+    from ckpttool.cli import retyped
+
+    ctx, why = click.get_current_context(), ""
+    if not hint:
+        hint, why = retyped.as_meant(ctx)
     message = f"{words_of(ctx)} takes {wanted}, and {len(paths)} were given"
-    return UsageProblem(message, hint, shorten(paths, 3), ctx=ctx)
+    return UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
 
 
 def refuse_options(what: str, used: Collection[str]) -> None:
@@ -452,6 +512,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.model.choices import TensorOptions
 
+    if "dtype" in values and not values["dtype"]:
+        require_flag("--dtype", ["on_overflow"])
     given = {name: one for name, one in values.items() if one is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
     if files := of_tensors.pop("rename_file", ()):
@@ -502,37 +564,6 @@ def strategy(of: str, *flags: str, **settings: Any) -> Parameter:
 strategies = click.argument(
     "strategies", nargs=-1, required=True, type=StrategyFile(), metavar="STRATEGY..."
 )
-
-
-class _InputStrategies(click.Argument):
-    """Strategies of which a file is made; the last one may be meant as this file."""
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Return the paths; propose -o for a last one that does not exist, if -o is missing."""
-        *before, last = value or ("",)  # options on the line are read before arguments
-        if not before or "path" in ctx.params:
-            return super().type_cast_value(ctx, value)
-        found = super().type_cast_value(ctx, before)
-        try:
-            return (*found, *super().type_cast_value(ctx, [last]))
-        except UsageProblem as problem:
-            if last == "-" or url_problem(last) is not None or os.path.lexists(last):
-                raise
-            facts = "The output is named with -o."
-            raise UsageProblem(problem.message, f"-o {quote(last)}", facts) from problem
-
-
-def input_strategies(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the strategy files of which a file is made; see `_InputStrategies`."""
-    # click 8.1 forgets cls once a decorator has been used, so each command gets its own.
-    return click.argument(
-        "strategies",
-        cls=_InputStrategies,
-        nargs=-1,
-        required=True,
-        type=StrategyFile(),
-        metavar="STRATEGY...",
-    )(command)
 
 
 source_options = OptionGroup(
@@ -751,8 +782,9 @@ report_options = OptionGroup(
 def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
     if resolve.replicated and source.strategy_files:
-        hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-        raise UsageProblem("--replicated and -s exclude each other", hint)
+        hint = "the same command without --replicated, or without -s"
+        facts = "With --replicated every rank holds the whole model."
+        raise UsageProblem("--replicated and -s exclude each other", hint, facts)
 
 
 def absolute_for_cluster(path: str, run: RunOptions) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ("-s", "--src-strategy", "--strategy"),
         (
             "SRC is merged and has no strategy; -d names the strategy of the target.",
-            "-d STRATEGY",
+            "-d",
         ),
     ),
     help="""\b

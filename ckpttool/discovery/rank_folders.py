@@ -620,7 +620,7 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
     named = _named_files(files)
-    found = _without_strategies(named) or named
+    found = _without_strategies(named)
     if not found and not find_nested_checkpoints(root):
         found = _files_in_hosts(root) or _without_strategies(_numbered_files(files))
     if not found:

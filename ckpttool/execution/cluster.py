@@ -37,7 +37,13 @@ from ckpttool.formats import get_format
 from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import StoredFile
-from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    EngineError,
+    PlanError,
+    SourceValueError,
+)
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
     Claim,
@@ -316,6 +322,8 @@ def write_file(task: FileTask) -> Filled:
 
     Raises
     ------
+    SourceValueError
+        A number of a sum is NaN or infinite, on whatever host.
     CkptToolError
         The file cannot be written, or the claim is gone; the error names the host.
     """
@@ -324,7 +332,8 @@ def write_file(task: FileTask) -> Filled:
         return _write(task, path)
     except BaseException as error:
         Path(path).unlink(missing_ok=True)
-        if not isinstance(error, CkptToolError | OSError):
+        is_of_host = isinstance(error, CkptToolError | OSError)
+        if not is_of_host or isinstance(error, SourceValueError):
             raise
         reason = str(error)
         if isinstance(error, OSError):

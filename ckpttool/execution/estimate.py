@@ -19,7 +19,7 @@ from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats import header_of
 from ckpttool.model.plan import OutputFile, Plan, Term
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
-from ckpttool.storage.counting import CountingFiles
+from ckpttool.storage.counting import CountingFiles, Origin
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
 
@@ -40,22 +40,31 @@ class Supply:
     """
 
     ranks: tuple[int, ...]
-    nbytes: Mapping[int, int]
+    nbytes: Mapping[Origin, int]
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The source ranks that each of them needs, those with equal bytes together."""
-        ranks_of: dict[int, list[int]] = {}
-        for rank, nbytes in sorted(self.nbytes.items()):
-            ranks_of.setdefault(nbytes, []).append(rank)
-        return tuple(Need(tuple(ranks), nbytes) for nbytes, ranks in ranks_of.items())
+        """The source ranks that each of them needs, those of an input with equal bytes together."""
+        ranks_of: dict[tuple[int, int], list[int]] = {}
+        for (number, rank), nbytes in sorted(self.nbytes.items()):
+            ranks_of.setdefault((number, nbytes), []).append(rank)
+        return tuple(Need(tuple(ranks), *key) for key, ranks in ranks_of.items())
+
+    @property
+    def ranks_of_inputs(self) -> Mapping[int, tuple[int, ...]]:
+        """The source ranks that each of them needs, by input."""
+        found: dict[int, list[int]] = {}
+        for number, rank in sorted(self.nbytes):
+            found.setdefault(number, []).append(rank)
+        return {number: tuple(ranks) for number, ranks in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Source ranks, and the bytes that are needed of each of them."""
+    """Source ranks of an input, by its number, and the bytes that are needed of each of them."""
 
     ranks: tuple[int, ...]
+    input: int
     nbytes: int
 
 
@@ -99,7 +108,7 @@ class _Counts:
     needed: int
     written: int
     buffer_bytes: int
-    used: tuple[Mapping[int, int], ...]
+    used: tuple[Mapping[Origin, int], ...]
 
 
 class _TensorCounts(NamedTuple):
@@ -111,7 +120,7 @@ class _TensorCounts(NamedTuple):
     reads: Reads
     scratch_used: int
     scratch_peak: int
-    used: tuple[Mapping[int, int], ...]
+    used: tuple[Mapping[Origin, int], ...]
 
 
 def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool) -> Work:
@@ -121,7 +130,7 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
     sizes: dict[int, int] = {}
     known: dict[tuple[int, ...], _Counts] = {}
     tasks = written = over_read = buffer_bytes = 0
-    reads, used = Reads(), [Counter[int]() for _ in alike]
+    reads, used = Reads(), [Counter[Origin]() for _ in alike]
     survey = _Survey(plan)
     for batch in schedule(plan, ranks, options, by_file=by_file):
         kinds = tuple(kind_of[output.rank] for output in batch.outputs)
@@ -148,13 +157,13 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
     )
 
 
-def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[int, int]) -> Iterator[Supply]:
+def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[Origin, int]) -> Iterator[Supply]:
     """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first one."""
     if not plan.is_own:
         yield Supply(ranks, used)
         return
     for rank in ranks:  # each needs as much of its own rank as the first of its own
-        yield Supply((rank,), {rank: sum(used.values())})
+        yield Supply((rank,), {Origin(0, rank): sum(used.values())})
 
 
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
@@ -189,7 +198,7 @@ class _Survey:
     def count(self, batch: Batch, indexes: list[FileIndex]) -> _Counts:
         """Return what the tasks of a batch do."""
         number = {index.path: i for i, index in enumerate(indexes)}
-        used = [Counter[int]() for _ in indexes]
+        used = [Counter[Origin]() for _ in indexes]
         tasks = needed = written = buffer_bytes = 0
         reads = Reads()
         for task in batch.tasks(indexes):
@@ -209,7 +218,7 @@ class _Survey:
 
     def _count_tensor(
         self, units: Sequence[TensorUnit], files: CountingFiles, buffer: Bytes, band_bytes: int
-    ) -> tuple[Reads, tuple[Mapping[int, int], ...]]:
+    ) -> tuple[Reads, tuple[Mapping[Origin, int], ...]]:
         """Return the reads of the units of one tensor, and the bytes of source ranks by unit."""
         key = (
             files.scratch_used,
@@ -219,7 +228,7 @@ class _Survey:
             ),
         )
         if key not in self._known:
-            used = {id(unit): Counter[int]() for unit in units}
+            used = {id(unit): Counter[Origin]() for unit in units}
             for unit, _, _ in read_tensor(units, files, buffer, band_bytes):
                 used[id(unit)] += files.take_used()
             if len(self._known) >= MAX_KNOWN:
@@ -243,4 +252,6 @@ def _kind(terms: tuple[Term, ...]) -> Hashable:
     if any(len(one.extents) > 1 or one.file.cipher is not None for _, one in there):
         return id(terms)
     owners = tuple(one and (one[0], bool(one[1].extents)) for one in slices)
-    return owners, tuple((one.source.slicing.key, one.source.meta.dtype) for one in terms)
+    return owners, tuple(
+        (one.source.slicing.key, one.source.meta.dtype, one.input) for one in terms
+    )

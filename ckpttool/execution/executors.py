@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.problems import EngineError
+from ckpttool.system import count_processors
 from ckpttool.typed import require_number
 
 P = ParamSpec("P")
@@ -123,44 +123,7 @@ def _exit_with_run() -> None:
 
 def default_jobs() -> int:
     """Return the default number of workers: one for each processor at hand, at most 8."""
-    return math.ceil(min(8, len(os.sched_getaffinity(0)), _find_quota()))
-
-
-def _find_quota(groups: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> float:
-    """Return how many processors the control groups of this process may use; inf without a limit.
-
-    Containers limit processor time, not the processors that a thread may run on.  A limit holds
-    for all groups below, so those above the process count as well.
-
-    References
-    ----------
-    https://docs.kernel.org/admin-guide/cgroup-v2.html (``cpu.max``) and
-    https://docs.kernel.org/scheduler/sched-bwc.html (``cpu.cfs_quota_us``, of version 1).
-    """
-    quotas = [math.inf]
-    for line in _lines(Path(groups)):
-        number, controllers, group = line.split(":", 2)
-        is_first = "cpu" in controllers.split(",")
-        if number != "0" and not is_first:
-            continue
-        top = Path(mount) / ("cpu" if is_first else "")
-        inner = top / group.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if not folder.is_relative_to(top):
-                break
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first else ("cpu.max",)
-            words = " ".join(text for name in names for text in _lines(folder / name)).split()
-            if len(words) == 2 and words[0].isdecimal():  # else "max" or -1
-                quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas)
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a file of the system; none if the system does not show it."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    return math.ceil(min(8, count_processors()))
 
 
 def split_engine_name(name: str) -> tuple[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
@@ -15,6 +13,7 @@ from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.region_io import rounding_bytes
+from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
 
 MIB = 1 << 20
@@ -156,12 +155,3 @@ def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -
     engine = f"{kind}:{workers}" if kind in ("threads", "processes") else options.engine
     nbytes = base_bytes + buffers + (header_bytes if work.tasks else 0)
     return Peak(nbytes, engine, is_cluster(options.engine))
-
-
-def peak_bytes() -> int:
-    """Return the peak memory of this process so far, in bytes."""
-    # ru_maxrss is the last resort: it includes the memory of the parent when it forked.
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return 1024 * (peaks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]

@@ -43,7 +43,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import FileIO
 from shlex import quote
 from sys import intern
 
@@ -71,6 +70,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
+from ckpttool.system import open_scratch
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -175,12 +175,11 @@ class Hdf5(Format):
         """
         stored: dict[str, StoredTensor] = {}
         groups: set[str] = set()
-        with FileIO(os.memfd_create("ckpttool"), "r+") as file:
-            fd = file.fileno()
+        with open_scratch() as (fd, path):
             # libhdf5 does not say that a file exceeds the limit on sizes (``ulimit -f``).
             most = sum(meta.nbytes for meta in tensors) + self.header_bytes(tensors, attrs)
             os.ftruncate(fd, most)
-            with h5py.File(_new_file(fd)) as opened:
+            with h5py.File(_new_file(path)) as opened:
                 root = h5g.open(opened.id, b"/")
                 for name, text in sorted(attrs.items()):
                     if name.startswith(PROVENANCE):
@@ -474,12 +473,12 @@ def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
 # ------------------------------------------------------------------------------------------ writing
 
 
-def _new_file(fd: int) -> h5f.FileID:
+def _new_file(path: str) -> h5f.FileID:
     """Begin an HDF5 file as `h5py.File` does, but without a time in its root group.
 
-    The driver of h5py for open files places datasets differently, so libhdf5 opens the descriptor
-    by the name that Linux gives it.  That is a link; the driver ``stdio``, which places datasets as
-    the usual one does, does not ask where it leads.
+    The driver of h5py for open files places datasets differently, so libhdf5 opens the path.  It
+    may be a link; the driver ``stdio``, which places datasets as the usual one does, does not ask
+    where it leads.
     """
     options = h5p.create(h5p.FILE_CREATE)
     options.set_link_creation_order(_IN_ORDER)
@@ -488,7 +487,7 @@ def _new_file(fd: int) -> h5f.FileID:
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
     access.set_fapl_stdio()
-    return h5f.create(b"/proc/self/fd/%d" % fd, h5f.ACC_TRUNC, options, access)
+    return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
 
 
 def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:

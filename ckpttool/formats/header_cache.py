@@ -16,6 +16,7 @@ from ckpttool.formats.base import Header, read_header
 from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, StoredFile
+from ckpttool.system import prefetch
 
 MAX_HEADERS = 64  # a large model has a different header for each stage
 MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for each tensor
@@ -77,6 +78,6 @@ class HeaderCache:
                 if header is not None:
                     self._prefetched.add(path)
                     for start, gap in zip(header.starts, header.gaps, strict=True):
-                        os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
+                        prefetch(fd, start, len(gap))
             finally:
                 os.close(fd)

@@ -26,7 +26,6 @@ import errno
 import io
 import os
 import re
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,6 +34,7 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool.model.tensors import FileId, FileStamp, Reads, StoredFile
 from ckpttool.problems import Diagnostic, PlanError, UnreadableError
+from ckpttool.system import open_files_limits
 
 # Error numbers of stat if nothing has the name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -324,7 +324,7 @@ def more_files_hint(error: OSError) -> str:
     """Return the command that lets a process open more files; "" for other errors."""
     if error.errno != errno.EMFILE:
         return ""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = open_files_limits()
     more = max(1024, 4 * soft)
     return f"ulimit -n {min(more, hard) if hard > soft else more}"
 

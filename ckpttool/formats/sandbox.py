@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -22,9 +21,9 @@ from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpttool.formats.local import ReadFile
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.problems import CkptToolError, FormatError
+from ckpttool.system import lower_limit, read_process
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -178,8 +177,8 @@ def serve(fd: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and closes the pipe
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lower_limit("RLIMIT_DATA", MEMORY_BYTES)
+    lower_limit("RLIMIT_CORE", 0)
     gc.disable()  # it takes three quarters of the time of a large pickle; headers have no cycles
     with Connection(fd) as connection:
         while True:
@@ -215,13 +214,11 @@ def read_hdf5(file: StoredFile) -> FileIndex:
 def _count_reads() -> tuple[Reads, Reads]:
     """Return what this process has read before this call, and after it; libhdf5 does not count.
 
-    It is nothing on a kernel that does not count either.
+    It is nothing on a system that does not count either.
     """
-    try:
-        with ReadFile("/proc/self/io") as file:
-            text = file.read(4096)
-    except FileNotFoundError:
+    text = read_process("io")
+    if not text:
         return Reads(), Reads()
-    counts = {name: int(number) for name, number in re.findall(rb"(\w+): (\d+)", text)}
-    before = Reads(counts[b"syscr"], counts[b"rchar"])
+    counts = {name: int(number) for name, number in re.findall(r"(\w+): (\d+)", text)}
+    before = Reads(counts["syscr"], counts["rchar"])
     return before, before + Reads(1, len(text))

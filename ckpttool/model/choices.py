@@ -65,6 +65,8 @@ class TensorOptions:
         a command that leaves out the others.
     is_shared
         Whether the patterns are for several checkpoints.  Each then needs only one with a match.
+    called
+        The old name of each tensor that has a new name already: patterns are about old names.
     dtype
         Element types, each as ``"bf16"`` or ``"bf16:PATTERN"``.  Without a pattern it is for the
         weights in Float64, Float32, Float16 or BFloat16 that match no other pattern.
@@ -74,7 +76,7 @@ class TensorOptions:
     Raises
     ------
     ValueError
-        A regular expression or a rule is malformed, or a type is unknown.
+        A pattern or a rule is malformed, or a type is unknown.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class TensorOptions:
     rename: Mapping[str, str] | Collection[str | Rename] = ()
     shown_by: str = ""
     is_shared: bool = False
+    called: Mapping[str, str] = field(default_factory=dict)
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
     included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
@@ -128,13 +131,18 @@ class TensorOptions:
         return frozenset(
             name
             for name in names
-            if not self.included or any(one.matches(name) for one in self.included)
-            if not any(one.matches(name) for one in self.excluded)
+            if not self.included or any(self._names(one, name) for one in self.included)
+            if not any(self._names(one, name) for one in self.excluded)
             if not (self.weights_only and name in training)
         )
 
+    def _names(self, pattern: Pattern, name: str) -> bool:
+        """Return whether a pattern names a tensor."""
+        return pattern.matches(self.called.get(name, name))
+
     def unmatched(self, names: Collection[str], where: str) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing."""
+        names = [self.called.get(name, name) for name in names]
         yield from unmatched_problems(self.shown_by or "--include", self.included, names, where)
         yield from unmatched_problems("--exclude", self.excluded, names, where)
 
@@ -142,7 +150,9 @@ class TensorOptions:
         """Return the requests for a tensor, those with a pattern if there are any."""
         if meta.dtype not in CASTABLE:
             return []
-        matching = [one for one in self.casts if one.pattern and one.pattern.matches(meta.name)]
+        matching = [
+            one for one in self.casts if one.pattern and self._names(one.pattern, meta.name)
+        ]
         return matching or [one for one in self.casts if one.pattern is None and is_weight]
 
     def dtype_of(self, meta: TensorMeta, is_weight: bool) -> str:
@@ -178,7 +188,7 @@ class TensorOptions:
         for cast in self.casts:
             if cast.pattern is None:
                 continue
-            named = [one for one in metas.values() if cast.pattern.matches(one.name)]
+            named = [one for one in metas.values() if self._names(cast.pattern, one.name)]
             if not named:
                 before = f"{cast.text.partition(':')[0]}:"
                 yield from unmatched_problems("--dtype", [cast.pattern], metas, where, before)

@@ -31,6 +31,8 @@ A document that does not match it, byte for byte, is damaged.
 ``averaged``
     The checkpoints of which a weighted mean was made, each with its path, like those of inputs, its
     step and its weight; left out for one source.  ``step`` is then that of the last.
+``left_out``
+    How many tensors of the source were not wanted, and their bytes; left out if all were.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
 ``outputs``
@@ -103,6 +105,19 @@ class StrategyFile:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """How many tensors the user did not want, and their bytes."""
+
+    tensors: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, int]) -> LeftOut | None:
+        """Return the number and the bytes of tensors; None for no tensor."""
+        return cls(len(tensors), sum(tensors.values())) if tensors else None
+
+
+@dataclass(frozen=True, slots=True)
 class AveragedInput:
     """A checkpoint of which a mean was made, its step and its weight."""
 
@@ -137,6 +152,8 @@ class Provenance:
         Name in the outputs to name in the source, where they differ.
     averaged
         The checkpoints of which the weighted mean was made; none for one source.
+    left_out
+        The tensors of the source that the user did not want; None if there are none.
     """
 
     ckpttool: str
@@ -149,6 +166,7 @@ class Provenance:
     command: str = field(default="", compare=False)
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
     averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
+    left_out: LeftOut | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -173,6 +191,7 @@ class Provenance:
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
             **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
+            **({"left_out": asdict(self.left_out)} if self.left_out else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from shlex import quote
 
+from ckpttool.model.names import parse_name
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, nearest, shorten
 
@@ -20,10 +21,12 @@ from ckpttool.wording import count, nearest, shorten
 class Pattern:
     """A pattern of names; a name without special characters matches itself.
 
+    A pattern that matches the name of a map parameter matches its keys, values and statuses, too.
+
     Raises
     ------
     ValueError
-        The regular expression is malformed.
+        The text is empty, or the regular expression is malformed.
 
     Examples
     --------
@@ -33,6 +36,8 @@ class Pattern:
     True
     >>> Pattern("layers.0.weight").matches("adam_m.layers.0.weight")
     False
+    >>> Pattern("emb").matches("emb.__map_keys__")
+    True
     """
 
     text: str
@@ -40,6 +45,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         is_regex = self.text.startswith("re:")
+        if not self.text.removeprefix("re:"):
+            raise ValueError(f"{self.text!r} is not a pattern; * matches all names")
         try:
             regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
         except re.error as error:
@@ -53,6 +60,9 @@ class Pattern:
 
     def matches(self, name: str) -> bool:
         """Return whether a name matches."""
+        tag = parse_name(name).map
+        if tag is not None and self.matches(tag):
+            return True
         return name == self.text or self.regex.search(name) is not None
 
 
@@ -68,7 +78,7 @@ def unmatched_problems(
             text = f"no tensor matches {pattern.text!r}"
             near = nearest_pattern(pattern, names)
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-            hint = "`ckpttool inspect --all` lists the names"
+            hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
             hint = f"{option} {quote(before + near)}" if near else hint
             yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
 

@@ -332,7 +332,7 @@ class Plan(Brief):
     not_listed
         The tensors that the target strategy does not list.
     left_out
-        The tensors of the source that the user does not want, by name.
+        The tensors of the source that the user does not want, with their bytes.
     strategies
         The files that the strategies were read from.
     confirmed
@@ -351,7 +351,7 @@ class Plan(Brief):
     notes: tuple[Diagnostic, ...] = field(default=())
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
-    left_out: Mapping[str, TensorMeta] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
     strategies: tuple[str, ...] = ()
     confirmed: frozenset[str] = frozenset()
     provenance: Mapping[str, str] = field(default_factory=dict)

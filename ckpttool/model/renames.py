@@ -191,7 +191,9 @@ def rename_problems(
         text, facts = f"{count(len(nameless), 'tensor')} would have no name", shorten(nameless, 3)
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     if several := {new: of for new, of in olds.items() if len(of) > 1}:
-        text = f"{count(len(several), 'name')} would each be that of several tensors"
+        number = len(several)
+        text = "several tensors would get one name"
+        text += f", for each of {number} names" if number > 1 else ""
         facts = "; ".join(f"{new}: {shorten(of, 3)}" for new, of in [*several.items()][:2])
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
 

@@ -134,6 +134,17 @@ class Strategy(Brief):
             self.rules is not None and self.rules.find(name) is not None
         )
 
+    def new_names_in(self, renamed: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the old names with their new ones, of those that the strategy has by the new one.
+
+        It may list both, as after a shift of numbered layers.  Then those count of which it has
+        more.
+        """
+        has_old = {name for name in renamed if self.has_entry(name)}
+        has_new = {name for name, new in renamed.items() if self.has_entry(new)}
+        found = has_new if len(has_new) > len(has_old) else has_new - has_old
+        return {name: renamed[name] for name in found}
+
     def with_names(self, called: Mapping[str, str]) -> Strategy:
         """Return the strategy with the names of the keys in place of those of the values.
 

@@ -17,6 +17,7 @@ from ckpttool.operations.load import (
     Attempts,
     Source,
     StrategySource,
+    has_own_strategy,
     load,
     load_steps,
     read_strategy,
@@ -41,8 +42,8 @@ def load_average(
     Parameters
     ----------
     inputs
-        The checkpoints.  One without a strategy has the shared one if it needs any; else that
-        which lies with it, or which its manifest lists.
+        The checkpoints.  One without a strategy has that which its manifest names, else the shared
+        one if it needs any, else that which lies with it.
     weights
         Their weights; None for equal ones.
     shared
@@ -91,9 +92,10 @@ def _load_inputs(
     else:
         common = attempt("-s", partial(read_strategy, shared)) if shared else None
     for number, source in enumerate(inputs, 1):
-        is_shared = common is not None and source.strategy == ()
-        if common is not None and is_shared:
-            source = source._replace(strategy=common)
+        is_shared = False
+        if common is not None and source.strategy == ():
+            is_shared = not has_own_strategy(source.src, but=common)
+            source = source._replace(strategy=common if is_shared else ())
         call = partial(load, source, find_strategy=not replicated, open_count=open_count)
         if loaded := attempt(f"input {number}", call):
             catalog, strategy, _ = loaded

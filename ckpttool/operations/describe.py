@@ -15,7 +15,6 @@ from ckpttool.formats.foreign import Device, ForeignFile
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.summary import (
     Ranks,
     Summary,
@@ -25,7 +24,7 @@ from ckpttool.operations.summary import (
     find_parallelism,
     layouts_of_rules,
 )
-from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.problems import Diagnostics, FormatError, StrategyError
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
@@ -69,8 +68,8 @@ class Inspection(Brief):
     devices: Mapping[int, Device] = field(default_factory=dict)
 
     @property
-    def left_out(self) -> Mapping[str, TensorMeta]:
-        """The tensors that the user does not want, by name; none if some are only shown."""
+    def left_out(self) -> Mapping[str, int]:
+        """The tensors that the user does not want, with their bytes; none if only shown."""
         is_shown = self.checkpoint.options.tensors.shown_by
         return {} if is_shown else self.checkpoint.left_out
 
@@ -196,7 +195,10 @@ def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Comp
     wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
     wrong += [code for code in codes if code in _UNFINISHED]
     replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
-    failures = [one for one in found.failures if one not in catalog.damaged.values()]
+    damaged = {one.path for one in catalog.damaged.values()}
+    failures = [
+        one for one in found.failures if not (isinstance(one, FormatError) and one.path in damaged)
+    ]
     if catalog.damaged.keys() - replaced or (failures and is_known):
         wrong.append("damaged")
     # A strategy that does not fit tells nothing of ranks.

@@ -19,7 +19,7 @@ from typing import Literal
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checks.manifest import check_source
-from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.presence import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
@@ -138,7 +138,7 @@ class Applied:
         The number of tensors that were compared in another type, by their old and new types.
     """
 
-    left_out: Mapping[str, TensorMeta]
+    left_out: Mapping[str, int]
     renamed: int
     cast: Mapping[tuple[str, str], int]
 
@@ -260,8 +260,7 @@ def diff(
         errors_of: dict[str, list[CkptToolError]] = {"A": [], "B": []}
         sides: list[Sequence[OutputTensor]] = []
         applied: dict[str, Applied] = {}
-        metas_of: dict[str, Mapping[str, TensorMeta]] = {}
-        training: set[str] = set()
+        checkpoints: dict[str, Checkpoint] = {}
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -270,8 +269,10 @@ def diff(
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
             own = replace(options, replicated=options.replicated and catalog.needs_strategy)
-            if side == "B":  # it has the new names
-                own = replace(own, tensors=replace(own.tensors, rename=()))
+            if side == "B":  # it has the new names, and patterns are about the old ones
+                changed = checkpoints["A"].new_names if "A" in checkpoints else {}
+                called = {new: old for old, new in changed.items()}
+                own = replace(own, tensors=replace(own.tensors, rename=(), called=called))
             if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
@@ -296,19 +297,16 @@ def diff(
             errors_of[side] += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            metas_of[side] = checkpoint.whole.metas
-            training |= checkpoint.whole.training_state if options.tensors.casts else set()
+            checkpoints[side] = checkpoint
             sides.append([*_outputs(checkpoint)])
             applied[side] = Applied.to(checkpoint)
         for side, other, catalog in (("A", "B", a), ("B", "A", b)):
-            if errors_of[side] and not errors_of[other] and _looks_merged(catalog, metas_of[other]):
+            read = None if errors_of[other] else checkpoints[other].whole
+            if errors_of[side] and read is not None and _looks_merged(catalog, read.metas):
                 errors_of[side] = [_merged_error(catalog, other).on_side(side)]
         errors = [*chain(*errors_of.values())]
-        metas = {name: meta for of in metas_of.values() for name, meta in of.items()}
-        where = f"{a.root} and {b.root}"
-        wrong = [*options.tensors.unmatched(metas, where)]
-        wrong += options.tensors.cast_problems(metas, training, where)
-        errors += [PlanError(wrong)] if wrong and not errors else []
+        if not errors and (wrong := [*find_shared_problems([*checkpoints.values()])]):
+            errors.append(PlanError(wrong))
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
 from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
+from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
@@ -191,7 +193,7 @@ def verify(found: Verification, limit: int | None) -> Json:
         _take(found, "path step files"),
         ranks=found.ranks or (),
         **_take(found, "tensors nbytes deep"),
-        **_given(left_out=_sizes(found.left_out.values())),
+        **_given(left_out=_left_out(found.left_out)),
         clean=not found.findings,
         errors=counts["error"],
         warnings=counts["warning"],
@@ -242,7 +244,7 @@ def convert(done: Conversion) -> Json:
         seconds=round(done.seconds, 6),
         **_given(
             largest_sharded=sharded or None,
-            left_out=_sizes(done.plan.left_out.values()),
+            left_out=_left_out(done.plan.left_out),
             renamed=len(done.plan.renamed) or None,
             averaged=_averaged(done) or None,
             cast=done.casting and _casting(done.casting),
@@ -275,7 +277,7 @@ def _averaged(done: Conversion) -> Json:
 
 def _applied(found: Applied) -> Json:
     return _given(
-        left_out=_sizes(found.left_out.values()),
+        left_out=_left_out(found.left_out),
         renamed=found.renamed or None,
         cast=_casts(found.cast) or None,
     )
@@ -298,10 +300,9 @@ def _cast_stats(stats: CastStats | None) -> Json:
     return {} if stats is None else _take(stats, "elements zeros infinities max_abs max_rel")
 
 
-def _sizes(metas: Collection[TensorMeta]) -> Json | None:
-    """Describe a number of tensors and their bytes; None for no tensor."""
-    nbytes = sum(meta.nbytes for meta in metas)
-    return {"tensors": len(metas), "nbytes": nbytes} if metas else None
+def _left_out(tensors: Mapping[str, int]) -> Json | None:
+    """Describe tensors and their bytes; None for no tensor."""
+    return asdict(found) if (found := LeftOut.of(tensors)) else None
 
 
 def estimate(found: Estimate) -> Json:
@@ -309,6 +310,7 @@ def estimate(found: Estimate) -> Json:
     work = found.work
     reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
     space = _each(found.space, "folder need free")
+    needed = "ranks input nbytes" if found.averaged else "ranks nbytes"
     return _document(
         convert(found),
         dry_run={
@@ -323,8 +325,7 @@ def estimate(found: Estimate) -> Json:
             },
             "tasks": work.tasks,
             "sources": [
-                {"ranks": one.ranks, "needs": _each(one.needs, "ranks nbytes")}
-                for one in found.supplies
+                {"ranks": one.ranks, "needs": _each(one.needs, needed)} for one in found.supplies
             ],
             "memory": {"nbytes": found.peak.nbytes, "engine": found.peak.engine},
             "disks": space,
@@ -340,7 +341,11 @@ def finalize(folder: str, manifest: Manifest, command: str) -> Json:
         path=folder,
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
-        **_given(cast=_cast_stats(manifest.cast) or None),
+        **_given(
+            left_out=manifest.left_out and asdict(manifest.left_out),
+            renamed=manifest.renamed or None,
+            cast=_cast_stats(manifest.cast) or None,
+        ),
         notes=describe_diagnostics(manifest.notes, severities("convert")),
     )
 
@@ -580,7 +585,7 @@ def _summary(found: Inspection) -> Json:
         "weights": _take(amounts.weights, _AMOUNT),
         "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
         "other": _take(amounts.other, _AMOUNT),
-        **_given(left_out=_sizes(found.left_out.values())),
+        **_given(left_out=_left_out(found.left_out)),
         "parallelism": _parallelism(summary.parallelism),
         **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),
         **_take(done, "missing_tensors replicas"),

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.execution.estimate import Supply, Work, survey
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
-from ckpttool.execution.memory import Peak, estimate_peak, fit_memory, peak_bytes
+from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
+from ckpttool.system import peak_bytes
 from ckpttool.transaction.manifest import Written
 from ckpttool.wording import count, format_bytes, format_numbers
 
@@ -61,11 +62,13 @@ class Estimate(Conversion):
         yield f"memory {format_bytes(self.peak.nbytes)}"
 
     def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("output ranks", "source ranks", "bytes of each")
+        several = len(self.plan.inputs) > 1
+        yield ("output ranks", "source ranks", *(["input"] if several else []), "bytes of each")
         for supply in self.supplies:
             for need in supply.needs:
                 ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
-                yield (*ranks, format_bytes(need.nbytes))
+                number = [str(need.input + 1)] if several else []
+                yield (*ranks, *number, format_bytes(need.nbytes))
 
     @property
     def read_bytes(self) -> int:

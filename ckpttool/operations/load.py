@@ -117,6 +117,9 @@ def load(
         found = attempt("SRC", partial(find, src, options, command=command))
     if find_strategy and strategy == () and found is not None:
         found, strategy, used = _find_strategy(found)
+    elif strategy and found is not None:  # who names one asks for no others
+        noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
+        found = replace(found, diagnostics=noted)
     given = {"-s": strategy, "-d": target}
     read_src, read_dst = (
         one
@@ -249,7 +252,7 @@ def load_sides(
     attempt = Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
-    if not (replicated or b.strategy or _has_recorded(b.src)):
+    if not (replicated or b.strategy or has_own_strategy(b.src)):
         b = b._replace(strategy=a.strategy)
     for side, source in (("A", a), ("B", b)):
         call = partial(
@@ -268,10 +271,15 @@ def load_sides(
     return catalogs[0], catalogs[1], strategies[0], strategies[1]
 
 
-def _has_recorded(src: str | Catalog) -> bool:
-    """Return whether a manifest names the strategy of a checkpoint, and it is there."""
+def has_own_strategy(src: str | Catalog, but: Strategy | None = None) -> bool:
+    """Return whether a manifest names the strategy of a checkpoint, and it is there.
+
+    ``but`` is a strategy that does not count, whose files are compared with the recorded one.
+    """
     recorded = _recorded(src.root if isinstance(src, Catalog) else src)
-    return recorded is not None and bool(recorded.find())
+    if recorded is None or not recorded.find():
+        return False
+    return but is None or not recorded.is_of(but.files)
 
 
 def _recorded(folder: str) -> RecordedStrategy | None:

@@ -30,6 +30,7 @@ from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.slicing import FullTensor
@@ -236,7 +237,9 @@ def _plan_and_check(
     _join(found, diagnostics)
     plan = checkpoints[-1][1]
     if weights:
-        plan = average(checkpoints, weights, diagnostics)
+        # With the strategy of another set, names and shapes are not those of the input.
+        do_fit = not any(one.code == "strategy" for of_source in found for one in of_source)
+        plan = average(checkpoints, weights, diagnostics) if do_fit else None
     for extension in extensions:
         plan = plan and extension.complete(plan, diagnostics)
     if plan is not None:
@@ -267,10 +270,36 @@ def _plan_and_check(
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
+    if has_errors and (exchanged := [*_exchanged(sources, target, diagnostics)]):
+        raise PlanError([*exchanged, *of_target.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
+
+
+def _exchanged(
+    sources: Sequence[_Source], target: Target, found: Diagnostics
+) -> Iterator[Diagnostic]:
+    """Yield the problem of a source that the strategy of the target fits, and its own does not."""
+    from ckpttool.operations.strategy_check import AGAINST, check_strategies
+
+    (source, *others), other = sources, target.strategy
+    is_against = any(one.code in AGAINST for one in found.errors)
+    if others or source.strategy is None or other is None or not is_against:
+        return
+    try:
+        (candidate,) = check_strategies(source.catalog, [other])
+    except CkptToolError:
+        return  # the problems that were found say more
+    if candidate.is_open:
+        own = source.strategy
+        text = "the strategies of the source and of the target look exchanged"
+        facts = f"{other.origin} fits {source.catalog.root}, {own.origin} does not"
+        options = (("-s", other), ("-d", own))
+        hint = " ".join(f"{flag} {quote(path)}" for flag, one in options for path in one.files)
+        hint = hint if other.files and own.files else "the one in place of the other"
+        yield Diagnostic("strategy", text, hint=hint, facts=facts)
 
 
 def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
@@ -565,10 +594,18 @@ def plan_convert(
     refusal = _described_error(catalog)
     is_renamed = bool(resolve_options.tensors.renames)
     noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
+    is_folder = _is_folder(catalog, output)
+    is_whole = output.ranks is None and output.max_shard_bytes is None
+    has_keys = any(file.cipher is not None for file in catalog.files.values())
+    is_same = resolve_options.tensors == TensorOptions() and not (output.crc or has_keys)
+    if is_folder and output.format is None and is_whole and is_same:
+        found = _format_of(catalog)
+        text = f"the format is that of the source, {found}"
+        hint = f"--format {any_of(one for one in FORMATS if one != found)}"
+        noted.append(Diagnostic("same_format", text, hint=hint, where=catalog.root))
     catalog = replace(catalog, diagnostics=tuple(noted))
     if output.ranks is not None:
         catalog = _limited_to(catalog, output.ranks)
-    is_folder = _is_folder(catalog, output)
     format = (
         output.format or _format_of(catalog) if is_folder else choose_format(path, output.format)
     )
@@ -607,8 +644,10 @@ def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]
             yield one
     if found:
         text = f"{shorten(found, 1)}: a strategy, which is not copied"
-        facts = "it has the old names" if is_renamed else "it is that of the output, too"
-        yield Diagnostic("strategy_file", text, facts=facts)
+        yield Diagnostic("strategy_file", text, facts="it is that of the output, too")
+    if is_renamed and catalog.needs_strategy:
+        text = "strategies have the old names, and the manifest of the output both"
+        yield Diagnostic("new_names", text, facts="so they fit as long as it lies with the files")
 
 
 def _conversion_problems(

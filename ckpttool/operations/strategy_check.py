@@ -45,9 +45,7 @@ Verdict = Literal["fits", "unknown", "misfit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "unknown", "misfit")  # the best first
 
 _GRAVE = ("error", "warning")
-_AGAINST = frozenset(
-    {"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"}
-)
+AGAINST = frozenset({"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"})
 
 Aspect = Literal["axis", "order", "owners"]
 
@@ -202,7 +200,7 @@ def _try(
         checkpoint = answer(steps, executor, evidence)
     except CkptToolError as error:
         findings, codes = error.diagnostics, {one.code for one in error.diagnostics}
-        verdict: Verdict = "misfit" if codes & _AGAINST else "unknown"
+        verdict: Verdict = "misfit" if codes & AGAINST else "unknown"
         return replace(
             nothing, verdict=verdict, strategy=strategy, listed=listed, findings=findings
         )
@@ -213,8 +211,8 @@ def _try(
         problems += error.diagnostics
     problems += () if checkpoint.unread is None else checkpoint.unread.diagnostics
     found = [one for one in problems if _is_grave(one)]
-    found.sort(key=lambda one: one.code not in _AGAINST)
-    is_wrong = any(one.code in _AGAINST for one in found)
+    found.sort(key=lambda one: one.code not in AGAINST)
+    is_wrong = any(one.code in AGAINST for one in found)
     unproven = () if is_wrong else tuple(_unproven(checkpoint))
     verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(

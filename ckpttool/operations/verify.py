@@ -38,7 +38,7 @@ from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -99,7 +99,7 @@ class Verification(Brief):
     is_sampled: bool = False
     deep: bool = False
     compared: tuple[str, ...] = ()
-    left_out: Mapping[str, TensorMeta] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {self.verdict}"

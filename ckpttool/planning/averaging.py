@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checks.presence import find_shared_problems
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CASTABLE, INEXACT
@@ -109,7 +110,7 @@ def average(
     if len(checkpoints) < len(planned):
         return None
     last = checkpoints[-1]
-    wrong = [*_option_problems(checkpoints), *_differences(checkpoints), *_without_mean(last)]
+    wrong = [*find_shared_problems(checkpoints), *_differences(checkpoints), *_without_mean(last)]
     diagnostics.add(*wrong)
     plans = [plan for _, plan in planned if plan is not None]
     if wrong or len(plans) < len(planned):
@@ -138,17 +139,6 @@ def average(
         listed={path: one for plan in plans for path, one in plan.listed.items()},
         provenance=_provenance(plans, weights),
     )
-
-
-def _option_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
-    """Yield the problems of patterns that match nothing in any input, and of casts."""
-    options, metas, training = checkpoints[0].options.tensors, dict[str, TensorMeta](), set[str]()
-    for one in checkpoints:
-        metas |= one.whole.metas
-        training |= one.whole.training_state
-    where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
-    yield from options.unmatched(metas, where)
-    yield from options.cast_problems(metas, training, where)
 
 
 def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) -> Transfer:

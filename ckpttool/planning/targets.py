@@ -144,7 +144,7 @@ def _resolve_names(
     whole = checkpoint.whole
     full = {tensor.name: tensor.meta for tensor in whole.tensors}
     metas = {**whole.metas, **full}
-    new_names = _new_names_in_target(target.strategy, checkpoint.renamed)
+    new_names = target.strategy.new_names_in(checkpoint.renamed)
     called = {name: new_names.get(name, name) for name in metas}
     strategy, problems = fit_to_full_tensors(
         target.strategy,
@@ -162,17 +162,6 @@ def _resolve_names(
     if new_names:
         strategy = strategy.with_names(called)
     return replace(target, strategy=strategy), problems
-
-
-def _new_names_in_target(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the old names with their new ones, if the target strategy has these.
-
-    It may list both, as after a shift of numbered layers.  Then those count of which it has more.
-    """
-    has_old = {name for name in renamed if strategy.has_entry(name)}
-    has_new = {name for name, new in renamed.items() if strategy.has_entry(new)}
-    found = has_new if len(has_new) > len(has_old) else has_new - has_old
-    return {name: renamed[name] for name in found}
 
 
 def _find_transfers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
@@ -17,6 +17,13 @@ from ckpttool.storage.region_io import FlatFiles, Runs, split_at_extents
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Origin(NamedTuple):
+    """A rank of a source, and the number of this source in ``Plan.inputs``."""
+
+    input: int
+    rank: int
 
 
 class CountingFiles(FlatFiles):
@@ -36,7 +43,7 @@ class CountingFiles(FlatFiles):
         super().__init__(scratch_bytes)
         self.scratch_peak = 0
         self._requests = self._nbytes = 0
-        self._used: Counter[int] = Counter()
+        self._used: Counter[Origin] = Counter()
 
     def __enter__(self) -> CountingFiles:
         return self
@@ -47,15 +54,15 @@ class CountingFiles(FlatFiles):
         self._requests = self._nbytes = 0
         return reads
 
-    def take_used(self) -> Counter[int]:
-        """Return rank to the bytes of pieces from it, since the last call."""
+    def take_used(self) -> Counter[Origin]:
+        """Return the bytes of pieces from each rank of an input, since the last call."""
         used, self._used = self._used, Counter()
         return used
 
-    def read_piece(self, piece: Piece, out: Bytes) -> None:
+    def read_piece(self, piece: Piece, out: Bytes, input: int = 0) -> None:
         """Count the reads of a piece."""
-        self._used[piece.rank] += piece.src.size * piece.tensor.meta.itemsize
-        super().read_piece(piece, out)
+        self._used[Origin(input, piece.rank)] += piece.src.size * piece.tensor.meta.itemsize
+        super().read_piece(piece, out, input)
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Count the reads of a tensor's bytes."""

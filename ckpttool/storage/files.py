@@ -20,6 +20,7 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
+from ckpttool.system import reserve
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
@@ -378,7 +379,7 @@ def create(path: str, fd: int, output: OutputFile) -> FileIndex:
     write_header(fd, header)
     if header.index.nbytes:
         try:
-            os.posix_fallocate(fd, 0, header.index.nbytes)
+            reserve(fd, header.index.nbytes)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise

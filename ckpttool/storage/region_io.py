@@ -10,14 +10,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import platform
-import re
-import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from math import prod
 from operator import mul
@@ -36,6 +31,7 @@ from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number
 from ckpttool.storage.numbers import Bytes
+from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
 # 16 microseconds; in that time 256 KiB are copied from the page cache (measured, rows of 1 KiB).  A
@@ -45,12 +41,6 @@ GAP_BYTES = 128 * 1024
 # that returns free memory to its host must request such pages again.  That takes ten times as long
 # as the copy (measured: 1 GiB in 4.0 s, in calls of 1 MiB in 0.3 s).
 WRITE_BYTES = 1 << 20
-# With this flag of pwritev2, written pages leave the page cache once they are on disk.  The next
-# writes reuse them, and the cached files of other programs stay cached.  Measured on a virtual
-# machine that returns free memory to its host: 4 GiB written and synced in 3.9 s, without the flag
-# in 9.4 s.  Reads do not use it: Linux would drop a half-read page of 2 MiB and read it again (1.4
-# times as many bytes).
-RWF_DONTCACHE = 0x80
 STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
 CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
@@ -68,14 +58,6 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
     return tuple(strides)
-
-
-@cache
-def _has_dontcache() -> bool:
-    """Return whether the kernel has a working `RWF_DONTCACHE`: Linux 6.16; 6.14 has defects."""
-    version = re.match(r"(\d+)\.(\d+)", platform.release())
-    is_recent = (int(version[1]), int(version[2])) >= (6, 16) if version else False
-    return sys.platform == "linux" and is_recent
 
 
 class FlatFiles:
@@ -104,7 +86,7 @@ class FlatFiles:
         self._scratch: Bytes | None = None
         self.scratch_used = 0
         self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
-        self._uses_dontcache = _has_dontcache()
+        self._uses_dontcache = has_dontcache()
         self._stage: Bytes | None = None
         self._sum: WeightedSum | None = None
         self.caster: Caster | None = None
@@ -119,12 +101,20 @@ class FlatFiles:
     def _descriptor(self, file: StoredFile, flags: int) -> int:
         path = file.path
         fd = self._open.get((path, flags))
-        if fd is None:
+        while fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            fd = self._open[path, flags] = open_descriptor(file, flags)
+                self._close_oldest()
+            try:
+                fd = self._open[path, flags] = open_descriptor(file, flags)
+            except OSError as error:  # the limit of macOS is 256 for the whole process
+                if error.errno != errno.EMFILE or not self._open:
+                    raise
+                self._close_oldest()
         self._open.move_to_end((path, flags))
         return fd
+
+    def _close_oldest(self) -> None:
+        os.close(self._open.popitem(last=False)[1])
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's decrypted bytes from ``offset`` on, across its extents."""
@@ -136,7 +126,7 @@ class FlatFiles:
                     read_plain(fd, tensor.file.path, tensor.file.cipher, at, part)
                     continue
                 while part:
-                    got = os.preadv(fd, [part], at)
+                    got = read_at(fd, part, at)
                     if got == 0:
                         reason = f"{tensor.meta.name}: the file ends here"
                         raise FormatError(tensor.file.path, at, reason)
@@ -161,11 +151,10 @@ class FlatFiles:
             except OSError as error:
                 error.filename = error.filename or tensor.file.path
                 raise
-            # POSIX_FADV_DONTNEED starts the write to disk, which then runs while the next band is
-            # read and leaves little for the final sync.  A file system may refuse the advice.
+            # The write to disk then runs while the next band is read, and leaves little for the
+            # final sync.
             if not self._uses_dontcache:
-                with suppress(OSError):
-                    os.posix_fadvise(fd, start, at - start, os.POSIX_FADV_DONTNEED)
+                start_writing(fd, start, at - start)
 
     def _write(self, fd: int, part: memoryview, at: int) -> int:
         """Write the first bytes of ``part`` at ``at``; return how many.
@@ -174,11 +163,11 @@ class FlatFiles:
         Otherwise that call would read the page from disk again.
         """
         if not self._uses_dontcache:
-            return os.pwritev(fd, [part[:WRITE_BYTES]], at)
+            return write_at(fd, part[:WRITE_BYTES], at)
         nbytes = min(len(part), -at % mmap.PAGESIZE or WRITE_BYTES)
         whole = 0 if at % mmap.PAGESIZE else nbytes // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            return os.pwritev(fd, [part[: whole or nbytes]], at, RWF_DONTCACHE if whole else 0)
+            return write_at(fd, part[: whole or nbytes], at, RWF_DONTCACHE if whole else 0)
         except OSError as error:  # EOPNOTSUPP: the file system does not support the flag
             if not whole or error.errno != errno.EOPNOTSUPP:
                 raise
@@ -214,8 +203,8 @@ class FlatFiles:
             for half, at in _split_in_half(region):
                 self.read_region(tensor, half, out[at])
 
-    def read_piece(self, piece: Piece, out: Bytes) -> None:
-        """Copy a piece as `read_region` does; hash it if it is one run of bytes."""
+    def read_piece(self, piece: Piece, out: Bytes, input: int = 0) -> None:
+        """Copy a piece of an input as `read_region` does; hash it if it is one run of bytes."""
         tensor, region = piece.tensor, piece.src
         self.read_region(tensor, region, out)
         if self._read_hashes is None or not region.size:
@@ -380,7 +369,7 @@ def _read_pieces(
     """Read a band from the pieces of a term, in the stored element type."""
     filled = 0
     for piece in term.pieces(band, tensor.region.start):
-        files.read_piece(piece, out[_within(piece.dst, band)])
+        files.read_piece(piece, out[_within(piece.dst, band)], term.input)
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.renames import Rename
-from ckpttool.problems import StrategyError, raise_all
+from ckpttool.problems import RulesError, StrategyError, raise_all
 from ckpttool.strategy_files.handwritten import Node, parse_yaml
 
 _FOLDER = Path(__file__).with_name("renames")
+_EXAMPLE = 'lines such as "*.gamma": "*.weight"'
 SHIPPED = ("to-mindspore", "to-pytorch")
 
 
@@ -24,23 +25,27 @@ def read_renames(path: str | os.PathLike[str]) -> tuple[Rename, ...]:
 
     Raises
     ------
-    StrategyError
+    RulesError
         The file is malformed.  Several mistakes are a `CombinedError`.
     OSError
         The file cannot be read.
     """
     path = os.fspath(path)
     is_shipped = path in SHIPPED and not is_file(path)
-    top = parse_yaml(read_file(_FOLDER / f"{path}.yaml" if is_shipped else path), path).value
+    data = read_file(_FOLDER / f"{path}.yaml" if is_shipped else path)
+    try:
+        top = parse_yaml(data, path).value
+    except StrategyError as error:
+        _, reason, hint, facts = error.args
+        raise RulesError(error.args[0], reason, hint or _EXAMPLE, facts) from error
     if not isinstance(top, dict) or not top:
-        hint = 'lines such as "*.gamma": "*.weight"'
-        raise StrategyError(path, "no mapping of old names to new ones", hint)
+        raise RulesError(path, "no mapping of old names to new ones", _EXAMPLE)
     rules: list[Rename] = []
-    mistakes: list[StrategyError] = []
+    mistakes: list[RulesError] = []
     for old, node in top.items():
         try:
             rules.append(_rule(old, node, path))
-        except StrategyError as error:
+        except RulesError as error:
             mistakes.append(error)
     raise_all(mistakes)
     return tuple(rules)
@@ -51,14 +56,12 @@ def _rule(old: str, node: Node, path: str) -> Rename:
     parts = {"to": node} if isinstance(value, str) else value
     if not isinstance(parts, dict) or not {"to"} <= parts.keys() <= {"to", "beside"}:
         hint = f'"{old}": NEW, or {{to: NEW, beside: NAME}}'
-        raise StrategyError(node.place, f"{old}: neither a name nor to: and beside:", hint)
+        raise RulesError(node.place, f"{old}: neither a name nor to: and beside:", hint)
     texts = {key: one.value for key, one in parts.items()}
     if wrong := [key for key, text in texts.items() if not isinstance(text, str)]:
-        raise StrategyError(
-            node.place, f"{old}: {wrong[0]}: is not a name", 'a name in quotes: "1"'
-        )
+        raise RulesError(node.place, f"{old}: {wrong[0]}: is not a name", 'a name in quotes: "1"')
     try:
         return Rename(old, str(texts["to"]), str(texts.get("beside", "")), path)
     except ValueError as error:
         hint = "as many wildcards or groups as the old name has, at most"
-        raise StrategyError(node.place, str(error), hint) from error
+        raise RulesError(node.place, str(error), hint) from error

@@ -24,6 +24,7 @@ from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
     CastStats,
+    LeftOut,
     OutputEntry,
     Provenance,
 )
@@ -67,12 +68,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete set of outputs, with paths relative to its folder, and notes about the set."""
+    """A complete set of outputs, with paths relative to its folder, and notes about the set.
+
+    ``renamed`` is the number of tensors with other names than in the source.
+    """
 
     plan: str
     step: str | None
     outputs: tuple[Written, ...]
     notes: tuple[Diagnostic, ...] = ()
+    left_out: LeftOut | None = None
+    renamed: int = 0
 
     @property
     def cast(self) -> CastStats | None:
@@ -253,7 +259,13 @@ class ManifestFile(SealedFile):
             for out in self.outputs()
         )
         provenance = self.provenance()
-        return Manifest(provenance.plan, provenance.step, outputs)
+        return Manifest(
+            provenance.plan,
+            provenance.step,
+            outputs,
+            left_out=provenance.left_out,
+            renamed=len(provenance.renamed),
+        )
 
 
 WRITE_AGAIN = "put a copy of it back, or write the set again with --overwrite"

@@ -570,13 +570,17 @@ def _in_the_way(path: Path) -> Diagnostic:
 
 
 def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
-    """Yield the problems of temporary files that are not of this set."""
+    """Yield the problems of temporary files that are not of this set.
+
+    Those of a run that `Assignment.busy_problems` reports are left out.
+    """
     plan = run.destination.plan
     known = run.whole if run.destination.state is State.STOPPED else {}  # if its plan is gone
     known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
     held: dict[str, list[str]] = {}
-    for name in sorted(run.outputs):
+    reported = known.keys() if run.part is None and run.destination.running else set[str]()
+    for name in sorted(run.outputs.keys() - reported):
         path = Path(f"{run.folder / name}{PARTIAL}")
         if not _is_file(path):
             continue

@@ -12,7 +12,14 @@ from pathlib import Path
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import AveragedInput, InputFile, Provenance, Role, StrategyFile
+from ckpttool.model.manifest import (
+    AveragedInput,
+    InputFile,
+    LeftOut,
+    Provenance,
+    Role,
+    StrategyFile,
+)
 from ckpttool.model.plan import Plan, Term
 from ckpttool.model.slicing import BoxSlicing
 from ckpttool.model.tensors import FileStamp
@@ -66,6 +73,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         )
         if plan.weights
         else (),
+        LeftOut.of(plan.left_out),
     )
 
 

@@ -397,7 +397,8 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
     if parts and len(parts) == len(destination.finished_parts):
         hint = f"ckpttool finalize {quote(str(output))}"
         if missing := destination.missing_parts:
-            hint = f"{shorten((f'--part {part}' for part in missing), 3)}, then {hint}"
+            runs = shorten((f"--part {part}" for part in missing), 3)
+            hint = f"the command that writes it, with {runs}, then {hint}"
         message = "its parts are not finalized"
         return diagnostic("unfinished", message, hint, "files may be missing")
     hint = RESUME

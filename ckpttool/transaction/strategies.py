@@ -8,7 +8,7 @@ folder, and one folder above that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePath
@@ -34,21 +34,18 @@ class RecordedStrategy:
         The strategy file that was written with the outputs, if any.
     unclear
         The strategy files of an old manifest, which does not say which are of the target.
-    is_renamed
-        Whether the outputs have other names than the files of the target.
     """
 
     manifest: Path
     targets: tuple[StrategyFile, ...]
     written: tuple[StrategyFile, ...]
     unclear: tuple[StrategyFile, ...]
-    is_renamed: bool
 
     @classmethod
     def of(cls, manifest: ManifestFile) -> RecordedStrategy | None:
         """Return the strategy that a manifest names; None if it names no strategy."""
         provenance = manifest.provenance()
-        listed, is_renamed = provenance.strategies, bool(provenance.renamed)
+        listed = provenance.strategies
         if not listed:
             return None
         targets = tuple(one for one in listed if one.role == "target")
@@ -56,24 +53,25 @@ class RecordedStrategy:
         if all(one.role is None for one in listed):  # of the target are the last
             targets, unclear = (listed, ()) if len(listed) == 1 else ((), listed)
         written = provenance.dst_strategies
-        return cls(manifest.path, targets, written, unclear, is_renamed)
+        return cls(manifest.path, targets, written, unclear)
 
     def __str__(self) -> str:
         listed = self.targets or self.unclear[-1:] or self.written
         return shorten((PurePath(one.path).name for one in listed), 1)
 
-    def is_of(self, hashes: Set[str]) -> bool:
-        """Return whether files with these SHA-256 are the strategy.
+    def is_of(self, paths: Collection[str]) -> bool:
+        """Return whether these files are the strategy, by their SHA-256.
 
         Those of the target are the last that an old manifest names.
         """
+        hashes = {sha256(read_file(path)).hexdigest() for path in paths}
         either = (self.written, self.targets, self.unclear[-len(hashes) :])
         return any(hashes == {one.sha256 for one in files} for files in either)
 
     def find(self) -> tuple[str, ...]:
         """Return the paths of the strategy files; none if one of them is not there."""
         folder = self.manifest.parent
-        for files in (self.written, () if self.is_renamed else self.targets):
+        for files in (self.written, self.targets):
             found = [_find(folder, one) for one in files]
             if found and None not in found:
                 return tuple(dict.fromkeys(path for path in found if path is not None))
@@ -84,8 +82,6 @@ class RecordedStrategy:
         """Why `find` returns no paths, for people."""
         if not (self.targets or self.written):
             return f"{self.manifest} does not say which of its strategies is that of the outputs"
-        if self.is_renamed and not self.written:
-            return "the outputs have other names than that strategy"
         return "no file beside the outputs, or one folder up, has its SHA-256"
 
 

@@ -1,18 +1,23 @@
 """Optimizer shards that the strategy hides: found by proof, never by guess."""
 
+import errno
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.storage.region_io import FlatFiles
 from ckpttool.storage.sampling import digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.errors import texts_of
-from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
+from tests.support.readers import Entry, entry_of, rank_file, read, read_ranks, zeros
 
 
 def checkpoint(folder, ranks, tensors):
@@ -210,3 +215,93 @@ def test_slices_that_differ_between_their_samples_only_are_proven_all_the_same(t
     merged, kinds = merge(tmp_path, catalog, ["w", "v"])
     assert (merged["w"], merged["v"]) == (w, v)
     assert "inferred" in kinds
+
+
+# ------------------------------------------------------------------ states that cannot be read
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Let a disk fail where it holds tensors of these names, on one rank."""
+    names = set()
+
+    def fail(self, tensor, offset, out, original=FlatFiles.read_bytes):
+        if tensor.meta.name in names and "rank_1" in tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), tensor.file.path)
+        original(self, tensor, offset, out)
+
+    monkeypatch.setattr(FlatFiles, "read_bytes", fail)
+    return names
+
+
+ONLY_W = TensorOptions(weights_only=True)
+
+
+def test_a_state_that_is_not_wanted_and_cannot_be_read_stops_nothing(tmp_path, unread):
+    w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (8, 3))
+    tensors = {"w": (w, 1), "moments.w": (m, 1)}
+    catalog = checkpoint(tmp_path, 4, tensors)
+    unread.add("moments.w")
+    merged, kinds = merge(tmp_path, catalog, tensors, tensors=ONLY_W)
+    assert merged == {"w": w}
+    assert kinds.count("doubt") == 1
+    with pytest.raises(ckpttool.CkptToolError, match="Input/output error") as caught:
+        merge(tmp_path, catalog, tensors, overwrite=True)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("kind", ["differing", "constant"])
+def test_states_that_cannot_be_read_are_a_question_where_they_decide(kind, tmp_path, unread):
+    w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (8, 3))
+    w = zeros((8, 3)) if kind == "constant" else w
+    tensors = {"w": (w, 4), "moments.w": (m, 4)}
+    catalog = checkpoint(tmp_path, 4, tensors)
+    unread.add("moments.w")
+    problem = refused(tmp_path, catalog, tensors, tensors=ONLY_W)
+    assert "1 parameter: perhaps slices of an optimizer shard" in problem
+    assert "cannot be read: moments.w" in problem
+    assert "--optimizer-shard N, 1 for none" in problem
+    merged, _ = merge(tmp_path, catalog, tensors, tensors=ONLY_W, optimizer_shard=4)
+    assert merged == {"w": w}
+
+
+def test_another_state_shows_what_one_that_cannot_be_read_would(tmp_path, unread):
+    w, m = zeros((8, 3)), noise("m", "Float32", (8, 3))
+    tensors = {"w": (w, 1), "moments.w": (m, 1), "adam_v.w": (m, 1)}
+    catalog = checkpoint(tmp_path, 4, tensors)
+    unread.add("moments.w")
+    merged, kinds = merge(tmp_path, catalog, tensors, tensors=ONLY_W)
+    assert merged == {"w": w}
+    assert "doubt" in kinds
+
+
+def test_a_wanted_tensor_that_cannot_be_read_is_an_error(tmp_path, unread):
+    w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (8, 3))
+    tensors = {"w": (w, 1), "moments.w": (m, 1)}
+    catalog = checkpoint(tmp_path, 4, tensors)
+    unread.update(("w", "moments.w"))
+    with pytest.raises(ckpttool.CkptToolError, match="Input/output error") as caught:
+        merge(tmp_path, catalog, tensors, tensors=ONLY_W)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("loss", ["missing", "damaged"])
+@pytest.mark.parametrize("full", ["constant", "noise"])
+def test_what_only_lost_ranks_would_show_is_a_warning(full, loss, tmp_path):
+    """Ranks 0 and 2 hold the same half of a hidden shard of 2, as two replicas would."""
+    w, m = zeros((8, 3)), noise("m", "Float32", (8, 3))
+    w = w if full == "constant" else noise("w", "Float32", (8, 3))
+    checkpoint(tmp_path, 4, {"w": (w, 2), "moments.w": (m, 2)})
+    for rank in (1, 3):
+        if loss == "missing":
+            shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
+        else:
+            rank_file(tmp_path / "src", rank).write_bytes(b"no checkpoint")
+    tensors = {"w": (w, 2), "moments.w": (m, 2)}
+    layout = Layout((4,), ((), ()))
+    strategy = training(dict.fromkeys(tensors, layout))
+    given = ckpttool.scan(str(tmp_path / "src")), strategy, str(tmp_path / "m.ckpt")
+    plan, _ = ckpttool.plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W))
+    assert "hidden_shard" in {one.code for one in plan.notes}
+    with pytest.raises(ckpttool.CkptToolError, match="may hide an optimizer shard"):
+        ckpttool.plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W, strict=True))

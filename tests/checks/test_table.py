@@ -15,7 +15,7 @@ from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import Diagnostic, FormatError, UnreadableError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -121,6 +121,11 @@ CASES = {
     "check_choice": ("options", choosing(include=["v"]), choosing(include=["w"])),
     "check_casts": ("options", choosing(dtype=["bf16:v"]), choosing(dtype=["bf16", "fp16:w"])),
     "check_left_out": ("dropped", choosing(weights_only=True), choosing(include=["*w"])),
+    "check_lost_evidence": (
+        "doubt",
+        replace(choosing(weights_only=True), files="kept"),
+        replace(choosing(include=["adam*"]), files="kept"),
+    ),
     "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
@@ -193,6 +198,11 @@ CASES = {
         ranks(STAGES, r0="wx", r1="wx", r2="wx", r3="wx", r4="vw", r5="v", r6="v", r7="v"),
     ),
     "check_index": ("contradicted", with_index(SLICE), with_index((800, 30))),
+    "check_no_evidence": (
+        "doubt",
+        replace(held(), no_evidence={"adam_m.w": UnreadableError("rank_1/net.ckpt", None, "EIO")}),
+        held(),
+    ),
     "check_hidden_shard": ("hidden_shard", held(ranks=(0, 2)), held(ranks=(0, 1, 2))),
     "check_corrections": (
         "undecided_shard",

@@ -25,9 +25,12 @@ def test_the_group_alone_prints_its_help(words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show ..."),
+        (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show"),
         (["show"], "strategy show needs STRATEGY STRATEGY is a strategy file."),
-        (["show", MERGED, "--al"], "strategy show has no --al Try: --all"),
+        (
+            ["show", MERGED, "--al"],
+            f"strategy show has no --al Try: ckpttool strategy show {MERGED} --all",
+        ),
         (
             ["show", MERGED, "--step", "1"],
             "It is an option of inspect, explain, merge, split, reshard,",
@@ -58,9 +61,12 @@ def test_show_takes_the_files_of_all_stages_together():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("convert S.ckpt b.yaml", "'b.yaml' does not exist The output is named with -o. Try: -o b"),
-        ("convert S.ckpt S.yaml", "named with -o. Try: -o S.yaml"),  # however near S.ckpt is
-        ("merge S.ckpt D.ckpt out/m.ckpt", "named with -o. Try: -o out/m.ckpt"),
+        ("convert S.ckpt b.yaml", "'b.yaml' does not exist The output is named with -o. Try:"),
+        ("convert S.ckpt S.yaml", "convert S.ckpt -o S.yaml"),  # however near S.ckpt is
+        (
+            "merge S.ckpt D.ckpt out/m.ckpt",
+            "Try: ckpttool strategy merge S.ckpt D.ckpt -o out/m.ckpt",
+        ),
         ("convert S.ckpt S.ckp -o S.yaml", "does not exist Try: ckpttool strategy convert S.ckpt"),
         ("convert -o S.yaml S.ckpt S.ckp", "does not exist Try: ckpttool strategy convert S.ckpt"),
         ("convert S.ckp S.yaml", "'S.ckp' does not exist Try: ckpttool strategy convert S.ckpt"),
@@ -75,7 +81,7 @@ def test_a_path_that_is_meant_as_the_output_is_named(tmp_path, monkeypatch, word
     result = run("strategy", *words.split())
     assert result.exit_code == 2
     assert said in message(result)
-    is_proposed = "named with -o" in said
+    is_proposed = " -o " in said or "named with -o" in said
     assert ("The output is named" in message(result)) == is_proposed
 
 

@@ -126,7 +126,7 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
         ("-s s.ckpt d.ckpt --rank 1", "takes no SRC, found d.ckpt", "-d d.ckpt"),
         ("-s s.ckpt -d d.ckpt src x", "found src, x", "the same command without them"),
         ("s.ckpt -s", "-s needs a value: FILE", "ckpttool strategy ranks -s"),
-        ("s.ckpt --ran 1", "strategy ranks has no --ran", "--rank"),
+        ("s.ckpt --ran 1", "strategy ranks has no --ran", "ckpttool strategy ranks s.ckpt"),
     ],
 )
 def test_paths_without_an_option_are_explained(tmp_path, monkeypatch, words, said, hint):

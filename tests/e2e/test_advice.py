@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from ckpttool.formats.local import more_files_hint
 from ckpttool.problems import COPY_AGAIN
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import message, run, run_well
+from tests.support.corpus import GOLDEN
 from tests.support.readers import read
 
 TENSORS = {"w": noise("w", "Float32", (4, 2)), "b": noise("b", "BFloat16", (3,))}
@@ -166,7 +168,7 @@ def test_the_first_answer_to_too_little_memory_works(tmp_path, size):
     subprocess.run([*words, said], check=True)
 
 
-@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("250mb", "250MB")])
+@pytest.mark.parametrize(("typed", "proposed"), [("7g", "7G"), ("25gb", "25GB")])
 def test_a_size_with_another_unit_is_proposed_with_ours(tmp_path, typed, proposed):
     write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
     for option in ("--max-memory", "--max-shard-size"):
@@ -292,3 +294,80 @@ def test_a_compressed_archive_as_src_is_unpacked_by_tar(tmp_path, monkeypatch, n
     assert (command, rest) == (f"tar {letters} {name}", "the checkpoint in it as SRC")
     subprocess.run(command, shell=True, check=True)
     run_well("inspect", "net.ckpt")
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """A folder with checkpoints, their strategies, and that of a target."""
+    monkeypatch.chdir(tmp_path)
+    stages, case = GOLDEN / "safetensors_pipeline", GOLDEN / "reshard_8_to_4"
+    for name, path in {
+        "run": stages / "src",
+        "stages": stages / "src_stage_strategies",
+        "ckpt": case / "src",
+        "s.ckpt": case / "src_strategy.ckpt",
+        "d.ckpt": case / "dst_strategy.ckpt",
+    }.items():
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, name)
+    return tmp_path
+
+
+def follow(line: str) -> str:
+    """Type a line that is refused, and what it is told to type, until a run is well; return it."""
+    for _ in range(4):
+        result = run(*shlex.split(line))
+        if not result.exit_code:
+            return line
+        assert result.exit_code == 2, message(result)
+        line = advice(result).removeprefix("ckpttool ")
+    raise AssertionError(line)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [  # a shell has expanded the patterns
+        ("verify run -s stages/*", "verify run -s stages"),
+        ("merge -s stages/* run/* -o 'my out.h5'", "merge -s stages run -o 'my out.h5'"),
+        ("explain run --rank 0 -s stages/*", "explain run --rank 0 -s stages"),
+        ("inspect ckpt -s s.ckp[t]", "inspect ckpt -s s.ckpt"),
+        ("diff run run --src-strategy stages/*", "diff run run --src-strategy stages"),
+        ("merge ckpt/*/*.ckpt s.ckpt -o x.h5", "merge ckpt -s s.ckpt -o x.h5"),
+        # paths without their options
+        ("verify ckpt s.ckpt --deep", "verify ckpt -s s.ckpt --deep"),
+        ("reshard ckpt s.ckpt d.ckpt new -j 2", "reshard ckpt -s s.ckpt -d d.ckpt -o new -j 2"),
+        ("convert ckpt 'new out'", "convert ckpt -o 'new out'"),
+        ("average run run out.ckpt -s stages", "average run run -o out.ckpt -s stages"),
+        # one dash, and words of other programs
+        ("verify ckpt -strategy s.ckpt", "verify ckpt --strategy s.ckpt"),
+        ("merge ckpt -src-strategy=s.ckpt -out x", "merge ckpt --src-strategy=s.ckpt --output x"),
+        ("stat ckpt -s s.ckpt", "inspect ckpt -s s.ckpt"),
+        ("strategy list s.ckpt", "strategy show s.ckpt"),
+        ("consolidate ckpt -s s.ckpt --out x.h5", "merge ckpt -s s.ckpt -o x.h5"),
+        ("merge ckpt -s s.ckpt -o x.h5 --workers 2", "merge ckpt -s s.ckpt -o x.h5 -j 2"),
+        ("strategy check ckpt -s s.ckpt", "strategy check ckpt s.ckpt"),
+    ],
+)
+def test_what_was_meant_is_proposed_in_the_words_that_were_typed(sources, typed, meant):
+    words = shlex.split(typed)
+    expanded = [one for word in words for one in (sorted(map(str, Path().glob(word))) or [word])]
+    assert follow(shlex.join(expanded)) == meant
+
+
+@pytest.mark.parametrize("case", ["tp_strategy_16_to_8", "tutorial_8_to_8_retrain"])
+def test_strategies_that_are_exchanged_look_exchanged(tmp_path, case):
+    src, other = GOLDEN / case / "src_strategy.ckpt", GOLDEN / case / "dst_strategy.ckpt"
+    words = ["reshard", GOLDEN / case / "src", "-o", tmp_path / "new", "--format", "ckpt"]
+    result = run(*words, "-s", other, "-d", src)
+    assert "the strategies of the source and of the target look exchanged" in message(result)
+    assert advice(result) == f"-s {src} -d {other}"
+    run_well(*words, *advice(result).split())
+
+
+@pytest.mark.parametrize("name", ["ckpt_strategy_rank_0.ckpt", "strategy_rank_3.ckpt"])
+def test_a_lone_strategy_as_src_is_for_s(sources, name):
+    Path("lone").mkdir()
+    shutil.copy("s.ckpt", f"lone/{name}")
+    for src in ("lone", f"lone/{name}"):
+        said = advice(run("merge", src, "-o", "x.h5"))
+        assert said == f"the checkpoint as SRC, and -s {src}"
+        run_well("merge", "ckpt", *said.split()[-2:], "-o", f"{len(src)}.h5")

@@ -16,6 +16,8 @@ from tests.support import corpus
 from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.encryption import KEY, encrypt
+from tests.support.executors import average_words, write_rounded
 from tests.support.readers import Entry, entry_of, read, read_ranks
 
 # What has no mean, and a text, which the writer of the tests lacks.
@@ -213,6 +215,42 @@ def test_a_number_that_is_not_finite_is_named_and_nothing_is_left(number, word, 
     run_well("average", *words, "-o", tmp_path / "m.ckpt", "--exclude", name, "-q")
 
 
+@pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC"])
+def test_encrypted_inputs_are_averaged_with_their_key(mode, tmp_path):
+    (tmp_path / "key").write_bytes(KEY)
+    other = write_rounded(tmp_path)
+    words = [*average_words(other, tmp_path / "plain", "ckpt")]
+    run_well(*words)
+    for path in sorted(other.rglob("*.ckpt")):
+        path.write_bytes(encrypt(path.read_bytes(), mode, KEY, 200))
+    (other / "ckpttool.json").unlink()
+    out = [*average_words(other, tmp_path / "out", "ckpt")]
+    assert run(*out).exit_code != 0
+    run_well(*out, "--dec-key-file", tmp_path / "key")
+    assert read_ranks(tmp_path / "out") == read_ranks(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("case", corpus.a_third(CASES, 2))
+def test_numbers_of_workers_do_not_count_in_any_case(case, tmp_path):
+    folder, conversion = GOLDEN / case, corpus.conversion(case, "merge")
+    run_well(
+        *("merge", folder / "src", "-s", folder / conversion.src_strategy),
+        *("-o", tmp_path / "m.ckpt", "-q"),
+    )
+    first = read(tmp_path / "m.ckpt")
+    kept = {name: one for name, one in first.items() if one.dtype not in NOT_AVERAGED}
+    left = [f"re:^{re.escape(name)}$" for name in first if name not in kept]
+    path = tmp_path / "merged" / "in.ckpt"
+    write_file(path, {name: changed(name, one, 1) for name, one in kept.items()}, "ckpt")
+    words = ("average", f"{folder / 'src'}:0.3", f"{path}:0.7", "--replicated", "-q")
+    words += ("-s", folder / conversion.src_strategy)
+    words += tuple(word for name in left for word in ("--exclude", name))
+    for jobs in ("1", "16"):
+        run_well(*words, "-j", jobs, "-o", tmp_path / f"{jobs}.safetensors")
+    one, many = (tmp_path / f"{jobs}.safetensors" for jobs in ("1", "16"))
+    assert one.read_bytes() == many.read_bytes()
+
+
 def test_all_problems_are_said_at_once(tmp_path):
     pairs = (
         {"w": ((4, 3), "Float32"), "v": ((2,), "Float16"), "only_a": ((2,), "Float32")},
@@ -315,6 +353,27 @@ def test_a_set_with_its_strategy_needs_no_option(tmp_path):
     run_well("diff", SRC, tmp_path / "out.ckpt", "-s", STRATEGY)
 
 
+def test_a_manifest_goes_before_the_strategy_of_all(tmp_path):
+    folder, out = tmp_path / "set", tmp_path / "out.ckpt"
+    ckpttool.reshard(SRC, STRATEGY, TARGET, folder, format="ckpt")
+    run_well("average", folder, SRC, "-s", STRATEGY, "-o", out, "-q")
+    run_well("diff", SRC, out, "-s", STRATEGY)
+    run_well("average", folder, folder, "-s", TARGET, "-o", out, "-q", "--overwrite")
+    refused = message(run("average", folder, folder, "-s", STRATEGY, "-o", tmp_path / "x.ckpt"))
+    assert "no input needs this strategy" in refused
+
+
+def test_a_strategy_that_does_not_fit_is_one_error(tmp_path):
+    folder = tmp_path / "set"
+    ckpttool.reshard(SRC, STRATEGY, TARGET, folder, format="ckpt")
+    refused = message(
+        run("average", f"{folder},strategy={STRATEGY}", SRC, "-s", STRATEGY, "-o", "x")
+    )
+    assert "input 1: " in refused
+    assert "is not the strategy of" in refused
+    assert refused.count("error[") == 1
+
+
 def test_options_of_tensors_compose(tmp_path):
     run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.ckpt", "-q")
     merged = read(tmp_path / "m.ckpt")
@@ -345,6 +404,19 @@ def test_a_dry_run_writes_nothing_and_knows_what_is_read(tmp_path):
     assert files_below(tmp_path) == before
     assert document["dry_run"]["reads"]["data"]["nbytes"] == 2 * (1024 * 3001 + 3) * 4
     assert len(document["averaged"]["inputs"]) == 2
+
+
+def test_a_dry_run_says_which_ranks_of_which_input_are_needed(tmp_path):
+    run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.ckpt", "-q")
+    words = ("average", SRC, tmp_path / "m.ckpt", "-s", STRATEGY, "-o", tmp_path / "out.ckpt", "-n")
+    said = run_well(*words, "--include", "model.norm_out.weight").stdout
+    assert "rank 0 of input 1; file 0 of input 2" in " ".join(said.split())
+    document = json.loads(run_well(*words, "--include", "model.norm_out.weight", "--json").stdout)
+    nbytes = read(tmp_path / "m.ckpt")["model.norm_out.weight"].array().nbytes
+    (source,) = document["dry_run"]["sources"]
+    assert source["needs"] == [
+        {"ranks": [0], "input": number, "nbytes": nbytes} for number in (0, 1)
+    ]
 
 
 @pytest.mark.big

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import pytest
 
 from tests.e2e.test_golden import CASES, GOLDEN, command_of, formats_of
 from tests.support import corpus
-from tests.support.commands import message, run
+from tests.support.commands import message, run, run_well
 from tests.support.corpus import a_third
 from tests.support.readers import read, read_ranks
 
@@ -147,3 +148,155 @@ def test_choosing_renaming_and_casting_go_together(key):
         assert found.get(rank, {}).keys() == expected.keys()
         for name, one in expected.items():
             assert one is None or found[rank][name] == one, name
+
+
+@pytest.mark.parametrize("case", ["reshard_8_to_4", "optshard_full_adamw"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--include *norm*.weight --rename *.weight=out.*.w",
+        "--exclude re:^adam_ --rename learning_rate=opt.lr --dtype bf16",
+        "--weights-only --rename re:^=pre. --dtype bf16:*wq*",
+        "--include *1.* --rename *=net.* --dtype fp16:adam_m.*",
+    ],
+)
+def test_diff_with_the_options_of_a_run_finds_what_it_wrote(case, words):
+    """Patterns are about the names of the source, on both sides."""
+    options = words.split()
+    inf = ["--on-overflow", "inf"] if "--dtype" in options else []
+    source = [f"golden/{case}/src", "-s", f"golden/{case}/src_strategy.ckpt"]
+    run_well("merge", *source, "-o", "out.ckpt", *options, *inf)
+    compared = run("diff", source[0], "out.ckpt", *source[1:], *options, "--json")
+    document = json.loads(compared.stdout)
+    assert (document["equal"], document["tensors"]) == (True, len(read(Path("out.ckpt"))))
+
+
+COMMANDS = ("merge", "split", "reshard", "convert", "average")
+OPTIONS = ("--include", "--weights-only", "--rename", "--dtype")
+PAIRS = [f"{one}{''.join(pair)}" for one in COMMANDS for pair in combinations(OPTIONS, 2)]
+OF_RANKS = [
+    one
+    for one in corpus.conversions("merge")
+    if one.src_strategy is not None and "enc_key" not in corpus.case_facts(one.case)
+]
+
+
+def ranks_written(command, conversion, *words):
+    """What a command writes of a golden case; None if it refuses the case, with what it says."""
+    src = f"golden/{conversion.case}/src"
+    strategy = f"golden/{conversion.case}/{conversion.src_strategy}"
+    if command in ("split", "average") and not Path("whole.ckpt").exists():
+        run("merge", src, "-s", strategy, "-o", "whole.ckpt")
+    line = {
+        "merge": ("merge", src, "-s", strategy, "-o", "out/whole.ckpt"),
+        "split": ("split", "whole.ckpt", "-d", strategy, "-o", "out"),
+        "reshard": ("reshard", src, "-s", strategy, "-d", strategy, "-o", "out"),
+        "convert": ("convert", src, "-o", "out"),
+        # both hold the same numbers, so the mean is exact and rounded once
+        "average": ("average", src, "whole.ckpt", "-s", strategy, "-o", "out/whole.ckpt"),
+    }[command]
+    result = run(*line, "--format", "ckpt", *words, "--overwrite")
+    if result.exit_code:
+        return None, message(result)
+    is_one = command in ("merge", "average")
+    return {0: read(Path("out/whole.ckpt"))} if is_one else read_ranks(Path("out")), ""
+
+
+@pytest.mark.parametrize("key", a_third(PAIRS, 0))
+def test_pairs_of_options_are_one_after_the_other(key):
+    command, *options = (one for one in re.split(r"(?=--)", key) if one)
+    chance = random.Random(key)
+    for conversion in chance.sample(OF_RANKS, len(OF_RANKS)):
+        Path("whole.ckpt").unlink(missing_ok=True)
+        whole, _ = ranks_written(command, conversion)  # Float8 has no mean, for example
+        if whole is not None:
+            break
+    names = {name for entries in whole.values() for name in entries}
+    made_up, chosen = made_up_choice(key, names)
+    of_options = {
+        "--include": made_up,
+        "--weights-only": ["--weights-only"],
+        "--rename": ["--rename", "*=net.*"],
+        "--dtype": ["--dtype", "bf16", "--on-overflow", "inf"],
+    }
+    words = [word for one in options for word in of_options[one]]
+    if "--include" in options:
+        names &= chosen
+    if "--weights-only" in options:
+        names = {name for name in names if not TRAINING.fullmatch(name)}
+    found, said = ranks_written(command, conversion, *words)
+    if not names:
+        assert "no tensor is chosen" in said
+        return
+    assert found is not None, said
+    for rank, entries in whole.items():
+        kept = {name: one for name, one in entries.items() if name in names}
+        if "--dtype" in options:
+            kept = {name: rounded(name, one) for name, one in kept.items()}
+        if "--rename" in options:
+            kept = {renamed(name): one for name, one in kept.items()}
+        of_rank = found.get(rank, {})
+        assert of_rank.keys() == kept.keys()
+        for name, one in kept.items():
+            assert one is None or of_rank[name] == one, name
+
+
+def of_type(entry, dtype):
+    """A tensor of Float32 in another type, rounded by another library."""
+    numbers = np.frombuffer(entry.data, "<f4")
+    types = {"BFloat16": ml_dtypes.bfloat16, "Float16": np.float16}
+    return entry._replace(dtype=dtype, data=numbers.astype(types[dtype]).tobytes())
+
+
+# What published scripts do after merging, and what becomes of a name and its tensor.
+JOBS = {
+    "merge": ([], lambda name, one: (name, one)),
+    "throw the optimizer state away": (
+        ["--weights-only"],
+        lambda name, one: None if TRAINING.fullmatch(name) else (name, one),
+    ),
+    "throw adam_ away": (
+        ["--exclude", "adam_*"],
+        lambda name, one: None if name.startswith("adam_") else (name, one),
+    ),
+    "cast the weights": (
+        ["--dtype", "bf16"],
+        lambda name, one: (name, rounded(name, one)),
+    ),
+    "cast all": (
+        ["--dtype", "fp16:model.*", "--dtype", "fp16:adam_*"],
+        lambda name, one: (
+            name,
+            of_type(one, "Float16") if name.startswith(("model.", "adam_")) else one,
+        ),
+    ),
+    "rename": (
+        ["--rename", "re:^model[.]=net."],
+        lambda name, one: (re.sub(r"^((?:adam_[mv][.])?)model[.]", r"\1net.", name), one),
+    ),
+    "all of it": (
+        ["--weights-only", "--dtype", "bf16", "--rename", "model.*=net.*"],
+        lambda name, one: (
+            None
+            if TRAINING.fullmatch(name)
+            else (re.sub(r"^model[.]", "net.", name), of_type(one, "BFloat16"))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["m.ckpt", "m.safetensors", "m.h5", "numbered"])
+@pytest.mark.parametrize("job", JOBS)
+def test_what_a_script_does_by_hand_is_one_command(job, form):
+    case = Path("golden/reshard_8_to_4")
+    merge = ("merge", case / "src", "-s", case / "src_strategy.ckpt", "-q")
+    words, change = JOBS[job]
+    assert not run(*merge, "-o", "whole.ckpt").exit_code
+    more = ("--max-shard-size", "4KB") if form == "numbered" else ()
+    result = run(*merge, "-o", form, *words, *more)
+    assert result.exit_code == 0, message(result)
+    files = sorted(Path(form).glob("*.safetensors")) if more else [Path(form)]
+    assert len(files) > 1 or not more
+    found = {name: one for path in files for name, one in read(path).items()}
+    changed = (change(name, one) for name, one in read(Path("whole.ckpt")).items())
+    assert found == dict(one for one in changed if one is not None)

@@ -21,13 +21,13 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.memory import peak_bytes
 from ckpttool.execution.schedule import Batch
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
 from ckpttool.operations import convert as conversion_module
 from ckpttool.operations.estimate import estimate
 from ckpttool.storage.files import PARTIAL
+from ckpttool.system import peak_bytes
 from tests.e2e.test_golden import CASES, GOLDEN, KINDS, command_of, formats_of
 from tests.support import corpus
 from tests.support.checkpoints import cut, noise, strategy_of, write_holes, write_ranks

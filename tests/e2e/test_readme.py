@@ -15,10 +15,10 @@ import pytest
 
 from ckpttool.cli.verify import verify
 from ckpttool.problems import severities
-from tests.e2e.test_pages import hybrid_parallel
 from tests.support.checkpoints import write_file
 from tests.support.commands import commands, everything, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.examples import hybrid_parallel
 from tests.support.pages import DOCS, ROOT, blocks_of
 from tests.support.readers import read, read_ranks
 

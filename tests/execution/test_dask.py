@@ -12,18 +12,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.secret import Secret
-from tests.support.checkpoints import create_file
+from tests.support.checkpoints import create_file, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     COMMAND,
     NO_DUMP,
     ROOT,
+    average_words,
     complete_outputs,
     contents,
     dask_cluster,
@@ -35,9 +37,11 @@ from tests.support.executors import (
     split_words,
     start,
     wait_until,
+    write_rounded,
     write_source,
 )
 from tests.support.manifests import UNFINISHED
+from tests.support.readers import entry_of, read
 
 pytest.importorskip("distributed", reason="the extra ckpttool[dask] is not installed")
 pytestmark = [pytest.mark.dask, pytest.mark.xdist_group("dask")]
@@ -87,6 +91,25 @@ def address_of(cluster, form):
         "host and port": cluster.address.removeprefix("tcp://"),
         "file": str(cluster.file),
     }[form]
+
+
+def test_an_average_is_that_of_this_host_and_a_nan_leaves_nothing(two_workers, tmp_path):
+    other = write_rounded(tmp_path)
+    run_well(*average_words(other, tmp_path / "here", "safetensors"), "-j", "1")
+    engine = ("--engine", f"dask:{two_workers.address}")
+    run_well(*average_words(other, tmp_path / "there", "safetensors"), *engine)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    path = other / "rank_0" / "checkpoint-2_10.ckpt"
+    entries = read(path)
+    nan = entries["lm_head.weight"].array().copy()
+    nan[0, 0] = np.nan
+    write_file(path, {**entries, "lm_head.weight": entry_of(nan)}, "ckpt")
+    words = (*average_words(other, tmp_path / "none", "safetensors"), *engine)
+    refused = run(*words, "--ignore-manifest", "--trust-strategy")
+    assert refused.exit_code == 7, message(refused)
+    assert f"{path}: lm_head.weight: NaN at [" in message(refused)
+    assert "in the file of rank 0" in message(refused)
+    assert not [name for name in files_below(tmp_path / "none") if "rank_" in name]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_every_target_rank_has_its_sources_in_full(plan_of_columns):
     work = survey(plan, assignment.ranks, CopyOptions(), by_file=False)
     (supply,) = work.supplies
     assert supply.ranks == tuple(range(RANKS))
-    assert supply.nbytes == dict.fromkeys(range(RANKS), NBYTES // RANKS**2)
+    assert supply.nbytes == dict.fromkeys(((0, one) for one in range(RANKS)), NBYTES // RANKS**2)
 
 
 def one_by_one(plan, options):

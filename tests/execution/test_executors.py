@@ -14,12 +14,11 @@ from threading import Barrier, Event
 import pytest
 
 import ckpttool
+from ckpttool import system
 from ckpttool.concurrency import InlineExecutor, bind_cancel_event
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution import executors
 from ckpttool.execution.copy import fill
 from ckpttool.execution.executors import (
-    _find_quota,
     default_jobs,
     open_engine,
     split_engine_name,
@@ -114,22 +113,20 @@ def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
             5,
         ),
         ("3:cpuset:/x", {"cpu.max": "100000 100000"}, math.inf),
-        (None, {}, math.inf),
+        ("", {}, math.inf),
     ],
 )
 def test_limits_of_containers_count_as_processors(tmp_path, groups, limits, wanted):
-    if groups is not None:
-        (tmp_path / "cgroup").write_text(groups + "\n")
     for name, text in limits.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text + "\n")
-    assert _find_quota(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == wanted
+    assert system.find_quota(groups, str(tmp_path / "fs")) == wanted
 
 
 @pytest.mark.parametrize(("quota", "workers"), [(0.2, 1), (1.5, 2), (4, 4), (100, 8)])
 def test_there_is_a_worker_for_each_processor_at_hand(monkeypatch, quota, workers):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(executors, "_find_quota", lambda: quota)
+    monkeypatch.setattr(system, "find_quota", lambda groups: quota)
     assert default_jobs() == workers
 
 

@@ -13,11 +13,12 @@ import ckpttool
 from ckpttool.execution import memory
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions
-from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
+from ckpttool.execution.memory import MIB, fit_memory
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import PlanError
+from ckpttool.system import peak_bytes
 from tests.support.checkpoints import create_file, strategy_of, write_holes
 from tests.support.commands import files_below, message, run, run_well
 
@@ -28,7 +29,7 @@ SHAPE = (1 << 14, 2048)  # 128 MiB
 MEASURE = """
 import sys
 from ckpttool.cli.main import main
-from ckpttool.execution.memory import peak_bytes
+from ckpttool.system import peak_bytes
 try:
     main(sys.argv[1:])
 finally:

@@ -74,3 +74,18 @@ def test_plans_of_the_library_write_it_too(tmp_path):
             str(tmp_path / "new"),
             output_options=ckpttool.OutputOptions(strategy_path=place + "2"),
         )
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json", ".yaml"])
+@pytest.mark.parametrize(
+    "lines",
+    ['"*.weight": {axis: 0}', '"*.wq.weight": {axis: 1}\n  "adam_*": {axis: 0}'],
+)
+def test_that_of_a_hand_written_target_is_written_in_each_form(tmp_path, lines, suffix):
+    target, written = tmp_path / "four.yaml", tmp_path / f"s{suffix}"
+    target.write_text(
+        f"ckpttool_strategy: 1\nranks: 4\nparameters:\n  {lines}\notherwise: replicated\n"
+    )
+    source = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+    run_well("reshard", *source, "-d", target, "-o", tmp_path / "out", "--write-strategy", written)
+    run_well("diff", source[0], tmp_path / "out", *source[1:], "--b-strategy", written)

@@ -15,7 +15,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Reads
 from ckpttool.storage import region_io
-from ckpttool.storage.counting import CountingExecutor, CountingFiles
+from ckpttool.storage.counting import CountingExecutor, CountingFiles, Origin
 from ckpttool.storage.region_io import FlatFiles, read_band
 from tests.storage.test_region_io import lay_out, numbered
 from tests.support.checkpoints import noise, write_file
@@ -43,7 +43,7 @@ def assert_counted(tensor, scratch_bytes):
         assert counted.take_reads() == count()
     assert counted.scratch_used == files.scratch_used
     used = sum(region.size for region in REGIONS) * tensor.meta.itemsize
-    assert counted.take_used() == {0: used}
+    assert counted.take_used() == {Origin(0, 0): used}
     assert counted.take_reads() == Reads()
     assert counted.take_used() == Counter()
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import system
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Extent, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError
@@ -130,7 +131,7 @@ def traffic(monkeypatch):
 
 def use_kernel(monkeypatch, release):
     monkeypatch.setattr(platform, "release", lambda: release)
-    monkeypatch.setattr(region_io, "_has_dontcache", region_io._has_dontcache.__wrapped__)
+    monkeypatch.setattr(region_io, "has_dontcache", system.has_dontcache.__wrapped__)
 
 
 @pytest.mark.parametrize("release", ["5.15.0-91-generic", "6.14.2", "6.15.0", "unknown"])
@@ -159,7 +160,7 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
     with FlatFiles(16) as files:
         files.write_bytes(tensor, 0, array.view(np.uint8))
     assert {flags for at, nbytes, flags in traffic if at % page or nbytes % page} == {0}
-    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == region_io.RWF_DONTCACHE]
+    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == system.RWF_DONTCACHE]
     assert all(at % page == 0 and 0 < nbytes <= 1 << 20 for at, nbytes in whole)
     assert sum(nbytes for _, nbytes in whole) > array.nbytes - 3 * page
     assert all(flags is not None for *_, flags in traffic)  # the kernel needs no hint
@@ -355,6 +356,30 @@ def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch)
                 assert out.view("<i4")[-1] == i
                 assert count_open() <= before + 4
     assert count_open() == before
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypatch, most):
+    """As on macOS, where all workers together may open 256."""
+    before, real = count_open(), region_io.open_descriptor
+
+    def limited(file, flags):
+        if count_open() >= before + most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), file.path)
+        return real(file, flags)
+
+    monkeypatch.setattr(region_io, "open_descriptor", limited)
+    tensors = [lay_out(tmp_path / f"{i}", numbered((i + 1,))) for i in range(9)]
+    with FlatFiles(1 << 20) as files:
+        for _ in range(2):
+            for i, tensor in enumerate(tensors):
+                out = np.empty(4 * (i + 1), np.uint8)
+                files.read_bytes(tensor, 0, out)
+                assert out.view("<i4")[-1] == i
+    monkeypatch.setattr(region_io, "open_descriptor", lambda file, flags: limited(file, -1))
+    before -= most  # a worker that has no file open cannot close one
+    with FlatFiles(16) as files, pytest.raises(OSError, match=r"Too many open files.*/0'"):
+        files.read_bytes(tensors[0], 0, out)
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):

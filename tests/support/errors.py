@@ -13,10 +13,12 @@ from ckpttool.problems import (
     LibraryError,
     NoStrategyError,
     PlanError,
+    RulesError,
     SourceHashError,
     SourceValueError,
     StepError,
     StrategyError,
+    SystemUnfitError,
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
@@ -48,6 +50,12 @@ PLAN = PlanError(LOST)
 
 EXAMPLES = [
     (CkptToolError("plain"), {}, "plain", 70),
+    (
+        SystemUnfitError("fcntl"),
+        {"module": "fcntl"},
+        "this Python has no module fcntl; on Windows run ckpttool in WSL",
+        8,
+    ),
     (
         FORMAT,
         {"path": "rank_3/a.ckpt", "offset": 118, "reason": FORMAT.reason},
@@ -88,6 +96,12 @@ EXAMPLES = [
         STRATEGY,
         {"where": "s.ckpt", "reason": "no parameter layouts in it"},
         "s.ckpt: no parameter layouts in it",
+        4,
+    ),
+    (
+        RulesError("n.yaml, line 2", "x: no mapping"),
+        {"where": "n.yaml, line 2", "reason": "x: no mapping"},
+        "n.yaml, line 2: x: no mapping",
         4,
     ),
     (

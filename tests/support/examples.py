@@ -60,20 +60,20 @@ def lay_out(folder: Path) -> None:
         rank.mkdir(parents=True)
         for step in ("1_8000", "1_8500", "1_9000"):
             shutil.copy(path, rank / f"net-{step}.ckpt")
-    for number, entries in _hybrid_parallel().items():
+    for number, entries in hybrid_parallel()[1].items():
         write_file(folder / "nodes" / f"node{number}" / "CKP_1-4_32.ckpt", entries, "ckpt")
 
 
-def _hybrid_parallel() -> Mapping[int, Mapping[str, Entry]]:
-    """Return what the four devices of MindSpore's tutorial on hybrid parallel save."""
+def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, Entry]]]:
+    """Return what MindSpore's tutorial on hybrid parallel has: in full, and of each device."""
     full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
     same = {name: noise(name, "Float32", ()) for name in ("learning_rate", "momentum")}
     same["global_step"] = noise("global_step", "Int32", (1,))
-    return {
-        rank: same
-        | {name: entry.excerpt(slice(2 * rank, 2 * rank + 2)) for name, entry in full.items()}
-        for rank in range(4)
-    }
+    ranks = {}
+    for rank in range(4):
+        rows = slice(2 * rank, 2 * rank + 2)
+        ranks[rank] = same | {name: entry.excerpt(rows) for name, entry in full.items()}
+    return full | same, ranks
 
 
 def main() -> None:

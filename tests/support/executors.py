@@ -68,6 +68,20 @@ def merge_words(folder: Path, output_format: str) -> list[str]:
     return [str(word) for word in words]
 
 
+def write_rounded(folder: Path) -> Path:
+    """Write the same checkpoint with its numbers rounded to bfloat16."""
+    ckpttool.convert(CASE / "src", folder / "bf16", dtype="bf16:*")
+    ckpttool.convert(folder / "bf16", folder / "rounded", dtype="fp32:*")
+    return folder / "rounded"
+
+
+def average_words(other: Path, folder: Path, output_format: str) -> list[str]:
+    """Return a command line that averages the same checkpoint and another into rank files."""
+    words = ["average", f"{CASE / 'src'}:0.3", f"{other}:0.7", "-s", CASE / "src_strategy.ckpt"]
+    words += ["-d", CASE / "dst_strategy.ckpt", "-o", folder, "--format", output_format]
+    return [str(word) for word in words]
+
+
 def split_words(source: Path, folder: Path) -> list[str]:
     """Return a command line that splits what `write_source` wrote."""
     words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder, "--format", "ckpt"]

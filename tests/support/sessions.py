@@ -96,8 +96,8 @@ class Session(Transcript):
             self.add(line, done.stdout, done.stderr, done.returncode, program="")
 
 
-def check_session(path: Path, title: str, session: Session) -> None:
-    """Compare a case with what comes of it now."""
+def play(path: Path, title: str, session: Session) -> str:
+    """Do the lines of a case, and return what comes of it now."""
     case = read_cases(path)[title]
     for line in path.read_text(encoding="utf-8").partition("\n# ")[0].splitlines():
         session.do(line)
@@ -105,7 +105,12 @@ def check_session(path: Path, title: str, session: Session) -> None:
     session.lines.clear()
     for line in case.splitlines():
         session.do(line)
-    text = session.text().strip("\n")
+    return session.text().strip("\n")
+
+
+def check_session(path: Path, title: str, session: Session) -> None:
+    """Compare a case with what comes of it now."""
+    text = play(path, title, session)
     if "=> exit 70" in text:
         pytest.fail(f"an internal error: {text}", pytrace=False)
     compare_case(path, title, text)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     the output is read again before it gets its name.
     """,
 )
-@options.input_strategies
+@options.strategies
 @options.output_path("path", "Strategy file to write; its suffix is its form.", "new.yaml", "FILE")
 @options.output_options.parameters["overwrite"]("overwrite", options.SAFETY)
 @options.report_options()

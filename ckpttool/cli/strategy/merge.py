@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     stage counts; the others must agree with it.
     """,
 )
-@options.input_strategies
+@options.strategies
 @options.output_path("path", "Strategy file to write.", "merged.ckpt", "FILE")
 @options.output_options.parameters["overwrite"]("overwrite", options.SAFETY)
 @options.report_options()
