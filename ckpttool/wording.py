@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+LEAST_IN_STRIDE = 4  # numbers that are written as a range with a step
+
 
 def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = None) -> str:
     """Format numbers of ranks, or of what ``word`` names, like `format_numbers`.
@@ -15,6 +17,8 @@ def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = No
     'rank 0'
     >>> format_ranks([0, 3, 4, 5, 7])
     'ranks 0, 3-5, 7'
+    >>> format_ranks(range(0, 64, 2))
+    'ranks 0-62/2'
     """
     return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ', most)}"
 
@@ -22,7 +26,7 @@ def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = No
 def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | None = None) -> str:
     """Format distinct numbers with ranges: the first ``most``, and the number of other numbers.
 
-    A single other number is written, too.
+    ``0-62/2`` has every second number.  A single other number is written, too.
 
     Examples
     --------
@@ -32,14 +36,39 @@ def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | Non
     '0, 3-5 and 2 more'
     >>> format_numbers([0, 3, 4, 5, 7], ", ", most=2)
     '0, 3-5, 7'
+    >>> format_numbers([0, 1, 2, 4, 6, 8, 10, 13])
+    '0-2,4-10/2,13'
     """
-    ranges = find_runs(numbers)
+    ranges = _join_strides(find_runs(numbers))
     more = 0 if most is None else sum(map(len, ranges[most:]))
     shown = ranges[:most] if more > 1 else ranges
     texts = (
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in shown
+        f"{run[0]}-{run[-1]}{f'/{run.step}' if run.step > 1 else ''}"
+        if len(run) > 2
+        else separator.join(map(str, run))
+        for run in shown
     )
     return separator.join(texts) + (f" and {more} more" if more > 1 else "")
+
+
+def _join_strides(runs: Sequence[range]) -> list[range]:
+    """Join single numbers at equal distances to ranges, if there are enough of them."""
+    joined: list[range] = []
+    at = 0
+    while at < len(runs):
+        end, is_single = at + 1, len(runs[at]) == 1
+        step = runs[end].start - runs[at].start if end < len(runs) else 0
+        while is_single and end < len(runs) and len(runs[end]) == 1:
+            if runs[end].start - runs[end - 1].start != step:
+                break
+            end += 1
+        if end - at >= LEAST_IN_STRIDE:
+            joined.append(range(runs[at].start, runs[end - 1].stop, step))
+        else:
+            end = at + 1
+            joined.append(runs[at])
+        at = end
+    return joined
 
 
 def find_runs(numbers: Iterable[int]) -> list[range]:
@@ -67,15 +96,15 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> parse_numbers("7,0-2")
-    (0, 1, 2, 7)
+    >>> parse_numbers("7,0-2,10-14/2")
+    (0, 1, 2, 7, 10, 12, 14)
     """
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?:/([1-9]\d{0,6}))?)?\s*", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(repr(part))
-        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return tuple(sorted(numbers))
 
 

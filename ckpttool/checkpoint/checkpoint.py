@@ -441,6 +441,30 @@ class Checkpoint(Brief):
         """The names whose slices the strategy or the checkpoint itself lists."""
         return listed_names(self.catalog, self.strategy)
 
+    @cached_property
+    def confirmed(self) -> frozenset[str]:
+        """The tensors whose full shapes more shows than the layouts of the strategy.
+
+        It is the manifest, an index beside the files, the strategy in JSON, or a parameter and a
+        state: the strategy shards them differently, and both have one full shape.  If it shards
+        both alike, both would be wrong in the same way.
+        """
+        shapes = {one.name: one.meta.shape for one in self.tensors}
+        if self.is_recorded and self.options.manifest != "ignore":
+            return frozenset(shapes)
+        listed = self.strategy.layouts
+        found = {n for n in shapes if any(one.full_shape for one in listed.get(n, ()))}
+        for index in self.indexes.values():
+            if not isinstance(index, Exception):
+                found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
+        for pair in self.states.items():
+            state, parameter = (listed.get(name, ()) for name in pair)
+            counts = {layout.slice_counts for layout in (*state[:1], *parameter[:1])}
+            is_there = all(name in shapes for name in pair)
+            if len(counts) == 2 and is_there and shapes[pair[0]] == shapes[pair[1]]:
+                found |= {*pair}
+        return frozenset(found)
+
     @property
     def listing(self) -> str:
         """What lists the layouts, for messages."""

@@ -122,10 +122,18 @@ def _lay_out(text: str) -> Markdown:
     rich takes the space off the end of a line by the number of letters, not of columns.
     """
     from rich import markdown
+    from rich.syntax import Syntax
     from rich.table import Table
 
+    class Block(markdown.CodeBlock):
+        """Code without a margin, since a screen is as wide as the terminal."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
+
     class Page(markdown.Markdown):
-        """A class, since these elements are those of a class."""
+        elements = {**markdown.Markdown.elements, "fence": Block, "code_block": Block}  # noqa: RUF012
 
     if hasattr(markdown, "TableElement"):  # older versions leave tables as they are
 

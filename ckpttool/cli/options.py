@@ -34,6 +34,7 @@ from ckpttool.cli.params import (
     RENAME,
     RENAME_FILE,
     SIZE,
+    AbsentStrategy,
     Choice,
     Existing,
     OutputPath,
@@ -214,6 +215,9 @@ class GroupedCommand(click.Command):
             _refuse_single_dash(ctx)
         try:
             extra = super().parse_args(ctx, args)
+        except AbsentStrategy as problem:
+            problem.instead = self._fitting_strategy(ctx, given, problem)
+            raise
         except click.BadParameter as error:
             from ckpttool.cli import retyped
 
@@ -248,6 +252,20 @@ class GroupedCommand(click.Command):
             names = " and ".join(one.human_readable_name for one in wanted)
             raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths)
         return extra
+
+    def _fitting_strategy(
+        self, ctx: click.Context, given: list[str], problem: AbsentStrategy
+    ) -> str:
+        """Return a strategy that fits the checkpoint of a command in place of an absent one."""
+        from ckpttool.operations.strategy_check import find_fitting
+
+        option = problem.param.opts[0] if problem.param is not None else ""
+        values, _, _ = self.make_parser(ctx).parse_args(given)
+        src = values.get("b" if option == "--b-strategy" else "src", values.get("a"))
+        if not isinstance(src, str):
+            return ""
+        folders = (Path(problem.path).parent, Path(src), Path(src).parent, Path(src, "strategy"))
+        return find_fitting(src, folders, is_target=option == "-d")
 
     def _refuse_second_values(self, ctx: click.Context, given: Sequence[str]) -> None:
         """Refuse a word behind the value of an option that takes one and can be repeated.

@@ -42,7 +42,7 @@ from ckpttool.wording import (
 
 if TYPE_CHECKING:
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.summary import Amount, Parallelism, Placement, Stage, Summary
+    from ckpttool.operations.summary import Amount, Entry, Parallelism, Placement, Stage, Summary
 
 MAX_ROWS = 40  # of the folded table; more are no overview
 _LEAST_RANKS = 30  # columns for the ranks of each slice
@@ -78,7 +78,8 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
     files, summary = found.catalog.files, found.summary
     if not files and found.catalog.errors("inspect"):
         return  # it is not known what it is
-    print_facts(found.catalog.root, facts_of(found))
+    color = {True: None, False: "red", None: "yellow"}[found.completeness.complete]
+    print_facts(found.catalog.root, facts_of(found), {"complete": color})
     if show_ranks:
         _print_files(found)
     if show_all:
@@ -133,9 +134,16 @@ def _contents(found: Inspection) -> Iterator[str]:
         f"weights {format_bytes(weights.nbytes)}{number}": weights.tensors,
         f"optimizer state {format_bytes(states.nbytes)}{dtypes}": states.tensors,
         f"without {count(missing, 'incomplete tensor')}": missing,
-        f"as stored{' on all ranks' if len(files) > 1 else ''}": is_stored,
+        f"as stored{' on all ranks, with replicas' if len(files) > 1 else ''}": is_stored,
+        "each tensor once, the files with replicas": _has_replicas(found),
     }
     yield from filter(None, [", ".join(text for text, is_there in sizes.items() if is_there)])
+
+
+def _has_replicas(found: Inspection) -> bool:
+    """Return whether several ranks hold a slice, so that files are larger than full tensors."""
+    placements = {one.placement for one in found.summary.entries if one.placement.is_listed}
+    return any(len(ranks) > 1 for one in placements for ranks in one.local_owners)
 
 
 def _number(found: Inspection) -> str:
@@ -160,15 +168,18 @@ def _differing_ranks(found: Inspection) -> Iterator[str]:
     if found.catalog.is_merged or len(groups) < 2:
         return
     texts = []
-    for ranks in groups[:_MAX_GROUPS]:
+    most = _MAX_GROUPS + (len(groups) == _MAX_GROUPS + 1)  # "1 more group" is as long as it
+    for ranks in groups[:most]:
         sizes = [files[rank].nbytes for rank in ranks]
         limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
         tensors = count(len(files[ranks[0]].header), "tensor")
         each = " each" if len(ranks) > 1 else ""
+        stage = _stage_text(found.summary, ranks).removesuffix(": ")
         which = format_numbers(ranks, ", ", _MAX_RANGES)
+        which = f"{stage} ({which})" if stage else which
         texts.append(f"{which}: {tensors}, {' to '.join(limits)}{each}")
-    if more := sum(map(len, groups[_MAX_GROUPS:])):
-        texts.append(count(more, "more rank"))
+    if more := groups[most:]:
+        texts.append(f"{count(len(more), 'more group')} of {count(sum(map(len, more)), 'rank')}")
     yield "; ".join(texts)
 
 
@@ -274,7 +285,7 @@ def _completeness(found: Inspection) -> str:
     gone = []
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
-        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)} {has} no file")
+        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)}{_in_stages(found)} {has} no file")
     if done.unreadable_ranks and not catalog.is_merged:
         gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
     if done.complete:
@@ -293,6 +304,22 @@ def _completeness(found: Inspection) -> str:
         return f"not known: {reasons}{needs}"
     merge = f"`ckpttool merge {quote(catalog.root)} --replicated -o FILE` compares the replicas"
     return "; ".join([f"not known: {merge}" if found.looks_replicated else _NO_STRATEGY, *gone])
+
+
+def _stage_text(summary: Summary, ranks: Sequence[int]) -> str:
+    """Return the stage that consists of some ranks, to stand before them; "" for none."""
+    stages = summary.parallelism.stages if summary.parallelism is not None else ()
+    numbers = [n for n, one in enumerate(stages) if len(stages) > 1 and [*one.ranks] == [*ranks]]
+    return "".join(f"stage {number}: " for number in numbers)
+
+
+def _in_stages(found: Inspection) -> str:
+    """Return the stages whose ranks have no file; "" if there is only one stage."""
+    parallelism, missing = found.summary.parallelism, {*found.completeness.missing_ranks}
+    if parallelism is None or len(parallelism.stages) < 2:
+        return ""
+    of = [n for n, one in enumerate(parallelism.stages) if not missing.isdisjoint(one.ranks)]
+    return f" ({format_ranks(of, 'stage')})"
 
 
 def _whole(replicas: tuple[int, int] | None) -> str:
@@ -343,16 +370,16 @@ def _equality(row: Row, found: Inspection) -> str:
     on = "" if is_on_all else f" on {format_ranks(ranks, most=_MAX_RANGES)}"
     if not summary.has_all_samples or len(ranks) == 1:
         return on and f",{on}"
-    if len(groups := _equal_groups(row, summary)) > 1:
+    if len(groups := _equal_groups(row.first, summary)) > 1:
         return f", different between ranks ({groups_text(groups, _longest_ranks())})"
     is_sampled = any(summary.equal_ranks[one.name].sampled for one in row.entries)
     return f", {'equal samples' if is_sampled else 'equal'}{on or ' on all ranks'}"
 
 
-def _equal_groups(row: Row, summary: Summary) -> list[Sequence[int]]:
-    """Return the ranks with equal samples, among those that store the shape of a row."""
-    held = row.first.placement.owners[0]
-    return [group for group in summary.equal_ranks[row.first.name].ranks if group[0] in held]
+def _equal_groups(entry: Entry, summary: Summary) -> list[Sequence[int]]:
+    """Return the ranks with equal samples, among those that store the shape of an entry."""
+    held = entry.placement.owners[0]
+    return [group for group in summary.equal_ranks[entry.name].ranks if group[0] in held]
 
 
 def _longest_ranks() -> int:
@@ -373,8 +400,10 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
     def ranks(row: Row) -> str:
         equal = summary.equal_ranks.get(row.first.name)
         if equal is None:
-            return _owners(row, longest)
-        text = groups_text(_equal_groups(row, summary), longest)
+            return _owners(row, longest, summary)
+        alike = (one for one in row.parameters if one.name in summary.equal_ranks)
+        groups = dict.fromkeys(groups_text(_equal_groups(one, summary), longest) for one in alike)
+        text = _join_texts([*groups], longest, "more rank group")
         return f"{text} (one value)" if equal.kind == "one value" else text
 
     if summary.parallelism is not None:
@@ -469,7 +498,7 @@ def _join(rows: Sequence[Row]) -> Row:
         return rows[0]
     number = sum(len(row.parameters) for row in rows)
     entries = tuple(entry for row in rows for entry in row.entries)
-    return Row(f"{number} more", rows[0].prefixes, entries)
+    return Row(f"{count(number, 'more parameter')}", rows[0].prefixes, entries)
 
 
 def _name(row: Row, common: tuple[str, ...] = ()) -> str:
@@ -507,19 +536,22 @@ def _tensor_map(row: Row) -> str:
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def _owners(row: Row, longest: int) -> str:
+def _owners(row: Row, longest: int, summary: Summary) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
     placements = sorted(row.placements, key=lambda one: one.first_rank)
-    of_stages = len(placements) > 1 and placements[0].known == "layout"
     of_each: dict[str, None] = {}
     for one in placements:
-        stage = f"stage {one.layout.stage}: " if of_stages and one.layout else ""
+        stage = "" if one.layout is None else _stage_text(summary, one.layout.ranks)
         of_each[stage + _placement_text(one, one.first_rank, longest)] = None
-    texts = [*of_each]
+    of_stages = all(text.startswith("stage ") for text in of_each)
+    return _join_texts([*of_each], longest, "more stage" if of_stages else "more rank group")
+
+
+def _join_texts(texts: Sequence[str], longest: int, what: str) -> str:
+    """Return texts in one; the first and the number of the others, if that is too long."""
     text = "; ".join(texts)
     if len(texts) == 1 or len(text) <= longest:
         return text
-    what = "more stage" if of_stages else "more rank group"
     return f"{texts[0]}; {count(len(texts) - 1, what)}"
 
 

@@ -197,6 +197,10 @@ class Existing(PathName):
         """Return whether a path that exists may be the one that was meant."""
         return True
 
+    def _nearest(self, path: Path, names: Sequence[str]) -> str:
+        """Return the name beside a path that does not exist that was perhaps meant."""
+        return nearest(path.name, names, lambda name: self.fits(path.parent / name))
+
     def _explain_absence(self, path: Path) -> UsageProblem:
         """Return why a path does not exist: a dangling link, a stopped run or a misspelt name."""
         from ckpttool.formats.local import is_folder, is_link, list_folder
@@ -212,8 +216,8 @@ class Existing(PathName):
             for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
                 if run := find_unfinished_run(output):
                     return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
-            names = (one.name for one in list_folder(path.parent))
-            if near := nearest(path.name, names, lambda name: self.fits(path.parent / name)):
+            names = [one.name for one in list_folder(path.parent)]
+            if near := self._nearest(path, names):
                 return UsageProblem(message, instead=str(path.parent / near))
         folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
         return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
@@ -231,10 +235,14 @@ class StrategyFile(Existing):
             super().check(name)
         except UsageProblem as problem:
             if not name.isdecimal():
-                raise
+                raise AbsentStrategy(name, problem) if _has_source() else problem from None
             message = f"{name!r} is a number, not a strategy file"
             hint = f"`ckpttool help -d` shows a strategy for {name} ranks"
             raise UsageProblem(message, hint) from problem
+
+    def _nearest(self, path: Path, names: Sequence[str]) -> str:
+        """Return no name where a checkpoint decides which strategy fits."""
+        return "" if _has_source() else super()._nearest(path, names)
 
     def fits(self, path: Path) -> bool:
         """Return whether a path is a strategy file, or a folder of them."""
@@ -245,6 +253,21 @@ class StrategyFile(Existing):
         except (CkptToolError, OSError):
             return False
         return True
+
+
+class AbsentStrategy(UsageProblem):
+    """A strategy file that does not exist; the command proposes one that fits its checkpoint."""
+
+    def __init__(self, path: str, problem: UsageProblem) -> None:
+        super().__init__(problem.message, problem.hint, problem.facts)
+        self.path = path
+
+
+def _has_source() -> bool:
+    """Return whether the command has a checkpoint as well."""
+    ctx = click.get_current_context(silent=True)
+    names = () if ctx is None else [one.name for one in ctx.command.params]
+    return any(name in names for name in ("src", "a"))
 
 
 class Parsed(ParsedType):

@@ -68,7 +68,7 @@ class _Log:
         """Print a line if it is due."""
         if (now := time.monotonic()) >= self.due:
             facts = _describe(done, total, now - self.started, self.unit)
-            click.echo(f"{self.phase}: {facts}", err=True)
+            click.echo(": ".join(filter(None, (self.phase, facts))), err=True)
             self.due += LOG_SECONDS * (1 + (now - self.due) // LOG_SECONDS)
 
 
@@ -123,7 +123,7 @@ class _Bar:
 
 
 def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str]) -> str:
-    """Return per cent, amount, speed and remaining time; of an unknown total the time so far.
+    """Return per cent, amount, speed and remaining time; of an unknown total the seconds so far.
 
     The first second, or per cent, may be the start of workers: it tells no speed.
 
@@ -133,7 +133,7 @@ def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str])
     '75%, 3.0 of 4.0 MiB, 51.2 KiB/s, ETA 0:00:20'
     """
     if not total:
-        return str(timedelta(seconds=int(seconds)))
+        return str(timedelta(seconds=int(seconds))) if seconds >= 1 else ""
     whole = unit(total)
     amount = unit(done).removesuffix(f" {whole.rpartition(' ')[2]}")
     facts = [f"{100 * done // total}%", f"{amount} of {whole}"]

@@ -161,10 +161,13 @@ def _rule_letter() -> str:
 LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own
 
 
-def print_facts(title: str, facts: Mapping[str, Iterable[str]]) -> None:
+def print_facts(
+    title: str, facts: Mapping[str, Iterable[str]], colors: Mapping[str, str | None] = {}
+) -> None:
     """Print a line for each text, with the labels in a column of their own, and an empty line.
 
-    The title is the label of the first texts, if it is short, else a line above.
+    The title is the label of the first texts, if it is short, else a line above.  ``colors`` has
+    those of texts, by their labels.
     """
     found = {label: list(texts) for label, texts in facts.items()}
     first, *others = ((label, texts) for label, texts in found.items() if texts)
@@ -180,7 +183,9 @@ def print_facts(title: str, facts: Mapping[str, Iterable[str]]) -> None:
         for head, text in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
             line = head + " " * max(SPACE, indent - _width(head)) + text
             bold = click.style(head, bold=True) if head else ""
-            echo(bold + "\n".join(_fold(line, columns, indent)).removeprefix(head))
+            body = "\n".join(_fold(line, columns, indent)).removeprefix(head)
+            color = colors.get(label)
+            echo(bold + (body if color is None else click.style(body, fg=color)))
     echo("")
 
 

@@ -192,7 +192,9 @@ def _print(done: Conversion, verbose: bool) -> None:
         rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *others))
         tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
     if done.shapes_to_check:
-        tables.print_text(f"Check the full shapes: {done.shapes_to_check}")
+        tables.print_text(
+            f"Check the full shapes, which only the strategy shows: {done.shapes_to_check}"
+        )
     if (cast := done.casting) is not None:
         tables.print_text(f"Cast {cast}")
     if done.averaged:

@@ -240,29 +240,6 @@ def has_rank_files(folder: Path) -> bool:
     return bool(named_folders(list_folder(folder)) or _named_files(checkpoint_files(folder)))
 
 
-def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
-    """Return whether files in a folder belong to a rank of the checkpoint ``root``.
-
-    ``homes`` are the folders of its files.  If they lie in folders of hosts, or in others inside
-    the rank folders, so may those of further ranks.  In the folder of another rank any folder may
-    have its files.
-    """
-    inside = Path(folder)
-    if not inside.is_relative_to(root) or inside == Path(root):
-        return False
-    parts = inside.relative_to(root).parts
-    matches = [RANK_FOLDER.fullmatch(part) for part in parts]
-    if matches[0] and str(Path(root, parts[0])) not in homes:
-        return True
-    if None not in matches and len({int(match[2]) for match in matches if match}) == 1:
-        return True
-    tops = [Path(home).relative_to(root).parts for home in homes if Path(home) != Path(root)]
-    others = [top for top in tops if top[1:] or not RANK_FOLDER.fullmatch(top[0])]
-    is_like_home = any(_any_number(parts[0]) == _any_number(top[0]) for top in others)
-    is_of_hosts = bool(tops) and not any(RANK_FOLDER.fullmatch(top[0]) for top in tops)
-    return is_like_home or (is_of_hosts and any(matches))
-
-
 def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     if names := [one.path.name for one in named_folders(list_folder(root))]:

@@ -335,6 +335,8 @@ class Plan(Brief):
         The tensors of the source that the user does not want, with their bytes.
     strategies
         The files that the strategies were read from.
+    confirmed
+        The tensors of the source whose full shapes more shows than a strategy.
     provenance
         The attributes that say how the outputs were made.
     listed
@@ -351,6 +353,7 @@ class Plan(Brief):
     documents: tuple[Document, ...] = field(default=())
     left_out: Mapping[str, int] = field(default_factory=dict)
     strategies: tuple[str, ...] = ()
+    confirmed: frozenset[str] = frozenset()
     provenance: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
     tensors: TensorOptions = TensorOptions()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,8 +167,9 @@ class Conversion(Brief):
 
     @property
     def shapes_to_check(self) -> str:
-        """The names and full shapes of `largest_sharded`, for people."""
-        metas = (source.meta for source in self.largest_sharded)
+        """Names and full shapes that only a strategy shows, of the largest tensors."""
+        unsure = (one for one in self._sharded if one.name not in self.plan.confirmed)
+        metas = (source.meta for source in islice(unsure, MAX_SHARDED))
         return ", ".join(f"{meta.name} {format_sizes(meta.shape)}" for meta in metas)
 
     @property
@@ -178,13 +180,17 @@ class Conversion(Brief):
         see that in the shapes.  Parameters come before their states; equal shapes and layouts are
         shown once.
         """
+        return [*islice(self._sharded, MAX_SHARDED)]
+
+    @property
+    def _sharded(self) -> Iterator[FullTensor]:
         sources = (transfer.source for transfer in self.plan.transfers)
         sharded = {
             source.slicing.key: source
             for source in sorted(sources, key=_size)
             if isinstance(source.slicing, LayoutSlicing) and source.is_sharded
         }
-        return [*reversed(sharded.values())][:MAX_SHARDED]
+        return reversed(sharded.values())
 
 
 def _size(source: FullTensor) -> tuple[bool, int]:

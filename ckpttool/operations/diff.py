@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from shlex import quote
 from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
@@ -255,10 +257,10 @@ def diff(
     options = replace(options, unlisted=options.unlisted or "rank")
     a, b = (take_remains(one, options.tensors) for one in (a, b))
     with require_unmodified_sources(a, b):
-        errors: list[CkptToolError] = []
+        errors_of: dict[str, list[CkptToolError]] = {"A": [], "B": []}
         sides: list[Sequence[OutputTensor]] = []
         applied: dict[str, Applied] = {}
-        checkpoints: list[Checkpoint] = []
+        checkpoints: dict[str, Checkpoint] = {}
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -268,7 +270,7 @@ def diff(
                 check_source(catalog, executor, found)
             own = replace(options, replicated=options.replicated and catalog.needs_strategy)
             if side == "B":  # it has the new names, and patterns are about the old ones
-                changed = checkpoints[0].new_names if checkpoints else {}
+                changed = checkpoints["A"].new_names if "A" in checkpoints else {}
                 called = {new: old for old, new in changed.items()}
                 own = replace(own, tensors=replace(own.tensors, rename=(), called=called))
             if catalog.is_merged and given is None and own.unlisted != "drop":
@@ -278,7 +280,8 @@ def diff(
                     *(catalog, given, own, executor, found), open_progress=open_progress
                 )
             except (PlanError, StrategyError) as error:
-                errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
+                failed = (*catalog.damaged.values(), error)
+                errors_of[side] += [one.on_side(side) for one in failed]
                 continue
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
@@ -290,14 +293,19 @@ def diff(
             if borrowed:
                 others = [_explain_by_borrowing(one, catalog) for one in others]
             problems = [*catalog.errors(), *others]
-            errors += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
-            errors += [PlanError(problems).on_side(side)] if problems else []
+            errors_of[side] += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
+            errors_of[side] += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            checkpoints.append(checkpoint)
+            checkpoints[side] = checkpoint
             sides.append([*_outputs(checkpoint)])
             applied[side] = Applied.to(checkpoint)
-        if not errors and (wrong := [*find_shared_problems(checkpoints)]):
+        for side, other, catalog in (("A", "B", a), ("B", "A", b)):
+            read = None if errors_of[other] else checkpoints[other].whole
+            if errors_of[side] and read is not None and _looks_merged(catalog, read.metas):
+                errors_of[side] = [_merged_error(catalog, other).on_side(side)]
+        errors = [*chain(*errors_of.values())]
+        if not errors and (wrong := [*find_shared_problems([*checkpoints.values()])]):
             errors.append(PlanError(wrong))
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
@@ -316,6 +324,26 @@ def diff(
             changes,
             applied,
         )
+
+
+def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:
+    """Return whether the only file of ranks has full tensors, by the shapes of another checkpoint.
+
+    So MindSpore merges: into ``OUT/rank_0/``.
+    """
+    if not catalog.needs_strategy or len(catalog.paths) != 1:
+        return False
+    common = [(one, full[name]) for name, one in catalog.metas.items() if name in full]
+    return bool(common) and all(one.shape == other.shape for one, other in common)
+
+
+def _merged_error(catalog: Catalog, other: str) -> PlanError:
+    """Return the error of a merged checkpoint that was given as a folder of ranks."""
+    (path,) = catalog.paths
+    text = f"looks merged: its tensors have the full shapes of {other}"
+    hint = f"{quote(path)} in place of {quote(catalog.root)}"
+    facts = "it is a folder with the file of one rank"
+    return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=catalog.root)])
 
 
 def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:

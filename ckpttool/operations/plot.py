@@ -35,7 +35,7 @@ from ckpttool.operations.distribution import (
     full_meta,
 )
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
-from ckpttool.planning.preflight import document_problem
+from ckpttool.planning.preflight import document_problem, inside_problem, is_inside
 from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
 from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
@@ -56,6 +56,8 @@ def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnosti
         hint = "`ckpttool help --plot`"
         yield Diagnostic("not_written", f"no picture: {reason}", hint=hint, where=path)
     inputs = _inputs(found) if isinstance(found, Inspection) else ()
+    if isinstance(found, Inspection) and is_inside(str(Path(path).parent), found.catalog.root):
+        yield inside_problem(path, found.catalog, "--plot")
     problem = document_problem(path, "--plot", inputs, overwrite)
     if problem is not None:
         yield problem

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -215,6 +215,10 @@ class EqualRanks:
     one_value: bool  # in all samples, so that slices of different elements may be equal
     sampled: bool = field(compare=False)  # not all of the tensor was read
 
+    def counted_from(self, first: int) -> EqualRanks:
+        """Return the same with ranks that are counted from another one."""
+        return replace(self, ranks=tuple(_shift(ranks, -first) for ranks in self.ranks))
+
     @property
     def kind(self) -> Literal["equal", "different", "one value"]:
         """Whether the ranks hold equal samples, or different ones, or too little to tell."""
@@ -362,7 +366,9 @@ def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
             groups = (tuple(catalog.files),) if is_merged else tuple(stored)
             if groups not in placements:
                 held = tuple(sorted(chain(*groups)))
-                placements[groups] = Placement("full" if is_merged else "stored", None, (held,))
+                known: Known = "full" if is_merged else "stored"
+                owners = (_shift(held, -held[0]),)
+                placements[groups] = Placement(known, None, owners, first_rank=held[0])
             first, placement = min(stored.items())[1], placements[groups]
             nbytes = sum(len(ranks) * one for ranks, one in stored.items())
             elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
@@ -394,7 +400,7 @@ def sharded_text(placement: Placement) -> str:
     if placement.known == "unlisted":
         return "not listed"
     if not placement.is_sharded:
-        return "no"
+        return "not sharded"
     if placement.slice_counts is None:
         return f"{len(placement.local_owners)} boxes"
     names = ("rows", "columns") if len(placement.cuts) == 2 else None
@@ -438,8 +444,11 @@ def fold_rows(
     for entry in summary.entries:
         parameter = summary.parameter_of_state.get(entry.name, entry.name)
         base = parameter if entry.name.endswith(parameter) else entry.name
-        distribution = entry.placement, samples.get(entry.name), alike(entry)
-        how: tuple[object, ...] = (entry.shape, *distribution)
+        first = entry.placement.first_rank
+        equal = samples[entry.name].counted_from(first) if entry.name in samples else None
+        # Those of stages are alike; single values are listed by their ranks.
+        place = first if entry.placement.known == "stored" and entry.is_single_value else None
+        how: tuple[object, ...] = (entry.shape, entry.placement, place, equal, alike(entry))
         found.setdefault((base, entry.placement.first_rank, how), []).append(entry)
     layers: dict[object, dict[tuple[int, ...], Row]] = {}
     for (base, _, how), members in found.items():

@@ -134,6 +134,7 @@ def average(
         inputs=tuple(one.catalog for one in checkpoints),
         weights=tuple(weights),
         transfers=tuple(transfers),
+        confirmed=frozenset.intersection(*(plan.confirmed for plan in plans)),
         strategies=tuple(dict.fromkeys(name for plan in plans for name in plan.strategies)),
         listed={path: one for plan in plans for path, one in plan.listed.items()},
         provenance=_provenance(plans, weights),

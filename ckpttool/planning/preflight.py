@@ -12,9 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from ckpttool.concurrency import OpenProgress
-from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
-from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog
@@ -239,8 +237,8 @@ def document_problem(
 
 
 def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
-    """Yield the problems of outputs that the next scan of the source would read."""
-    root, files = os.path.realpath(catalog.root), catalog.files.values()
+    """Yield the problems of outputs that lie in the folder of a source, or hide it."""
+    root = os.path.realpath(catalog.root)
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
         yield Diagnostic("destination", f"{catalog.root} is the source folder", hint=ELSEWHERE)
@@ -250,25 +248,21 @@ def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
         text, facts = "outputs in this folder hide the source", f"it is in {catalog.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
-    if not catalog.needs_strategy:
-        return  # only the named files are read
-    homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
-    homes |= {os.path.realpath(Path(error.path).parent) for error in catalog.damaged.values()}
-    forms = {NUMBER.sub("", Path(path).name) for file in files for path in file.paths}
-    mixed: list[str] = []
-    outputs = map(Path, target.paths.values())
-    for path in (path for path in outputs if format_of_suffix(path.name) is not None):
-        folder = os.path.realpath(path.parent)
-        is_like_rank = RANK_IN_NAME.search(path.name) or NUMBER.sub("", path.name) in forms
-        is_home = folder in homes and (folder != root or is_like_rank)
-        if is_home or is_in_rank_folder(root, folder, homes):
-            mixed.append(str(path))
-    if mixed:
-        verb = "is" if len(mixed) == 1 else "are"
-        text = f"{shorten(mixed, 3)} {verb} inside the source folder {catalog.root}"
-        yield Diagnostic(
-            "destination", text, hint=f"-o with a path outside of {quote(catalog.root)}"
-        )
+    outputs = target.paths.values()
+    if any(is_inside(path, root) for path in {str(Path(path).parent) for path in outputs}):
+        yield inside_problem(target.output_folder if has_folder else next(iter(outputs)), catalog)
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Return whether a path leads to a folder or below it; links count."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def inside_problem(path: str, catalog: Catalog, option: str = "-o") -> Diagnostic:
+    """Return the problem of an output in the folder of a source."""
+    outside = os.path.normpath(Path(catalog.root, os.pardir, Path(os.path.abspath(path)).name))  # noqa: PTH100
+    text, hint = f"inside the source folder {catalog.root}", f"{option} {quote(outside)}"
+    return Diagnostic("destination", text, hint=hint, where=path)
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:

@@ -90,6 +90,7 @@ def plan(
         not_listed=not_listed,
         left_out=checkpoint.left_out,
         strategies=files,
+        confirmed=checkpoint.whole.confirmed,
         tensors=checkpoint.options.tensors,
     )
 

@@ -94,7 +94,7 @@ def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
     true = {"w": ROWS}
     entries = {"w": noise("w", "Float32", (32, 32))}
     catalog = ckpttool.scan(
-        str(write_ranks(tmp_path, cut(entries, join_stages({0: true})), "ckpt"))
+        str(write_ranks(tmp_path / "src", cut(entries, join_stages({0: true})), "ckpt"))
     )
     target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
     folder = str(tmp_path / "out")

@@ -24,20 +24,20 @@ def ranks(*words):
 
 def test_each_target_rank_has_a_line_with_all_alternatives():
     assert ranks(*BOTH).splitlines() == [
-        "rank 0: 0 (one of 0, 2, 4, 6); also: 1, 2",
-        "rank 1: 0 (one of 0, 2, 4, 6); also: 1, 2",
-        "rank 2: 3 (one of 1, 3, 5, 7); also: 0, 1",
-        "rank 3: 3 (one of 1, 3, 5, 7); also: 0, 1",
+        "rank 0: 0 (one of 0-6/2); also: 1, 2",
+        "rank 1: 0 (one of 0-6/2); also: 1, 2",
+        "rank 2: 3 (one of 1-7/2); also: 0, 1",
+        "rank 3: 3 (one of 1-7/2); also: 0, 1",
         "together: 0, 1; also: 2",
     ]
 
 
 def test_one_target_rank_needs_no_summary():
-    assert ranks(*BOTH, "--rank", "2") == "rank 2: 3 (one of 1, 3, 5, 7); also: 0, 1\n"
+    assert ranks(*BOTH, "--rank", "2") == "rank 2: 3 (one of 1-7/2); also: 0, 1\n"
 
 
 def test_a_merge_is_one_line():
-    expected = "merge: 0, 1 (one of 0, 2, 4, 6; one of 1, 3, 5, 7); also: 2\n"
+    expected = "merge: 0, 1 (one of 0-6/2; one of 1-7/2); also: 2\n"
     assert ranks(*SRC) == expected
 
 

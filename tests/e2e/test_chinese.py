@@ -211,7 +211,7 @@ def test_each_readme_links_to_the_other_in_its_first_lines():
         ("## Load it", "### Load it", "headings"),
         ("--deep\nOK", "--deeper\nOK", "blocks of code"),
         ("`--deep` reads all", "`--deep` or `--crc` reads all", "lacks ['--crc']"),
-        ("are the shapes", "are the 99 shapes", "lacks ['99']"),
+        ("holds each parameter", "holds each 99 parameter", "lacks ['99']"),
         ("(guides/slurm.md)", "(guides/dask.md)", "links"),
         ("(guides/finding-files.md)", "(guides/finding-files.md#steps)", "links"),
         ("- You trained", "- New.\n- You trained", "parts"),

@@ -103,8 +103,8 @@ def test_no_line_is_wider_than_the_terminal_unless_one_word_is(terminal, case, w
 @pytest.mark.parametrize(
     ("width", "heads", "group"),
     [
-        (80, "tensors full shape sharded", "0,2,4,6 | 1,3,5,7"),
-        (60, "tensors full shape", "rows / 2 0,2,4,6 | 1,3,5,7"),
+        (80, "tensors full shape sharded", "0-6/2 | 1-7/2"),
+        (60, "tensors full shape", "rows / 2 0-6/2 | 1-7/2"),
     ],
 )
 @pytest.mark.parametrize("show_all", [False, True])
@@ -129,10 +129,13 @@ def test_at_20_columns_heads_are_indented_like_their_cells(terminal):
     ]
     assert len(lines[rule]) == 20
     assert lines[rule + 1 : rule + 6] == [
-        *("  32 x 16", "  rows / 2", "  0,2,4,6 | 1,3,5,7"),
+        *("  32 x 16", "  rows / 2", "  0-6/2 | 1-7/2"),
         "    model.tok_embeddings.embedding_weight",
         "    model.layers.0.feed_forward.w{1,3}.weight",
     ]
+
+
+PAIRS = [rank for rank in range(4096) if rank % 4 < 2]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +145,10 @@ def test_at_20_columns_heads_are_indented_like_their_cells(terminal):
         ([[0, 4], [1, 5]], "0,4 | 1,5"),
         ([[rank] for rank in range(4096)], "0-4095, one each"),
         ([[rank] for rank in (0, 2, 1, 3)], "0 | 2 | 1 | 3"),
-        ([range(0, 4096, 2), range(1, 4096, 2)], "2 slices x 2048 ranks"),
-        ([range(0, 512, 2)], "256 ranks"),
-        ([range(40), range(40, 79), [80, 82, 84, 86, 88, 90, 92]], "3 slices x 7-40 ranks"),
+        ([range(0, 4096, 2), range(1, 4096, 2)], "0-4094/2 | 1-4095/2"),
+        ([PAIRS, [rank + 2 for rank in PAIRS]], "2 slices x 2048 ranks"),
+        ([PAIRS[:256]], "256 ranks"),
+        ([range(40), range(40, 79), [80, 81, 83, 86, 88, 91, 92]], "3 slices x 7-40 ranks"),
     ],
     ids=str,
 )
@@ -160,7 +164,7 @@ def test_the_ranks_of_each_slice_stay_short(owners, text):
         ((4,), 4, 4, "opt / 4"),
         ((1, 3, 1), 1, 3, "axis 1 / 3"),
         (None, 1, 5, "5 boxes"),
-        ((1, 1), 1, 1, "no"),
+        ((1, 1), 1, 1, "not sharded"),
     ],
 )
 def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):

@@ -3,7 +3,7 @@
 Every block of code of a page runs, in order, in an empty folder with the files that the page names:
 
 - ``sh``: line by line; ``# exit code N`` behind a command is what it has to end with;
-- ``console``: the same, and what a terminal of 78 columns shows is compared with what is below.
+- ``console``: the same, and what a terminal of 80 columns shows is compared with what is below.
   ``SNAPSHOT_UPDATE=1`` writes these lines;
 - ``bash``: as one script; ``zsh`` and ``fish`` likewise, where that shell is installed;
 - ``yaml``: a hand-written strategy; any block with a title is a file of that name;
@@ -58,7 +58,7 @@ MAX_LINES |= {f"docs/zh/{name.removeprefix('docs/')}": MAX_LINES[name] for name 
 DRAWINGS = ("", "json", "text")  # languages of blocks that nothing runs
 TYPED = ("sh", "bash", "console", "zsh", "fish", "python")  # languages that name files to read
 FIRST_LINES = 8  # of a page, which say where its folders come from
-COLUMNS = 78  # of code: `ckpttool help` shows a page with a margin, on a terminal of 80
+COLUMNS = 80  # of code, and of the terminal whose screens pages show
 
 # What sets up environments, or takes minutes. CI runs these scripts, and tests/test_bench.py runs a
 # small benchmark.
