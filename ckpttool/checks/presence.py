@@ -500,7 +500,7 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         text, hint = "no cast was requested, so no number overflows", "--dtype, or no --on-overflow"
         yield Diagnostic("options", text, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
-        metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
+        metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted} or whole.metas
         yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
 
 
@@ -538,10 +538,12 @@ def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors with new names, and the problems of the rules for names."""
     names, renamed = checkpoint.catalog.metas, checkpoint.renamed
     changed = {name: new for name, new in renamed.items() if name in names}
-    rules, where = checkpoint.options.tensors.renames, checkpoint.catalog.root
-    if names and rules:
-        whole = checkpoint.whole
-        yield from rename_problems(rules, names, changed, where, whole.names, whole.states)
+    options, whole, where = checkpoint.options.tensors, checkpoint.whole, checkpoint.catalog.root
+    rules = options.renames
+    # Where nothing is chosen, rules are judged all the same.
+    of_rules = names or ({} if options.is_shared else whole.metas)
+    if rules and of_rules:
+        yield from rename_problems(rules, of_rules, changed, where, whole.names, whole.states)
     if changed:
         examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
         yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")

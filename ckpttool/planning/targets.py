@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,13 +75,13 @@ def plan(
     target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
     diagnostics.add(*check_nothing(checkpoint))
     is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
-    names = {checkpoint.renamed.get(name, name) for name in catalog.metas}
-    if "" in names or len(names) < len(catalog.metas):  # no file has such names; a check says so
-        is_incomplete = True
     if not transfers and not (is_incomplete or diagnostics.has_errors or checkpoint.left_out):
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if is_incomplete or diagnostics.has_errors:
         return None
+    # No file has two tensors of one name, or one without; a check says so.
+    olds = Counter(checkpoint.renamed.get(name, name) for name in catalog.metas)
+    transfers = [one for one in transfers if one.name and olds[one.name] < 2]
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for one in strategies for name in one.files)
     return Plan(

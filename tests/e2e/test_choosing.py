@@ -300,3 +300,17 @@ def test_what_a_script_does_by_hand_is_one_command(job, form):
     found = {name: one for path in files for name, one in read(path).items()}
     changed = (change(name, one) for name, one in read(Path("whole.ckpt")).items())
     assert found == dict(one for one in changed if one is not None)
+
+
+def test_all_that_is_wrong_with_patterns_rules_and_names_is_reported_at_once():
+    case = Path("golden/reshard_8_to_4")
+    merge = ("merge", case / "src", "-s", case / "src_strategy.ckpt", "-o", "m.h5")
+    words = ["--include", "nothing*", "--exclude", "qq", "--rename", "x*=y*", "--dtype", "bf16:zz*"]
+    said = message(run(*merge, *words))
+    for pattern in ("nothing*", "qq", "x*", "zz*"):
+        assert f"no tensor matches '{pattern}'" in said
+    result = run(*merge, "--rename", "lm_head.weight=a//b", "--rename", "model.norm_out.weight=")
+    assert result.exit_code == 5
+    for part in ("would have no name", "a//b: HDF5 cannot keep this name exactly"):
+        assert part in message(result)
+    assert not Path("m.h5").exists()
