@@ -54,6 +54,7 @@ from ckpttool.operations.strategy_diff import StrategyComparison
 from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
+from ckpttool.planning.averaging import AverageInput
 from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
     CkptToolWarning,
@@ -88,7 +89,9 @@ Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Weighted: TypeAlias = tuple[Checkpoint, float] | tuple[Checkpoint, float, Layouts | None]
-Averaged: TypeAlias = Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | Weighted]
+Averaged: TypeAlias = (
+    Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | Weighted | AverageInput]
+)
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 Answer: TypeAlias = (
     Conversion
@@ -443,8 +446,8 @@ def average(
     ----------
     inputs
         The checkpoints: paths, or what `scan` returns.  Or pairs of one and its weight, or triples
-        of one, its weight and its strategy; or a mapping of paths to weights.  With ``steps`` one
-        folder.
+        of one, its weight and its strategy, or an `AverageInput` with the same; or a mapping of
+        paths to weights.  With ``steps`` one folder.
     out
         The output file; the output folder with ``target``.
     strategy
@@ -496,7 +499,9 @@ def _averaged(inputs: Averaged) -> Iterator[tuple[Checkpoint, float | None, Layo
         yield inputs, None, None
         return
     for one in inputs.items() if isinstance(inputs, Mapping) else inputs:
-        if isinstance(one, tuple):
+        if isinstance(one, AverageInput):
+            yield one.catalog, one.weight, one.strategy
+        elif isinstance(one, tuple):
             src, weight, *strategy = one
             yield src, float(weight), next(iter(strategy), None)
         else:

@@ -58,8 +58,8 @@ class TensorOptions:
     weights_only
         Leave out optimizer state, accumulated gradients, master copies and counters.
     rename
-        Rules for new names, the first that matches counts: a mapping of patterns to names, or texts
-        such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
+        Rules for new names, the first that matches counts: a mapping of patterns to names, such
+        pairs, or texts such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
     shown_by
         The option that takes ``include``, of a command that only looks at these tensors; "" for
         a command that leaves out the others.

@@ -212,24 +212,30 @@ def _nearest_rule(rule: Rename, names: Collection[str]) -> str:
     return f"{near}={new}"
 
 
-def parse_renames(given: Mapping[str, str] | Iterable[str | Rename]) -> Iterator[Rename]:
-    """Yield rules from a mapping of OLD to NEW, or from texts ``OLD=NEW``.
+def parse_renames(given: object) -> Iterator[Rename]:
+    """Yield rules from a mapping or pairs of OLD and NEW, or from texts ``OLD=NEW``.
 
     The last ``=`` separates the two, since a regular expression may have some.
 
     Raises
     ------
     ValueError
-        A text has no ``=``, or a rule is malformed.
+        It is none of these, a text has no ``=``, or a rule is malformed.
     """
-    if isinstance(given, Mapping):
-        yield from (Rename(old, new) for old, new in given.items())
-        return
-    for one in (given,) if isinstance(given, str) else given:
-        if isinstance(one, Rename):
-            yield one
+    rules = given.items() if isinstance(given, Mapping) else given
+    for rule in rules if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,):
+        if isinstance(rule, Rename):
+            yield rule
             continue
-        old, sign, new = one.rpartition("=")
-        if not sign or not old:
-            raise ValueError(f"{one!r} is not OLD=NEW")
-        yield Rename(old, new)
+        pair = rule
+        if isinstance(rule, str):
+            old, sign, new = rule.rpartition("=")
+            if not sign or not old:
+                raise ValueError(f"{rule!r} is not OLD=NEW")
+            pair = old, new
+        match pair:
+            case (str(old), str(new)):
+                yield Rename(old, new)
+            case _:
+                text = f'rename={rule!r}, expected rules such as "OLD=NEW" or {{"OLD": "NEW"}}'
+                raise ValueError(text)

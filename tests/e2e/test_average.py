@@ -457,6 +457,7 @@ def test_python_takes_paths_weights_and_strategies(tmp_path):
         {a: 0.25, b: 0.75},
         [(a, 0.25), (b, 0.75)],
         [(ckpttool.scan(a), 0.25, None), (b, 0.75)],
+        [ckpttool.AverageInput(one, weight=w, strategy=None) for one, w in ((a, 0.25), (b, 0.75))],
     )
     for number, inputs in enumerate(forms):
         done = ckpttool.average(inputs, tmp_path / f"{number}.ckpt")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ckpttool.model.renames import Rename, rename
+from ckpttool.model.renames import Rename, parse_renames, rename
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,15 @@ def test_components_of_a_map_parameter_have_its_new_name(tag):
 def test_single_values_of_a_parameter_follow_it(prefix):
     found = rename([Rename("*", "net.*")], ["w", f"{prefix}w"], {})
     assert found == {"w": "net.w", f"{prefix}w": f"{prefix}net.w"}
+
+
+def test_rules_of_python_are_a_mapping_pairs_or_texts():
+    rules = [Rename("a.*", "b.*"), Rename("c", "d")]
+    for given in ({"a.*": "b.*", "c": "d"}, [("a.*", "b.*"), "c=d"], rules):
+        assert [*parse_renames(given)] == rules
+
+
+@pytest.mark.parametrize("given", [{"lm_head.*": 1}, Path("names.yaml"), 3, [("a",)], [b"a=b"]])
+def test_other_rules_are_refused_with_what_is_expected(given):
+    with pytest.raises(ValueError, match=r"expected rules such as \"OLD=NEW\""):
+        [*parse_renames(given)]
