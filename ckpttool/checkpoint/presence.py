@@ -172,6 +172,8 @@ def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
     The header of a ``.ckpt`` does not list its tensors.  A manifest may.  The ranks of a stage run
     the same program, so a file that begins with the same tensors shows those that follow.
     """
+    if not catalog.cut_short:
+        return catalog  # with the tables that it has made
     damaged = dict(catalog.damaged)
     for rank, error in catalog.cut_short.items():
         remains = error.remains

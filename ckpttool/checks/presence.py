@@ -530,7 +530,7 @@ def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     parameters = (parameter for state, parameter in whole.states.items() if state in left_out)
     if len(checkpoint.catalog.files) > 1 and not checkpoint.wanted.isdisjoint(parameters):
         text = "optimizer state shows shards that a strategy hides, and the outputs have none"
-        hint = "merge or reshard SRC itself, or give --optimizer-shard with the outputs"
+        hint = "`ckpttool reshard SRC -d STRATEGY`, or --optimizer-shard with the outputs"
         yield Diagnostic("doubt", text, hint=hint)
 
 
