@@ -97,7 +97,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
-NO_ROOM = "raise the limit of `ulimit -u`, or that of the container"  # hint
+NO_ROOM = "raise the limit of `ulimit -u` or of the container"  # hint
 _CANCEL: ContextVar[Event | None] = ContextVar("cancel", default=None)
 
 

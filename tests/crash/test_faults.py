@@ -367,7 +367,7 @@ def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, 
     assert result.exit_code in (6, 8)
     assert message(result).endswith(
         "error[no_engine]: engine threads: no thread starts can't start new thread "
-        "Try: raise the limit of `ulimit -u`, or that of the container"
+        "Try: raise the limit of `ulimit -u` or of the container"
     )
     assert not [name for name in files_below(tmp_path) if name.endswith(".partial")]
 

@@ -194,8 +194,12 @@ def _with_options(words: list[str], given: list[str], complaint: str) -> list[st
         one = _find(command, given[at])
         value = [] if one is None or one.is_flag else given[at + 1 : at + 2]
         if one is not None:
-            quoted = re.findall(r"'([^']+)'", complaint) if one.multiple else []
-            wrong = [word for word in words[2:] if any(text in word for text in quoted)]
+            quoted = re.findall(r"'([^']*)'", complaint) if one.multiple else []
+            wrong = [
+                word
+                for word in words[2:]
+                if any(text in word if text else not word for text in quoted)
+            ]
             is_of_files = not {"-s", "-d"}.isdisjoint(one.opts)
             if wrong or is_of_files or not one.multiple:
                 words = _without(words, one.opts, wrong)

@@ -159,7 +159,10 @@ def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
     assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
     problem = find_unfinished_run(out)
     assert "its parts are not finalized" in problem.text
-    assert problem.hint == f"--part 2/3, --part 3/3, then ckpttool finalize {out}"
+    assert (
+        problem.hint
+        == f"the command that writes it, with --part 2/3, --part 3/3, then ckpttool finalize {out}"
+    )
     write_parts(out, (2, 3), (3, 3))
     assert look(record_of(out)).missing_parts == []
     assert find_unfinished_run(out).hint == f"ckpttool finalize {out}"
