@@ -24,7 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
@@ -47,11 +47,9 @@ from ckpttool.problems import (
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
     Claim,
-    absent_folders,
     create,
     is_there,
     name_attempt,
-    remove_empty,
     rename_durably,
     require_name,
     verify_header,
@@ -251,7 +249,7 @@ def _check_each(
 @contextmanager
 def _temporary_marker(folder: str) -> Iterator[str]:
     """Create a file in a folder, and remove it; after an error, also remove new folders."""
-    made = absent_folders([Path(folder)])
+    made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f".ckpttool-{secrets.token_hex(8)}")
     try:
@@ -259,7 +257,9 @@ def _temporary_marker(folder: str) -> Iterator[str]:
         yield str(path)
     except BaseException:
         path.unlink(missing_ok=True)
-        remove_empty(made)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
         raise
     path.unlink(missing_ok=True)
 

@@ -42,15 +42,7 @@ from ckpttool.problems import (
     notes_of,
 )
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
-from ckpttool.storage.files import (
-    PARTIAL,
-    PartialFile,
-    TakenError,
-    absent_folders,
-    clean_up,
-    remove_document,
-    remove_empty,
-)
+from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
@@ -203,8 +195,6 @@ def execute(
     mine = plan.limited_to(assignment.ranks)
     if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
-    folders = (Path(plan.target.paths[rank]).parent for rank in assignment.ranks)
-    new = absent_folders([*folders, Path(plan.target.manifest_path).parent])
     try:
         transaction = Transaction(plan, assignment)
     except OSError as error:
@@ -230,10 +220,7 @@ def execute(
             if isinstance(error, SourceValueError):
                 run.remove_written()
         finally:
-            # The record keeps other runs out of the folders until it is gone.
-            remove_empty(new)
             clean_up(error, transaction.abandon)
-            remove_empty(new)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             done = [written.path for written in run.written_by_rank()]
             changes = transaction.describe_source_changes()

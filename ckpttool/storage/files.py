@@ -269,24 +269,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
-def absent_folders(folders: Iterable[Path]) -> list[Path]:
-    """Return which folders, and folders above these, are not there; the innermost first."""
-    absent = set[Path]()
-    for folder in dict.fromkeys(folders):
-        for path in (folder, *folder.parents):
-            if path in absent or path.exists():
-                break
-            absent.add(path)
-    return sorted(absent, key=lambda path: len(path.parts), reverse=True)
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders that are empty, in this order."""
-    for folder in folders:
-        with suppress(OSError):  # not empty, or not there
-            folder.rmdir()
-
-
 def is_within(folder: Path, name: str) -> bool:
     """Return whether a file of this name is in a folder or below, after links are resolved."""
     parent = os.path.realpath((folder / name).parent)  # Path.resolve fails on links in a circle
