@@ -76,7 +76,7 @@ def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
     --------
     >>> from ckpttool.model.manifest import StrategyFile
     >>> parse_as(StrategyFile, b'{"path": "s.ckpt", "nbytes": 7, "sha256": "12"}')
-    StrategyFile(path='s.ckpt', nbytes=7, sha256='12')
+    StrategyFile(path='s.ckpt', nbytes=7, sha256='12', role=None)
     >>> parse_as(StrategyFile, b'{"path": "s.ckpt", "nbytes": "7", "sha256": "12"}')
     Traceback (most recent call last):
     ...

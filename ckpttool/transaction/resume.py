@@ -599,7 +599,7 @@ def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
         hint = "move it away, or --overwrite"
         if other is not None:
             message, facts = "left half-written by a run that did not end", f"{other} lists it"
-            hint = "the command that writes it, with --resume; or --overwrite"
+            hint = "the command that writes it, with --resume, or --overwrite"
         yield Diagnostic("destination", message, hint=hint, facts=facts, where=shorten(paths, 3))
 
 

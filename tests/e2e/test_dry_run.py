@@ -158,6 +158,7 @@ def assert_as_said(watch, words):
     assert takes["writes"]["headers"] + takes["writes"]["data"] == written
     assert sum(disk["need"] for disk in takes["disks"]) == written
     said["seconds"] = done["seconds"] = 0
+    assert said.pop("command").split() == [*done.pop("command").split()[:-1], "-n", "--json"]
     cast, of_run = (one.pop("cast", {}) for one in (said, done))
     assert cast == {key: of_run[key] for key in cast}  # only the run knows what is lost
     assert said == done

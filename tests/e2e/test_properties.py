@@ -222,10 +222,10 @@ def test_tables_on_disk_are_resharded_and_merged_again(new_folder, move, data):
     source = write_ranks(folder / "src", cut(move.entries, move.src), data.draw(format))
     there = reshard(source, src, dst, folder / "dst", data.draw(format), options=SMALL)
     assert read_ranks(there) == cut(move.entries, move.dst)
-    for folder, strategy in ((source, src), (there, dst)):
-        merged = folder / "merged.ckpt"
+    merged = folder / "merged.ckpt"
+    for ranks, strategy in ((source, src), (there, dst)):
         plan, destination = ckpttool.plan_merge(
-            ckpttool.scan(str(folder)),
+            ckpttool.scan(str(ranks)),
             strategy,
             str(merged),
             output_options=ckpttool.OutputOptions("ckpt"),

@@ -72,7 +72,9 @@ ROWS = (
     Row("shell", _OF_SHELL, "on"),
     Row("without", r"(?:the same command )?without (?=-)|omit -|no --", "on"),
     Row(
-        "same", r"(?:when it has ended, )?the same command|the command that (?:wrote|writes)", "on"
+        "same",
+        r"(?:when it has ended, )?the (?:same command|command that (?:wrote|writes))",
+        "on",
     ),
     Row("source", rf"{_WORD} as SRC\b", "on"),
     Row("option with a place", rf"(?:-[a-z]|--[a-z-]+) (?:{_PLACE}\b|with |for |and --)", ""),
@@ -85,7 +87,7 @@ ROWS = (
     Row("bring", r"(?:copy|restore|put|save|write|download|load|add)\b", ""),
     Row("take away", r"(?:move|rename|link)\b", ""),
     # to the machine and other runs,
-    Row("make room", r"(?:wait|free|let|raise|start|install|fewer|mount|run)\b", ""),
+    Row("make room", r"(?:wait|free|let|raise|start|install|fewer|less|mount|run)\b", ""),
     # with what nobody else knows,
     Row(
         "decide",
@@ -100,7 +102,11 @@ ROWS = (
         "",
     ),
     # and in a text that he wrote.
-    Row("other words", r"`[^`]+`|\"[^\"]*\":|A:0\.25|\S+ in place of \S+|\S+ or \S+, with all", ""),
+    Row(
+        "other words",
+        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ in place of \S+|\S+ or \S+, with all",
+        "",
+    ),
 )
 
 

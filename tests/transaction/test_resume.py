@@ -174,7 +174,7 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
     result = run(*ordered_words(tmp_path, "hdf5"))
     said = f"{part}.partial: left half-written by a run that did not end "
     said += f"{part.parent}/.{part.name}.ckpttool/plan.json lists it Try: the command that writes "
-    said += "it, with --resume; or --overwrite"
+    said += "it, with --resume, or --overwrite"
     assert said in message(result)
     assert result.exit_code == 5
     run_well(*merge, "--resume")
