@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from typing import Any
 
 import pytest
@@ -179,3 +180,16 @@ def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):
     text = screen(tmp_path / "src")
     assert "\x1b" not in text
     assert r"evil\x1b[31m.weight" in text
+
+
+@pytest.mark.parametrize("name", ["strategy.ckpt", "src_strategy.json"])
+@pytest.mark.parametrize("case", ["reshard_4_to_8", "json_strategy"])
+def test_a_checkpoint_is_one_also_with_its_strategy_beside_the_ranks(tmp_path, case, name):
+    run_folder, golden = tmp_path / "run", GOLDEN / case
+    shutil.copytree(golden / "src", run_folder)
+    strategy = run_folder / name
+    (source,) = golden.glob("src_strategy.*")
+    ckpttool.write_strategy(ckpttool.read_strategy(str(source)), strategy)
+    for words in ([], ["-s", strategy], ["--ranks"]):
+        assert " a strategy for " not in screen(run_folder, *words)
+    assert " a strategy for " in screen(strategy)
