@@ -59,6 +59,11 @@ def undisturbed(tmp_path_factory):
     return look
 
 
+def place_of(source, name):
+    """A folder from which the source has the path that the manifest of ``undisturbed`` names."""
+    return source.parent / "killed" / name
+
+
 def run_and_kill(words, out, lines, seconds):
     """Start a run, and kill it so many seconds after its log has so many lines."""
     env = environment()
@@ -80,13 +85,13 @@ def run_and_kill(words, out, lines, seconds):
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize(("engine", "few"), [("threads:2", 5), ("processes:2", 2)])
 def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
-    tmp_path, undisturbed, output_format, engine, few
+    undisturbed, output_format, engine, few
 ):
     source, expected, seconds = undisturbed(output_format, engine)
     moments = random.Random(f"{output_format} {engine}")
     states = []
     for number in range(KILLS or few):
-        out = tmp_path / str(number)
+        out = place_of(source, f"{output_format}-{engine}-{number}")
         words = split_words(source, out, output_format, engine)
         for more in ([], *[["--resume"]] * moments.randrange(3)):  # and what continues it, too
             lines, later = moments.randrange(2 * RANKS + 2), moments.uniform(0, seconds / RANKS)
@@ -104,11 +109,12 @@ def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
     sys.stdout.write(f"{output_format} {engine}: complete when killed: {sorted(states)}\n")
 
 
-def test_a_run_that_is_killed_and_begun_anew_leaves_nothing_behind(tmp_path, undisturbed):
+def test_a_run_that_is_killed_and_begun_anew_leaves_nothing_behind(undisturbed):
     source, expected, seconds = undisturbed("ckpt", "threads:2")
-    words = split_words(source, tmp_path, "ckpt", "threads:2")
-    run_and_kill(words, tmp_path, RANKS, seconds / RANKS)
-    more = ["--overwrite"] if (tmp_path / MANIFEST).exists() else []
+    out = place_of(source, "anew")
+    words = split_words(source, out, "ckpt", "threads:2")
+    run_and_kill(words, out, RANKS, seconds / RANKS)
+    more = ["--overwrite"] if (out / MANIFEST).exists() else []
     code, errors = finish(start(*words, *more))
     assert code == 0, errors
-    assert everything_in(tmp_path) == expected
+    assert everything_in(out) == expected
