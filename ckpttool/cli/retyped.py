@@ -128,7 +128,7 @@ def as_meant(ctx: click.Context) -> tuple[str, str]:
             return "", ""
         line.words[left[0]], line.dropped = folder, {*left[1:]}
         why = why or "the shell has expanded the pattern"
-    if not left or not (meant or line.dropped):
+    if (wanted and not left) or not (meant or line.dropped):
         return "", ""
     return command_line(_put_together(line, meant)), why
 
@@ -141,7 +141,7 @@ def _take_apart(ctx: click.Context) -> _Line:
     """Return what was typed, as click's parser takes it."""
     line = _Line(typed_words(ctx))
     by_name = {name: one for one in _options(ctx) for name in one.opts}
-    names = ctx.command_path.split()[1:]
+    names = ctx.command_path.removeprefix(ctx.find_root().command_path).split()
     at = 0
     for name in names:
         at = line.words.index(name, at) + 1 if name in line.words[at:] else len(line.words)

@@ -330,6 +330,8 @@ def follow(line: str) -> str:
         ("explain run --rank 0 -s stages/*", "explain run --rank 0 -s stages"),
         ("inspect ckpt -s s.ckp[t]", "inspect ckpt -s s.ckpt"),
         ("diff run run --src-strategy stages/*", "diff run run --src-strategy stages"),
+        ("strategy ranks -s stages/*", "strategy ranks -s stages"),
+        ("strategy ranks --json -s stages/*", "strategy ranks --json -s stages"),
         ("merge ckpt/*/*.ckpt s.ckpt -o x.h5", "merge ckpt -s s.ckpt -o x.h5"),
         # paths without their options
         ("verify ckpt s.ckpt --deep", "verify ckpt -s s.ckpt --deep"),

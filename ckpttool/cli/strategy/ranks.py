@@ -12,7 +12,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import RANK_FILES, RANKS, StrategyFile, UsageProblem
-from ckpttool.problems import severities
+from ckpttool.problems import join_clauses, severities
 from ckpttool.wording import format_numbers, shorten
 
 if TYPE_CHECKING:
@@ -42,12 +42,17 @@ class _RanksCommand(options.GroupedCommand):
 
 def _explain_paths(ctx: click.Context, paths: list[str], given: set[str]) -> UsageProblem:
     """Return the problem of paths without an option; strategies are perhaps for -s and -d."""
+    from ckpttool.cli import retyped
+
     free = [flag for name, flag in _STRATEGIES.items() if name not in given]
-    hint = "the same command without it" if len(paths) == 1 else "the same command without them"
+    without = "the same command without it" if len(paths) == 1 else "the same command without them"
+    meant, why = retyped.as_meant(ctx)
+    hint = meant or without
     if len(paths) <= len(free) and all(StrategyFile().fits(Path(path)) for path in paths):
         hint = " ".join(f"{flag} {quote(path)}" for flag, path in zip(free, paths, strict=False))
     message = f"strategy ranks takes no SRC, found {shorten(paths, 3)}"
-    return UsageProblem(message, hint, "Strategies alone say which ranks are needed.", ctx=ctx)
+    facts = join_clauses("strategies alone say which ranks are needed", why)
+    return UsageProblem(message, hint, facts, ctx=ctx)
 
 
 @click.command(
