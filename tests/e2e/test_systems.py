@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 # `os.stat` open and see no file in /proc where the test cannot cover the folder.
 MACOS = '''
 import os, resource, sys
+from functools import partial
 for name in (*"""copy_file_range eventfd getrandom getresuid memfd_create pidfd_open posix_fadvise
 posix_fallocate preadv pwritev sched_getaffinity sched_setaffinity sendfile setns splice unshare
 """.split(), *[one for one in dir(os) if one.startswith(("POSIX_FADV_", "RWF_", "MFD_", "EFD_"))]):
@@ -36,19 +37,18 @@ for name in ("prlimit", "RLIMIT_MSGQUEUE", "RLIMIT_SIGPENDING", "RLIMIT_NICE", "
     if hasattr(resource, name):
         delattr(resource, name)
 
-def hide(function):
-    def hidden(path, *more, **named):
-        if str(path).startswith(("/proc", "/sys")):
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        return function(path, *more, **named)
-    return hidden
+def hidden(function, path, *more, **named):
+    if str(path).startswith(("/proc", "/sys")):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    return function(path, *more, **named)
 
 def refuse(event, arguments):
     if event == "open" and str(arguments[0]).startswith(("/proc", "/sys")):
         raise FileNotFoundError(2, "No such file or directory", arguments[0])
 
 sys.addaudithook(refuse)
-os.stat, os.lstat, os.readlink, os.listdir = map(hide, (os.stat, os.lstat, os.readlink, os.listdir))
+for name in ("stat", "lstat", "readlink", "listdir"):  # a function would become a method of pathlib
+    setattr(os, name, partial(hidden, getattr(os, name)))
 '''
 RUN = """
 import contextlib, io, json, sys
