@@ -122,7 +122,11 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
     [
         ("src -s s.ckpt", "takes no SRC, found src", "the same command without it"),
         ("src", "takes no SRC, found src", "the same command without it"),
-        ("s.ckpt d.ckpt", "strategy ranks needs -s FILE", "strategy ranks -s s.ckpt -d d.ckpt"),
+        (
+            "s.ckpt d.ckpt",
+            "strategy ranks needs -s FILE",
+            "ckpttool strategy ranks -s s.ckpt -d d.ckpt",
+        ),
         ("-s s.ckpt d.ckpt --rank 1", "takes no SRC, found d.ckpt", "-d d.ckpt"),
         ("-s s.ckpt -d d.ckpt src x", "found src, x", "the same command without them"),
         ("s.ckpt -s", "-s needs a value: FILE", "ckpttool strategy ranks -s"),
