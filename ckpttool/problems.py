@@ -658,7 +658,7 @@ class PlanError(CkptToolError):
     """The work cannot be done as requested, and nothing was written; exit code 5.
 
     It is the one of `FormatError` or `StrategyError` if a problem has their code: the same problem
-    has the same exit code, whoever finds it.
+    has the same exit code in each check.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Files of ranks that somebody has compressed or archived: which these are, and how to unpack them.
 
 Only names of checkpoints and of ranks count: ``net-1_1.ckpt.gz``, ``rank_3.tar.gz``.  Other packed
-files in a folder, such as logs, are none of our business.
+files in a folder, such as logs, are left alone.
 """
 
 from __future__ import annotations

@@ -225,8 +225,10 @@ class _Table(NamedTuple):
         The words of the other type.
     is_lossy
         Whether any of them is another number.
-    magnitudes, absolute, relative
-        The magnitude of each number, and its errors; 0 where a number is not finite.
+    magnitudes
+        The magnitude of each number, in Float64.
+    absolute, relative
+        Its errors; 0 where it or the result is not finite.
     is_infinite, is_zero
         Whether a number becomes Inf, or 0, that was not.
     """
