@@ -344,11 +344,6 @@ def find_nested_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
 
 
-def is_checkpoint(root: Path) -> bool:
-    """Return whether a folder has rank folders with files, or what else shows a checkpoint."""
-    return any(map(_marks_checkpoint, list_readable(root)))
-
-
 def _marks_checkpoint(path: Path) -> bool:
     """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):

@@ -16,11 +16,7 @@ from ckpttool.checkpoint.presence import limit_to_written_ranks, take_remains
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.discovery.rank_folders import (
-    find_manifests,
-    find_nested_checkpoints,
-    is_checkpoint,
-)
+from ckpttool.discovery.rank_folders import find_manifests, find_nested_checkpoints
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import (
     ForeignFile,
@@ -59,7 +55,7 @@ def are_strategies(paths: Sequence[str]) -> bool:
     from ckpttool.strategy_files import folders
 
     return folders.are_strategies(paths) and not any(
-        is_checkpoint(path) or find_nested_checkpoints(path) for path in map(Path, paths)
+        find_nested_checkpoints(Path(path)) for path in paths
     )
 
 

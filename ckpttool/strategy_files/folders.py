@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ckpttool.formats import format_of_content, read_index
+from ckpttool.formats import format_of_content, format_of_suffix, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.manifest import MANIFEST
@@ -155,13 +155,21 @@ def are_strategies(paths: Iterable[str]) -> bool:
 
 
 def _files_named(path: Path) -> list[Path]:
-    """Return a file, or those in a folder or in its folders; none if one of these has none."""
+    """Return a file, or those in a folder and in its folders; none if one of these has none."""
     if not is_folder(path):
         return [path]
-    if inside := [one for one in list_folder(path) if one.suffix in SUFFIXES]:
-        return inside
-    of_folders = [*map(files_that_may_be_strategies, filter(is_folder, list_folder(path)))]
-    return [*chain(*of_folders)] if all(of_folders) else []
+    paths = list_folder(path)
+    inside = [one for one in paths if one.suffix in SUFFIXES]
+    of_folders = [
+        [*files_that_may_be_strategies(folder), *filter(_is_of_checkpoint, list_folder(folder))]
+        for folder in filter(is_folder, paths)
+    ]
+    return [*inside, *chain(*of_folders)] if inside or all(of_folders) else []
+
+
+def _is_of_checkpoint(path: Path) -> bool:
+    """Return whether a name has a suffix that checkpoints have and strategies do not."""
+    return path.suffix not in SUFFIXES and format_of_suffix(path.name) is not None
 
 
 def _is_something_else(path: Path) -> bool:

@@ -183,7 +183,7 @@ def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["strategy.ckpt", "src_strategy.json"])
-@pytest.mark.parametrize("case", ["reshard_4_to_8", "json_strategy"])
+@pytest.mark.parametrize("case", ["reshard_4_to_8", "json_strategy", "safetensors_crc"])
 def test_a_checkpoint_is_one_also_with_its_strategy_beside_the_ranks(tmp_path, case, name):
     run_folder, golden = tmp_path / "run", GOLDEN / case
     shutil.copytree(golden / "src", run_folder)
