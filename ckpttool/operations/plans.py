@@ -486,8 +486,7 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     if catalog.is_merged or len(found) < 2:
         return None
     text = f"split takes one merged checkpoint, found {format_ranks(found)}"
-    line = f"ckpttool reshard {quote(catalog.root)} -s STRATEGY -d TARGET -o DIR"
-    hint = f"`{line}`, or --replicated if every rank holds the whole model"
+    hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
     ranks = tuple(found)
     return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
