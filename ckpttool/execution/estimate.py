@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats import header_of
 from ckpttool.model.plan import OutputFile, Plan, Term
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
+from ckpttool.records import record, replace
 from ckpttool.storage.counting import CountingFiles, Origin
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
@@ -26,7 +26,7 @@ from ckpttool.storage.numbers import Bytes
 MAX_KNOWN = 10_000  # tensors whose counts are kept
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Supply:
     """What target ranks need of the source.
 
@@ -59,7 +59,7 @@ class Supply:
         return {number: tuple(ranks) for number, ranks in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Need:
     """Source ranks of an input, by its number, and the bytes that are needed of each of them."""
 
@@ -68,7 +68,7 @@ class Need:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """What the tasks of a run do.
 
@@ -99,7 +99,7 @@ class Work:
     supplies: tuple[Supply, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Counts:
     """What the tasks of a batch do; ``used`` has the bytes of each source rank, by output."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from ckpttool.execution.copy import CopyOptions, FillTask, cut_into_tasks
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex
+from ckpttool.records import record, replace
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
     """Outputs that are written together.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import RANK_FILES, RANKS, StrategyFile, UsageProblem
 from ckpttool.problems import join_clauses, severities
+from ckpttool.records import replace
 from ckpttool.wording import format_numbers, shorten
 
 if TYPE_CHECKING:
