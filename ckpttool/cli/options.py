@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -49,6 +49,7 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError, join_clauses
+from ckpttool.records import record, replace
 from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
@@ -483,7 +484,7 @@ class OptionGroup:
         return decorate
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Side:
     """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
@@ -496,7 +497,7 @@ class Side:
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportOptions:
     """How a command reports.
 

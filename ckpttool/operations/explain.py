@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.records import record, replace
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import TensorMeta
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankGroup:
     """Ranks that hold, or should hold, the same slices of all tensors.
 

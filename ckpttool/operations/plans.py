@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,7 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
+from ckpttool.records import record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -165,7 +166,7 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Source:
     """The source of a conversion.
 
@@ -812,7 +813,7 @@ def plan_average(
     return _plan_and_check(sources, target, output, executor, open_progress, weights)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reading:
     """What a conversion would read, for who only looks at it.
 

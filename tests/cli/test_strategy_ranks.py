@@ -2,12 +2,12 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import RANK_FILES, RANKS, UsageProblem
 from ckpttool.problems import severities
+from ckpttool.records import replace
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
