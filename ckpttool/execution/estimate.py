@@ -1,22 +1,23 @@
 """What a run reads and writes, counted by walking its tasks; no file is opened.
 
-The tasks are those of `schedule`, and `CountingFiles` decides on each read as a worker does.
+The tasks are those of a run, and `CountingFiles` decides on each read as a worker does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
 
 from ckpttool.execution.copy import CopyOptions, TensorUnit, read_tensor
-from ckpttool.execution.schedule import Batch, schedule
+from ckpttool.execution.schedule import Batch, ranks_of_batches
 from ckpttool.formats import header_of
-from ckpttool.model.plan import OutputFile, Plan, Term
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.records import record, replace
 from ckpttool.storage.counting import CountingFiles, Origin
@@ -101,14 +102,18 @@ class Work:
 
 @record
 class _Counts:
-    """What the tasks of a batch do; ``used`` has the bytes of each source rank, by output."""
+    """What the tasks of a batch do; ``sizes`` are those of its outputs.
+
+    ``used`` has the bytes of each source rank, by its number in the pattern, by output.
+    """
 
     tasks: int
     reads: Reads
     needed: int
     written: int
     buffer_bytes: int
-    used: tuple[Mapping[Origin, int], ...]
+    sizes: tuple[int, ...]
+    used: tuple[Mapping[int, int], ...]
 
 
 class _TensorCounts(NamedTuple):
@@ -124,28 +129,39 @@ class _TensorCounts(NamedTuple):
 
 
 def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool) -> Work:
-    """Return what writing the outputs of ``ranks`` takes; the arguments are those of `schedule`."""
-    alike = plan.limited_to(ranks).alike
+    """Return what writing the outputs of ``ranks`` takes; the arguments are those of `schedule`.
+
+    Of batches with equal patterns the tasks of one are walked, because those of all do the same.
+    """
+    mine = plan.limited_to(ranks)
+    alike = mine.alike
     kind_of = {rank: kind for kind, of_kind in enumerate(alike) for rank in of_kind}
+    batches: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for batch in ranks_of_batches(plan, ranks, options, by_file=by_file):
+        batches.setdefault(tuple(kind_of[rank] for rank in batch), []).append(batch)
     sizes: dict[int, int] = {}
-    known: dict[tuple[int, ...], _Counts] = {}
+    used: dict[int, Mapping[Origin, int]] = {}
+    known: dict[Hashable, _Counts] = {}
     tasks = written = over_read = buffer_bytes = 0
-    reads, used = Reads(), [Counter[Origin]() for _ in alike]
-    survey = _Survey(plan)
-    for batch in schedule(plan, ranks, options, by_file=by_file):
-        kinds = tuple(kind_of[output.rank] for output in batch.outputs)
-        counts = known.get(kinds)
+    reads = Reads()
+    survey = _Survey(mine)
+    outputs = mine.of_kinds.outputs(rank for batch, *_ in batches.values() for rank in batch)
+    for kinds, (batch, *others) in batches.items():
+        pattern = find_pattern(mine, [next(outputs) for _ in batch])
+        counts = known.get(pattern.key)
         if counts is None:
-            indexes = [*map(_place, batch.outputs)]
-            counts = known[kinds] = survey.count(batch, indexes)
-            sizes |= {kind: one.nbytes for kind, one in zip(kinds, indexes, strict=True)}
-            for kind, of_output in zip(kinds, counts.used, strict=True):
-                used[kind] = Counter(of_output)
-        tasks += counts.tasks
-        reads += counts.reads
-        written += counts.written
+            whole = tuple(mine.limited_to(batch).outputs(batch))
+            counts = survey.count(Batch(whole, options, bool(plan.listed)), pattern)
+            known[pattern.key] = counts
+        sizes |= zip(kinds, counts.sizes, strict=True)
+        for kind, of_output in zip(kinds, counts.used, strict=True):
+            used[kind] = {pattern.origins[number]: nbytes for number, nbytes in of_output.items()}
+        times = 1 + len(others)
+        tasks += times * counts.tasks
+        reads += Reads(times * counts.reads.requests, times * counts.reads.nbytes)
+        written += times * counts.written
         buffer_bytes = max(buffer_bytes, counts.buffer_bytes)
-        over_read += max(0, counts.reads.nbytes - counts.needed)
+        over_read += times * max(0, counts.reads.nbytes - counts.needed)
     return Work(
         tasks,
         reads,
@@ -153,17 +169,57 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
         written,
         buffer_bytes,
         {rank: sizes[kind] for rank, kind in kind_of.items()},
-        _join_alike(chain.from_iterable(map(partial(_supplies, plan), alike, used))),
+        _join_alike(_supplies(plan, alike, used)),
     )
 
 
-def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[Origin, int]) -> Iterator[Supply]:
-    """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first one."""
-    if not plan.is_own:
-        yield Supply(ranks, used)
-        return
-    for rank in ranks:  # each needs as much of its own rank as the first of its own
-        yield Supply((rank,), {Origin(0, rank): sum(used.values())})
+class _Pattern(NamedTuple):
+    """What a batch reads, without the source ranks; and these, in the order of the first pieces.
+
+    ``key`` is equal for batches whose tasks read equal places of files with equal headers.
+    """
+
+    key: Hashable
+    origins: tuple[Origin, ...]
+
+
+def find_pattern(plan: Plan, outputs: Sequence[OutputFile]) -> _Pattern:
+    """Return the pattern of a batch, from the outputs of `Plan.of_kinds`."""
+    numbers: dict[Origin, int] = {}
+    files: dict[str, int] = {}
+    found: list[Hashable] = []
+    firsts: dict[str, tuple[int, ...]] = {}
+    is_plain = True
+    for output in outputs:
+        found.append(len(output.tensors))
+        for tensor in output.tensors:
+            start = tensor.region.start
+            shift = tuple(map(sub, start, firsts.setdefault(tensor.meta.name, start)))
+            found += (tensor.meta.name, tensor.meta.shape, shift)
+            for term in tensor.terms:
+                for piece in term.pieces(Region.whole(tensor.meta.shape), start):
+                    origin = Origin(term.input, piece.rank)
+                    number = numbers.get(origin)
+                    index = plan.inputs[term.input].files[piece.rank]
+                    if number is None:
+                        number = numbers[origin] = len(numbers)
+                        found += (id(index.header), files.setdefault(index.path, len(files)))
+                    is_plain = is_plain and index.files == (piece.tensor.file,)
+                    found += (number, piece.src, piece.dst)
+    return _Pattern(tuple(found) if is_plain else object(), tuple(numbers))
+
+
+def _supplies(
+    plan: Plan, alike: Iterable[tuple[int, ...]], used: Mapping[int, Mapping[Origin, int]]
+) -> Iterator[Supply]:
+    """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first ones."""
+    is_own = plan.is_own
+    for kind, ranks in enumerate(alike):
+        if not is_own:
+            yield Supply(ranks, used[kind])
+            continue
+        for rank in ranks:  # each needs as much of its own rank as the first of its own
+            yield Supply((rank,), {Origin(0, rank): sum(used[kind].values())})
 
 
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
@@ -187,18 +243,19 @@ class _Survey:
     """The reads of tasks.  Layers of a model are alike, so the reads of one are those of all."""
 
     def __init__(self, plan: Plan) -> None:
-        self._kinds = {id(one.terms): _kind(one.terms) for one in plan.transfers}
+        self._kinds: dict[int, Hashable] = {}  # by id of the terms
+        for name, transfers in plan.kinds.items():
+            for one in transfers:
+                is_usual = all(_is_usual(plan.inputs[t.input], t.source.name) for t in one.terms)
+                self._kinds[id(one.terms)] = name if is_usual else (name, one.name)
         self._known: dict[Hashable, _TensorCounts] = {}
 
-    def _kind(self, terms: tuple[Term, ...]) -> Hashable:
-        """Return the `_kind` of terms; those that an output has for itself are in no transfer."""
-        known = self._kinds.get(id(terms))
-        return _kind(terms) if known is None else known
-
-    def count(self, batch: Batch, indexes: list[FileIndex]) -> _Counts:
+    def count(self, batch: Batch, pattern: _Pattern) -> _Counts:
         """Return what the tasks of a batch do."""
+        indexes = [*map(_place, batch.outputs)]
         number = {index.path: i for i, index in enumerate(indexes)}
-        used = [Counter[Origin]() for _ in indexes]
+        numbers = {origin: i for i, origin in enumerate(pattern.origins)}
+        used = [Counter[int]() for _ in indexes]
         tasks = needed = written = buffer_bytes = 0
         reads = Reads()
         for task in batch.tasks(indexes):
@@ -211,47 +268,44 @@ class _Survey:
                     of_tensor, of_units = self._count_tensor(units, files, buffer, task.band_bytes)
                     reads += of_tensor
                     for unit, of_unit in zip(units, of_units, strict=True):
-                        used[number[unit.tensor.file.path]].update(of_unit)
+                        of_output = used[number[unit.tensor.file.path]]
+                        for origin, nbytes in of_unit.items():
+                            of_output[numbers[origin]] += nbytes
                 most = len(buffer) + files.scratch_peak + task.cast_bytes
                 buffer_bytes = max(buffer_bytes, most)
-        return _Counts(tasks, reads, needed, written, buffer_bytes, tuple(used))
+        sizes = tuple(index.nbytes for index in indexes)
+        return _Counts(tasks, reads, needed, written, buffer_bytes, sizes, tuple(used))
 
     def _count_tensor(
         self, units: Sequence[TensorUnit], files: CountingFiles, buffer: Bytes, band_bytes: int
     ) -> tuple[Reads, tuple[Mapping[Origin, int], ...]]:
         """Return the reads of the units of one tensor, and the bytes of source ranks by unit."""
+        kinds = [self._kinds.get(id(one.output.terms)) for one in units]
         key = (
             files.scratch_used,
             *(
-                (self._kind(one.output.terms), one.output.region, one.region, one.dtype)
-                for one in units
+                (kind, one.output.region, one.region, one.dtype)
+                for kind, one in zip(kinds, units, strict=True)
             ),
         )
-        if key not in self._known:
+        known = None if None in kinds else self._known.get(key)
+        if known is None:
             used = {id(unit): Counter[Origin]() for unit in units}
             for unit, _, _ in read_tensor(units, files, buffer, band_bytes):
                 used[id(unit)] += files.take_used()
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = _TensorCounts(
+            known = _TensorCounts(
                 files.take_reads(), files.scratch_used, files.scratch_peak, tuple(used.values())
             )
-        known = self._known[key]
+            if None not in kinds:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[key] = known
         files.scratch_used = known.scratch_used
         files.scratch_peak = max(files.scratch_peak, known.scratch_peak)
         return known.reads, known.used
 
 
-def _kind(terms: tuple[Term, ...]) -> Hashable:
-    """Return a value that is equal for tensors of which equal regions take equal reads."""
-    # A slice that no rank has is one that the outputs do not need; nothing reads it.
-    slices = [
-        next(iter(held.items()), None) for one in terms for held in one.source.slicing.replicas()
-    ]
-    there = [one for one in slices if one is not None]
-    if any(len(one.extents) > 1 or one.file.cipher is not None for _, one in there):
-        return id(terms)
-    owners = tuple(one and (one[0], bool(one[1].extents)) for one in slices)
-    return owners, tuple(
-        (one.source.slicing.key, one.source.meta.dtype, one.input) for one in terms
-    )
+def _is_usual(catalog: Catalog, name: str) -> bool:
+    """Return whether all stored slices of a tensor are plain bytes in one extent at most."""
+    held = (header[name] for header in catalog.headers.values() if name in header)
+    return all(len(one.extents) <= 1 and one.file.cipher is None for one in held)

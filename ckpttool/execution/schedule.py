@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from ckpttool.execution.copy import CopyOptions, FillTask, cut_into_tasks
-from ckpttool.execution.grouping import group_outputs
+from ckpttool.execution.grouping import group_ranks
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex
@@ -52,7 +53,15 @@ def schedule(
 
     With ``by_file`` each output is a batch by itself, which one worker of a cluster writes.
     """
-    wants_read = bool(plan.listed)
-    for outputs in group_outputs(plan.limited_to(ranks), options.group_tensors):
-        for batch in [(one,) for one in outputs] if by_file else [outputs]:
-            yield Batch(batch, options, wants_read)
+    batches = ranks_of_batches(plan, ranks, options, by_file=by_file)
+    outputs = plan.limited_to(ranks).outputs(chain.from_iterable(batches))
+    for batch in batches:
+        yield Batch(tuple(next(outputs) for _ in batch), options, bool(plan.listed))
+
+
+def ranks_of_batches(
+    plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool
+) -> list[tuple[int, ...]]:
+    """Return the ranks of the outputs of each batch of `schedule`."""
+    groups = group_ranks(plan.limited_to(ranks), options.group_tensors)
+    return [(rank,) for group in groups for rank in group] if by_file else groups

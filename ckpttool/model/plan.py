@@ -8,7 +8,7 @@ their number.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -453,6 +453,28 @@ class Plan(Brief):
         for rank in self.target.paths:
             ranks_of.setdefault(tuple(_regions(layouts, rank)), []).append(rank)
         return tuple(map(tuple, ranks_of.values()))
+
+    @property
+    def kinds(self) -> Mapping[str, tuple[Transfer, ...]]:
+        """The transfers of each kind, by the name of the first.
+
+        Slices of the same region of such tensors take equal pieces of the same source ranks.
+        """
+        found: dict[Hashable, list[Transfer]] = {}
+        for one in self.transfers:
+            key = one.layouts, one.dtype, tuple(map(self._kind_of_term, one.terms))
+            found.setdefault(key, []).append(one)
+        return {transfers[0].name: tuple(transfers) for transfers in found.values()}
+
+    def _kind_of_term(self, term: Term) -> Hashable:
+        source, headers = term.source, self.inputs[term.input].headers.values()
+        held = tuple(source.name in header for header in headers)
+        return source.slicing.key, source.meta.dtype, term.weight, term.input, held
+
+    @property
+    def of_kinds(self) -> Plan:
+        """The plan with one transfer of each of the `kinds`."""
+        return replace(self, transfers=tuple(one for one, *_ in self.kinds.values()))
 
     def __iter__(self) -> Iterator[OutputFile]:
         return self.outputs(self.target.paths)

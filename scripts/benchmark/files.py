@@ -21,9 +21,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def write_checkpoint(
-    folder: Path, model: Model, mesh: Mesh, *, sparse: bool = False, seed: int = 0
+    folder: Path,
+    model: Model,
+    mesh: Mesh,
+    *,
+    sparse: bool = False,
+    seed: int = 0,
+    format: str = "ckpt",
 ) -> None:
-    """A ``.ckpt`` for every rank below ``folder``, and ``folder.strategy.ckpt`` beside it.
+    """A file for every rank below ``folder``, and ``folder.strategy.ckpt`` beside it.
 
     Every slice is a stretch of a pool of random numbers that its name and its place in the tensor
     choose with ``seed``: replicas are equal, all else differs.  Weights and moments of Adam are as
@@ -34,20 +40,21 @@ def write_checkpoint(
     kinds = set() if sparse else {_kind(tensor) for tensor in model.tensors}
     pools = {kind: _pool(*kind) for kind in kinds}
     per_stage = mesh.tensor * mesh.data
-    for rank in range(mesh.ranks):
-        mine = [t for t in model.tensors if mesh.stage_of(t, model.layers) == rank // per_stage]
-        path = folder / f"rank_{rank}" / "bench-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        metas = [_slice(tensor, mesh, rank % per_stage) for tensor in mine]
-        with path.open("w+b") as file:
-            header = get_format("ckpt").index(metas)
-            write_header(file.fileno(), header)
-            for tensor in () if sparse else mine:
-                place = mesh.layout(tensor).slice_index(rank % per_stage)
-                text = f"{tensor.name}{place}{seed or ''}"
-                start = zlib.crc32(text.encode()) % POOL_BYTES // 16 * 16
-                stored = header.index.tensors[tensor.name]
-                _write(file.fileno(), stored, pools[_kind(tensor)], start)
+    for stage in range(mesh.pipeline):
+        mine = [one for one in model.tensors if mesh.stage_of(one, model.layers) == stage]
+        header = get_format(format).index([_slice(one, mesh) for one in mine])
+        for local_rank in range(per_stage):
+            rank = stage * per_stage + local_rank
+            path = folder / f"rank_{rank}" / f"bench-1_1.{format}"
+            path.parent.mkdir(parents=True)
+            with path.open("w+b") as file:
+                write_header(file.fileno(), header)
+                for tensor in () if sparse else mine:
+                    place = mesh.layout(tensor).slice_index(local_rank)
+                    text = f"{tensor.name}{place}{seed or ''}"
+                    start = zlib.crc32(text.encode()) % POOL_BYTES // 16 * 16
+                    stored = header.index.tensors[tensor.name]
+                    _write(file.fileno(), stored, pools[_kind(tensor)], start)
 
 
 def strategy_path(folder: Path) -> Path:
@@ -80,8 +87,9 @@ def _layout_item(name: str, tensor: Tensor, mesh: Mesh) -> bytes:
     return encode_bytes(3, encode_bytes(1, name.encode()) + encode_bytes(2, parts))
 
 
-def _slice(tensor: Tensor, mesh: Mesh, local_rank: int) -> TensorMeta:
-    shape = mesh.layout(tensor).slice_shape(local_rank, tensor.shape)
+def _slice(tensor: Tensor, mesh: Mesh) -> TensorMeta:
+    """What each rank of a stage has of a tensor: equal shapes, as every cut is even."""
+    shape = mesh.layout(tensor).slice_shape(0, tensor.shape)
     return TensorMeta(tensor.name, tensor.dtype, shape)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 
 # All are divisible by 768, so that 8 ranks and 6, 64 and 48, 512 and 384 can cut them.
 WIDTHS = (4608, 3072, 2304, 1536, 768)
@@ -140,6 +142,44 @@ def _weights(width: int, layers: int, vocabulary: int, dtype: str) -> Iterator[T
             yield Tensor(f"model.layers.{layer}.{name}.weight", dtype, shape, layer, axis)
     yield Tensor(f"{NORM}.weight", dtype, (width,), layers, None)
     yield Tensor(HEAD, dtype, (vocabulary, width), layers, 0)
+
+
+def wide_model(count: int, ranks: int, columns: int) -> Model:
+    """A model of ``count`` tensors for thousands of ranks: layers with the moments of Adam.
+
+    Axis 0 of every matrix can be cut into ``ranks`` slices, and into three quarters of that.
+    """
+    rows = 3 * ranks
+    bodies = {
+        "attention.wq": ((rows, columns), 0),
+        "attention.wk": ((rows, 2 * columns), 0),
+        "attention.wv": ((rows, 2 * columns), 0),
+        "attention.wo": ((rows, columns), 1),
+        "feed_forward.w1": ((2 * rows, columns), 0),
+        "feed_forward.w2": ((2 * rows, columns), 1),
+        "feed_forward.w3": ((2 * rows, columns), 0),
+        "attention.bias": ((rows,), 0),
+        "attention_norm": ((columns,), None),
+        "ffn_norm": ((columns,), None),
+    }
+    per_layer = len(bodies) * (1 + len(MOMENTS))
+    names = (
+        (layer, prefix, name)
+        for layer in range(math.ceil(count / per_layer))
+        for prefix in ("", *MOMENTS)
+        for name in bodies
+    )
+    tensors = tuple(
+        Tensor(
+            f"{prefix}model.layers.{layer}.{name}.weight",
+            "Float32" if prefix else "BFloat16",
+            bodies[name][0],
+            layer,
+            bodies[name][1],
+        )
+        for layer, prefix, name in islice(names, count)
+    )
+    return Model(tensors, math.ceil(count / per_layer))
 
 
 def many_tensors(count: int, shape: tuple[int, int]) -> Model:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -20,13 +21,16 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.execution import estimate as estimate_module
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.schedule import Batch
+from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import convert as conversion_module
 from ckpttool.operations.estimate import estimate
-from ckpttool.storage.files import PARTIAL
+from ckpttool.storage.files import PARTIAL, write_header
 from ckpttool.system import peak_bytes
 from tests.e2e.test_golden import CASES, GOLDEN, KINDS, command_of, formats_of
 from tests.support import corpus
@@ -44,6 +48,18 @@ def here(tmp_path, monkeypatch):
     """An empty folder with a link to the corpus."""
     monkeypatch.chdir(tmp_path)
     Path("golden").symlink_to(GOLDEN)
+
+
+def count_one_by_one(monkeypatch):
+    """Walk the tasks of every output: none is taken for like another."""
+    alone = property(lambda plan: tuple((rank,) for rank in plan.target.paths))
+    monkeypatch.setattr(Plan, "alike", alone)
+    find_pattern = estimate_module.find_pattern
+
+    def find(*given):
+        return find_pattern(*given)._replace(key=object())
+
+    monkeypatch.setattr(estimate_module, "find_pattern", find)
 
 
 class Watch:
@@ -80,9 +96,7 @@ class Watch:
         monkeypatch.setattr(conversion_module, "execute", watched)
         monkeypatch.setattr(execute_module, "fill", filled)
         monkeypatch.setattr(Batch, "tasks", listed)
-        monkeypatch.setattr(
-            Plan, "alike", property(lambda plan: tuple((r,) for r in plan.target.paths))
-        )
+        count_one_by_one(monkeypatch)
 
     def clear(self):
         """Forget what was counted."""
@@ -297,12 +311,75 @@ def test_equal_outputs_are_counted_once_and_weigh_as_often_as_they_are(monkeypat
     folded = dry(["reshard", *words])["dry_run"]
     ranks = [one["ranks"] for one in folded["sources"]]
     assert ranks == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    alone = property(lambda plan: tuple((rank,) for rank in plan.target.paths))
-    monkeypatch.setattr(Plan, "alike", alone)
-    single = dry(["reshard", *words])["dry_run"]
-    for one in (folded, single):
-        del one["memory"], one["disks"][0]["free"]
+    count_one_by_one(monkeypatch)
+    assert_same_counts(folded, dry(["reshard", *words])["dry_run"])
+
+
+def assert_same_counts(folded, single):
+    for one in (folded, single):  # threads that read headers compare with those that are there
+        del one["memory"], one["disks"][0]["free"], one["reads"]["headers"]
     assert folded == single
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_what_is_multiplied_is_what_is_counted_one_by_one(monkeypatch, name):
+    one = CONVERSIONS[name]
+    words = command_of(one, formats_of(one)[0]).split()
+    folded = dry(words)["dry_run"]
+    count_one_by_one(monkeypatch)
+    assert_same_counts(folded, dry(words)["dry_run"])
+
+
+def write_wide(*meshes, gap):
+    """Write a model over the ranks of the first mesh, all holes; the words of a reshard.
+
+    A rank of the middle lacks the bias, which its replicas have, and has a header of its own.
+    """
+    layouts = [
+        {
+            **{f"{i}.rows": Layout((dp, mp), ((0,), ()), dp) for i in range(3)},
+            **{f"{i}.columns": Layout((dp, mp), ((), (0,)), dp) for i in range(3)},
+            "bias": Layout((dp, mp), ((0,),)),
+            "norm": Layout((dp, mp), ((),)),
+        }
+        for dp, mp in meshes
+    ]
+    shapes = dict.fromkeys(layouts[0], (96, 48 * gap)) | {"bias": (96,), "norm": (7,)}
+    for rank in range(math.prod(meshes[0])):
+        metas = [
+            TensorMeta(name, "Float32", layout.slice_shape(rank, shapes[name]))
+            for name, layout in layouts[0].items()
+            if (rank, name) != (math.prod(meshes[0]) - 1, "bias")
+        ]
+        path = Path(f"src/rank_{rank}/net.ckpt")
+        path.parent.mkdir(parents=True)
+        with path.open("wb") as file:
+            write_header(file.fileno(), get_format("ckpt").index(metas))
+    for name, one in zip(("s.ckpt", "d.ckpt"), layouts, strict=True):
+        ckpttool.write_strategy(strategy_of(one), name)
+    return ["reshard", "src", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "out"]
+
+
+@pytest.mark.parametrize("gap", [1, 4096])
+@pytest.mark.parametrize(
+    "meshes", [((24, 2), (16, 2)), ((4, 2), (2, 4)), ((2, 4), (8, 2)), ((8, 2), (1, 1))]
+)
+@pytest.mark.parametrize("options", ["", "--dtype fp16", "--rank 0"])
+def test_ranks_of_a_kind_are_counted_once(monkeypatch, meshes, gap, options):
+    """Each holds other elements, and all of a kind read as many, elsewhere."""
+    words = [*write_wide(*meshes, gap=gap), *options.split()]
+    walked = []
+    tasks = Batch.tasks
+
+    def walk(batch, indexes):
+        walked.append(batch)
+        return tasks(batch, indexes)
+
+    monkeypatch.setattr(Batch, "tasks", walk)
+    folded, once = dry(words)["dry_run"], len(walked)
+    count_one_by_one(monkeypatch)
+    assert_same_counts(folded, dry(words)["dry_run"])
+    assert once < len(walked) // 3 or max(meshes) < (24, 2) or gap > 1 or "--rank" in options
 
 
 def test_a_cluster_is_not_needed_and_the_memory_is_that_of_a_worker(tmp_path):

@@ -17,7 +17,7 @@ from ckpttool.execution import execute as execute_module
 from ckpttool.execution import grouping
 from ckpttool.execution.copy import CopyOptions, cut_into_tasks, read_amplification
 from ckpttool.execution.execute import execute
-from ckpttool.execution.grouping import group_outputs
+from ckpttool.execution.grouping import group_ranks
 from ckpttool.formats import header_of
 from ckpttool.model import manifest, region
 from ckpttool.model.layout import Layout
@@ -110,7 +110,7 @@ def test_all_that_is_read_for_a_band_fits_into_the_scratch_buffer(source, tmp_pa
 def groups(src, dst, shape, ranks=RANKS):
     catalog = slice_catalog(src, dict.fromkeys(src.layouts, shape))
     plan = make(catalog, src, dst)
-    return [[output.rank for output in group] for group in group_outputs(plan, 1 << 16)]
+    return [[*group] for group in group_ranks(plan, 1 << 16)]
 
 
 def test_those_that_want_parts_of_the_same_rows_are_written_together(monkeypatch):
@@ -135,13 +135,13 @@ def test_a_tensor_of_which_rows_are_shared_counts_though_a_larger_one_comes_whol
     source = strategy_of({name: Layout((RANKS,), ((0,), ())) for name in cuts})
     catalog = slice_catalog(source, {"large": (2048, 4096), "small": (1024, 4096)})
     plan = make(catalog, source, replace(target, files=()))
-    assert [len(group) for group in group_outputs(plan, 1 << 16)] == [RANKS]
+    assert [len(group) for group in group_ranks(plan, 1 << 16)] == [RANKS]
 
 
 def test_outputs_of_many_tensors_are_fewer_at_a_time():
     catalog = slice_catalog(ROWS, SHAPES)
     plan = make(catalog, ROWS, COLUMNS)  # two tensors each
-    sizes = [[len(group) for group in group_outputs(plan, most)] for most in (1, 4, 7, 16)]
+    sizes = [[len(group) for group in group_ranks(plan, most)] for most in (1, 4, 7, 16)]
     assert sizes == [[1] * 8, [2] * 4, [3, 3, 2], [8]]
 
 
@@ -157,7 +157,7 @@ def test_many_small_tensors_count_as_much_as_one_large():
             for way in (rows, columns)
         )
         plan = make(slice_catalog(src, dict.fromkeys(few, (64, 512))), src, dst)
-        assert [len(group) for group in group_outputs(plan, 1 << 16)] == expected
+        assert [len(group) for group in group_ranks(plan, 1 << 16)] == expected
 
 
 def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_read):
