@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
@@ -36,7 +36,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
-from ckpttool.model.layout_difference import Kind, kind_of_difference, layouts_of_name
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor, Unlisted
@@ -50,10 +49,12 @@ from ckpttool.problems import (
     join_clauses,
 )
 from ckpttool.records import record, replace
-from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedStrategy
 from ckpttool.wording import count, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.model.layout_difference import Kind
 
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -609,6 +610,13 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
     return replace(strategy, notes=(*strategy.notes, *notes))
 
 
+def doubting_manifest(strategy: Strategy) -> Strategy:
+    """Return the strategy with only a warning that the manifest names one that shards otherwise."""
+    other = noted_other_strategy(strategy)
+    notes = [replace(n, code="other_strategy") if n is other else n for n in strategy.notes]
+    return replace(strategy, notes=tuple(notes))
+
+
 def _note_other(
     catalog: Catalog, strategy: Strategy, named: tuple[ManifestFile, RecordedStrategy], option: str
 ) -> Iterator[Diagnostic]:
@@ -648,6 +656,10 @@ def _compare_with_named(
 
     None if the files are not those of the manifest, or that strategy is not there.
     """
+    # Imported late, as most checkpoints have no manifest.
+    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_name
+    from ckpttool.strategy_files.reader import read_strategy
+
     if not (found := named.find()) or not _lists_all(manifest, catalog):
         return None
     renamed = manifest.provenance().renamed
