@@ -24,7 +24,6 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -49,6 +48,7 @@ from ckpttool.problems import (
     UnsupportedError,
     join_clauses,
 )
+from ckpttool.records import record, replace
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedStrategy
 from ckpttool.wording import count, format_ranks, shorten
@@ -273,7 +273,7 @@ def without_harmless(
 MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to names
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Presence:
     """What is missing of a checkpoint.
 
@@ -430,7 +430,7 @@ def _is_conclusive(
 # --------------------------------------------------------------------- tensors without a layout
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartlyHeld:
     """Parameters without a layout that some ranks of a stage hold and others do not.
 

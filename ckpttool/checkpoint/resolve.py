@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Literal
 
@@ -42,12 +41,13 @@ from ckpttool.problems import (
     PlanError,
     join_clauses,
 )
+from ckpttool.records import record, replace
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Purpose:
     """What a checkpoint is resolved for.
 

@@ -7,7 +7,6 @@ a command stands in the table of codes, `ckpttool.problems.CODES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -15,6 +14,7 @@ from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import noted_other_strategy
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
+from ckpttool.records import record, replace
 from ckpttool.wording import count
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
@@ -26,7 +26,7 @@ _BOTH: tuple[Files, ...] = ("joined", "full")
 _ANY: tuple[Files, ...] = (*_BOTH, *_KEPT)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """A line of the table.
 

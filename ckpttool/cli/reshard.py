@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={"--replicated": ("", "ckpttool split SRC --replicated -d STRATEGY -o DIR")},
+    misplaced={
+        "--replicated": options.Misplaced("Ranks that hold all in full are split.", command="split")
+    },
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt \\
         -d new_strategy.ckpt -o new/ --format ckpt

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        (
-            "SRC is merged and has no strategy; -d names the strategy of the target.",
-            "-d",
+        options.Misplaced(
+            "SRC is merged and has no strategy; -d names that of the target.", "-d", "reshard"
         ),
     ),
     help="""\b

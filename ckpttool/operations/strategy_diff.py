@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -18,6 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.strategy import Rule, Rules, Strategy, fold_like, shard_equally
 from ckpttool.operations.summary import fold_names
+from ckpttool.records import record, replace
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.wording import Brief, count
 
@@ -28,7 +29,7 @@ KINDS: tuple[Kind, ...] = (
 Layouts = tuple[Layout, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayoutDifference:
     """What differs in the layouts of parameters; equal for parameters that differ alike.
 
@@ -40,7 +41,7 @@ class LayoutDifference:
     b: Layouts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DifferenceRow:
     """Tensors that differ alike: parameters of equal layers, with their states.
 

@@ -16,7 +16,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -46,6 +45,7 @@ from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
+from ckpttool.records import record, replace
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
@@ -398,7 +398,7 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
             yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategySidecar:
     """The strategy file that is written with rank files.
 
@@ -474,7 +474,7 @@ class StrategySidecar:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardedOutput:
     """A merged checkpoint in numbered files, with their indexes.
 

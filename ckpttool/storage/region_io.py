@@ -12,7 +12,6 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from operator import mul
@@ -27,6 +26,7 @@ from ckpttool.model.plan import OutputTensor, Transfer, is_copy
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
+from ckpttool.records import record
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number
@@ -517,7 +517,7 @@ def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
     return tensor.file.path, tensor.extents[0].offset if tensor.extents else 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _CachedBytes:
     """Bytes ``first`` to ``last`` of a tensor, at the start of ``data``."""
 
@@ -526,7 +526,7 @@ class _CachedBytes:
     data: Bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Runs:
     """The byte runs of a region in a tensor.
 

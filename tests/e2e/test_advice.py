@@ -306,7 +306,9 @@ def sources(tmp_path, monkeypatch) -> Path:
         "ckpt": case / "src",
         "s.ckpt": case / "src_strategy.ckpt",
         "d.ckpt": case / "dst_strategy.ckpt",
+        "-run/ckpt": case / "src",
     }.items():
+        Path(name).parent.mkdir(exist_ok=True)
         (shutil.copytree if path.is_dir() else shutil.copy)(path, name)
     return tmp_path
 
@@ -346,6 +348,23 @@ def follow(line: str) -> str:
         ("consolidate ckpt -s s.ckpt --out x.h5", "merge ckpt -s s.ckpt -o x.h5"),
         ("merge ckpt -s s.ckpt -o x.h5 --workers 2", "merge ckpt -s s.ckpt -o x.h5 -j 2"),
         ("strategy check ckpt -s s.ckpt", "strategy check ckpt s.ckpt"),
+        ("strategy check --strategy s.ckpt d.ckpt ckpt", "strategy check ckpt s.ckpt d.ckpt"),
+        # several mistakes of a line at once
+        ("strategy ranks -s s.ckpt d.ckpt", "strategy ranks -s s.ckpt -d d.ckpt"),
+        ("explain ckpt -s s.ckpt d.ckpt -json", "explain ckpt -s s.ckpt -d d.ckpt --json"),
+        ("verify ckpt/rank_* s.ckpt", "verify ckpt -s s.ckpt"),
+        ("merge -s s.ckpt ckpt/*", "merge -s s.ckpt ckpt -o merged.h5"),
+        ("merge run/*/* stages/* --threads 2", "merge run -s stages -j 2 -o merged.h5"),
+        (
+            "split ckpt --src-strategy s.ckpt -d d.ckpt",
+            "reshard ckpt --src-strategy s.ckpt -d d.ckpt -o new/",
+        ),
+        (
+            "explain ckpt -src-strategy s.ckpt -dst-strategy d.ckpt",
+            "explain ckpt --src-strategy s.ckpt --dst-strategy d.ckpt",
+        ),
+        ("convert ckpt -o --format ckpt", "convert ckpt -o converted/ --format ckpt"),
+        ("inspect -run/ckpt", "inspect ./-run/ckpt"),
     ],
 )
 def test_what_was_meant_is_proposed_in_the_words_that_were_typed(sources, typed, meant):
@@ -362,6 +381,39 @@ def test_strategies_that_are_exchanged_look_exchanged(tmp_path, case):
     assert "the strategies of the source and of the target look exchanged" in message(result)
     assert advice(result) == f"-s {src} -d {other}"
     run_well(*words, *advice(result).split())
+    result = run("explain", *words[1:2], "-s", other, "-d", src, "--rank", 0)
+    assert advice(result) == f"-s {src} -d {other}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag", "proposed"),
+    [
+        ("merge ckpt -s s.ckpt -o", "-o", "merge ckpt -s s.ckpt -o merged.h5"),
+        ("verify ckpt --step --deep s.ckpt", "--step", "verify ckpt --step STEP --deep -s s.ckpt"),
+        (
+            "reshard ckpt -j -s s.ckpt -d d.ckpt",
+            "-j",
+            "reshard ckpt -j N -s s.ckpt -d d.ckpt -o new/",
+        ),
+    ],
+)
+def test_an_unset_variable_leaves_an_option_without_its_value(sources, typed, flag, proposed):
+    result = run(*typed.split())
+    assert f"{flag} has no value; is a variable of the shell unset?" in message(result)
+    assert advice(result) == f"ckpttool {proposed}"
+
+
+@pytest.mark.parametrize("command", ["merge", "inspect", "average"])
+def test_a_pattern_of_several_checkpoints_is_a_choice(sources, command):
+    for number in range(3):
+        shutil.copytree("ckpt", f"many/run{number}")
+    words = [*map(str, sorted(Path("many").iterdir()))]
+    said = run(command, *words, "-s", "s.ckpt", *([] if command == "inspect" else ["-o", "x.h5"]))
+    if command == "average":
+        assert said.exit_code == 0
+        return
+    assert "the shell has expanded the pattern; each is a checkpoint" in message(said)
+    run_well(*shlex.split(advice(said))[1:])
 
 
 @pytest.mark.parametrize("name", ["ckpt_strategy_rank_0.ckpt", "strategy_rank_3.ckpt"])
