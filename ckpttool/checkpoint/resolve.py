@@ -24,6 +24,7 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, 
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     as_recorded,
+    doubting_manifest,
     is_recorded,
     know_lost,
     miss_listed_ranks,
@@ -144,6 +145,8 @@ def resolving(
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
     strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
+    if options.manifest == "ignore":
+        strategy = doubting_manifest(strategy)
     strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(

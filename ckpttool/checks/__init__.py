@@ -209,9 +209,9 @@ def run_checks(
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    If the manifest names another strategy, and the given one does not fit, only that is said: all
-    else about the strategy follows from it.  Where a folder has files of other runs, another step
-    is proposed in place of options that would hide it.
+    If the manifest names another strategy, which shards otherwise, or the given one does not fit,
+    only that is said: all else about the strategy follows from it.  Where a folder has files of
+    other runs, another step is proposed in place of options that would hide it.
 
     Parameters
     ----------
@@ -232,10 +232,11 @@ def run_checks(
         return
     listed, errors = [*found], severities("convert")
     following = [one for one in listed if one.code in _OF_WRONG_STRATEGY]
-    if not (wrong := [one for one in following if errors[one.code] == "error"]):
+    wrong = [one for one in following if errors[one.code] == "error" and one != other]
+    if not wrong and other.code != "strategy":
         yield from listed
         return
-    facts = f"it does not fit: {wrong[0].message}"
+    facts = f"it does not fit: {wrong[0].message}" if wrong else ""
     if len(wrong) > 1:
         facts = f"{count(len(wrong), 'problem')} with it, the first: {wrong[0].message}"
     yield replace(other, code="strategy", facts=join_clauses(other.facts, facts))

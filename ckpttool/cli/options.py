@@ -9,7 +9,8 @@ argument or a variable of the environment, and shells keep them in histories.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -27,6 +28,7 @@ from ckpttool.cli.params import (
     CAST,
     DURATION,
     ENGINE,
+    JOBS,
     NAME_PATTERN,
     PART,
     PATTERN,
@@ -772,7 +774,7 @@ run_options = OptionGroup(
             "Number of threads: short for --engine threads:N.",
             "-j",
             "--jobs",
-            type=whole_number(1, 999_999),
+            type=JOBS,
         ),
         "engine": option(
             "threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
@@ -827,8 +829,24 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     from ckpttool.operations import plans
 
     is_folder = output.max_shard_bytes is not None
-    try:
+    with _wrong_name():
         return replace(output, format=plans.choose_format(path, output.format, is_folder))
+
+
+def rank_folder(path: str, output: OutputOptions, run: RunOptions) -> str:
+    """Return the folder of rank folders as the workers of an engine need it; refuse other names."""
+    from ckpttool.operations import plans
+
+    with _wrong_name():
+        plans.refuse_file_name(path, output.format)
+    return absolute_for_cluster(path, run)
+
+
+@contextmanager
+def _wrong_name() -> Iterator[None]:
+    """Make the name of an output that is refused a problem of the command line."""
+    try:
+        yield
     except PlanError as error:
         (problem,) = error.diagnostics
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error

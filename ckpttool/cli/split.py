@@ -50,7 +50,7 @@ def split(
     from ckpttool.cli import workflow
 
     options.refuse_lost_checksum(output)
-    folder = options.absolute_for_cluster(folder, run)
+    folder = options.rank_folder(folder, output, run)
     catalog, _, target = workflow.load(
         source.for_engine(run), report, dst_strategy, find_strategy=False
     )

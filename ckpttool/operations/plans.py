@@ -86,6 +86,15 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
+def refuse_file_name(folder: str, format: str | None) -> None:
+    """Raise `PlanError` if the folder of rank folders has the name of a file."""
+    if (by_name := format_of_suffix(folder)) is not None:
+        text = "a folder of rank folders is written, and the name is that of a file"
+        hint = f"-o {quote(folder.removesuffix(Path(folder).suffix))}"
+        hint = hint if by_name == format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
+
+
 def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog: Catalog) -> Target:
     """Return the target that writes a file for each rank of a strategy, or for some of them.
 
@@ -98,12 +107,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
-    if (by_name := format_of_suffix(folder)) is not None:
-        text = "a folder of rank folders is written, and the name is that of a file"
-        stem = folder.removesuffix(Path(folder).suffix)
-        hint = f"-o {quote(stem)}"
-        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
-        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
+    refuse_file_name(folder, options.format)
     format = options.format or "hdf5"
     ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
     names = name_files(catalog, ranks, format, options)

@@ -174,6 +174,9 @@ def _destination_problems(
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     for catalog in catalogs:
         yield from _mixing_problems(catalog, target)
+        path = options.strategy_path
+        if path is not None and is_inside(str(Path(path).parent), catalog.root):
+            yield inside_problem(path, catalog, "--write-strategy")
     for stale in () if options.overwrite or blocked else _find_stale_files(target, options):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 

@@ -446,11 +446,8 @@ class StrategySidecar:
             yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
-        ranks = [*plan.target.paths.values()]
-        for catalog in plan.inputs:
-            if not catalog.is_merged:
-                ranks += [path for file in catalog.files.values() for path in file.paths]
-        if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
+        homes = {Path(path).parent for path in plan.target.paths.values()}
+        if parent in {home.resolve() for home in homes}:
             yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
                 f"--write-strategy {quote(str(folder / name))}",

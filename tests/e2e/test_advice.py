@@ -424,3 +424,41 @@ def test_a_lone_strategy_as_src_is_for_s(sources, name):
         said = advice(run("merge", src, "-o", "x.h5"))
         assert said == f"the checkpoint as SRC, and -s {src}"
         run_well("merge", "ckpt", *said.split()[-2:], "-o", f"{len(src)}.h5")
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("--wait 2d", "--wait 48h"),
+        ("--wait 2h15m", "--wait 135m"),
+        ("--wait 1m5s", "--wait 65s"),
+        ("-j threads:3", "--engine threads:3"),
+        ("-j mpi", "--engine mpi"),
+        ("--write-strategy ckpt/sub/s.ckpt", "--write-strategy s.ckpt"),
+    ],
+)
+def test_a_value_that_is_refused_is_proposed_in_our_words(sources, typed, proposed):
+    words = ["reshard", "ckpt", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "new"]
+    assert advice(run(*words, *typed.split())) == proposed
+
+
+@pytest.mark.parametrize("command", ["reshard", "split"])
+def test_the_name_of_a_file_for_a_folder_is_a_wrong_command_line(sources, command):
+    words = [command, "ckpt", "-d", "d.ckpt", *(["-s", "s.ckpt"] if command == "reshard" else [])]
+    result = run(*words, "-o", "new.safetensors")
+    assert result.exit_code == 2
+    assert advice(result) == "--format safetensors -o new"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9 f", b"\xb2\xe2\\it's"])
+def test_a_path_that_is_not_utf8_is_proposed_as_a_shell_reads_it(tmp_path, name):
+    folder = tmp_path / os.fsdecode(name)
+    write_file(folder / "model" / "a.safetensors", TENSORS, "safetensors")
+    words = [sys.executable, "-m", "ckpttool"]
+    path = folder / "model" / "a.safetensors"
+    done = subprocess.run([*words, "merge", path, "out.h5"], capture_output=True)
+    line = done.stderr.decode().rpartition("Try: ckpttool ")[2]
+    assert "$'" in line
+    script = f"cd {shlex.quote(str(tmp_path))}; {shlex.join(words)} {line}"
+    subprocess.run(["bash", "-c", script], check=True)
+    assert (tmp_path / "out.h5").exists()
