@@ -197,8 +197,8 @@ class FlatFiles:
     ) -> Iterator[Move]:
         """Yield the moves of `read_region`, which are to be made in this order.
 
-        ``key`` is that of the stored tensor, in this order: what the scratch buffer has of it is
-        not read again before `forget`.
+        ``key`` tells the stored tensor from all others: what the scratch buffer has of it is not
+        read again.
         """
         if not region.size:
             return
@@ -496,11 +496,12 @@ def _plan_pieces(
     out = out.reshape(*band.shape, meta.itemsize)
     filled = 0
     for place, src, dst in slicing.stretches(band, tensor.region.start):
-        stored, size = slicing.find(place)[1].meta, src.size
+        _, held = slicing.find(place)
+        stored, size = held.meta, src.size
         at = out[_within(dst, band)]
         runs = find_runs(src, stored.shape, stored.itemsize) if size else None
         first = runs.first if runs is not None and runs.count == 1 else None
-        moves = files.plan_moves((number, place), stored, src, at)
+        moves = files.plan_moves(_first_byte(held), stored, src, at)
         yield PieceRead(number, place, size * stored.itemsize, moves, first, at)
         filled += size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
