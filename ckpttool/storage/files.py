@@ -7,7 +7,6 @@ import fcntl
 import glob
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -343,7 +342,7 @@ def _create(path: Path) -> int:
 
 def name_attempt(path: str) -> str:
     """Return a new random name for an attempt at the file at ``path``."""
-    return f"{path}.{secrets.token_hex(8)}"
+    return f"{path}.{os.urandom(8).hex()}"
 
 
 def remove_attempts(path: Path) -> None:
