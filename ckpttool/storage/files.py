@@ -387,11 +387,11 @@ def create(path: str, fd: int, output: OutputFile) -> FileIndex:
 
 def write_header(fd: int, header: Header) -> None:
     """Write the header of a new file, with holes in the place of contents."""
-    with os.fdopen(fd, "wb", closefd=False) as file:
-        for start, gap in zip(header.starts, header.gaps, strict=True):
-            file.seek(start)
-            file.write(gap)
-        file.truncate(header.index.nbytes)
+    for start, gap in zip(header.starts, header.gaps, strict=True):
+        while gap:
+            done = os.pwrite(fd, gap, start)
+            start, gap = start + done, gap[done:]
+    os.ftruncate(fd, header.index.nbytes)
 
 
 def stamp_at(path: Path) -> FileStamp | None:
