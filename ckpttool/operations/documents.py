@@ -386,6 +386,7 @@ def strategy_check(
                 "ranks": one.strategy and len(one.strategy.ranks),
                 "stages": one.strategy and one.strategy.stages,
                 **_take(one, "listed tensors sampled agreeing shaped"),
+                "recorded": one.is_recorded,
                 "unproven": dict(one.unproven),
                 "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
                 "findings": describe_diagnostics(one.findings, severities("verify")),

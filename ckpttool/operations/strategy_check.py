@@ -4,8 +4,9 @@ The files are scanned once, and resolved with each strategy.  Samples are shared
 reads only what the first one left open.
 
 A strategy *does not fit* if names, shapes or contents contradict it.  It *fits* if nothing does,
-nothing is found, and for every tensor something could have contradicted it (`_unproven`).  Else *it
-cannot be known*.  What verify warns of is found, too: a strategy may be right, and its files not.
+nothing is found, and for every tensor something could have contradicted it (`_unproven`), or if the
+manifest of the set names it.  Else *it cannot be known*.  What verify warns of is found, too: a
+strategy may be right, and its files not.
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ class Candidate:
     def is_open(self) -> bool:
         """Whether nothing was found against it."""
         return self.checkpoint is not None and not self.findings
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the manifest of the checkpoint names it or its equal."""
+        return self.checkpoint is not None and self.checkpoint.is_recorded
 
 
 def check_strategies(
@@ -222,7 +228,7 @@ def _try(
     found = [one for one in problems if _is_grave(one)]
     found.sort(key=lambda one: one.code not in AGAINST)
     is_wrong = any(one.code in AGAINST for one in found)
-    unproven = () if is_wrong else tuple(_unproven(checkpoint))
+    unproven = () if is_wrong or checkpoint.is_recorded else tuple(_unproven(checkpoint))
     verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(
         path,

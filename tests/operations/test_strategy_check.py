@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -236,3 +237,24 @@ def test_every_other_strategy_of_the_corpus_is_judged():
         assert common
         assert all(one.strategy.layouts[name] == own.layouts[name] for name in common), one.path
     assert len(possible) >= 3
+
+
+@pytest.mark.parametrize(
+    ("case", "options"), [("reshard_8_to_4", {}), ("pipeline_8_to_2x4", {"format": "ckpt"})]
+)
+def test_the_strategy_that_a_manifest_names_fits_and_so_does_its_equal(case, options, tmp_path):
+    """The same files without their manifest leave both in doubt."""
+    golden = GOLDEN / case
+    (named,) = golden.glob("dst_strategy.*")
+    own, equal = tmp_path / f"own{named.suffix}", tmp_path / "equal.json"
+    shutil.copy(named, own)
+    ckpttool.reshard(golden / "src", golden / "src_strategy.ckpt", own, tmp_path / "new", **options)
+    ckpttool.write_strategy(read_strategy(str(own)), str(equal))
+    found = checked(tmp_path / "new", own, equal)
+    assert [(one.verdict, one.is_recorded, one.unproven) for one in found] == [
+        ("fits", True, ()),
+        ("fits", True, ()),
+    ]
+    (tmp_path / "new" / "ckpttool.json").unlink()
+    (found,) = checked(tmp_path / "new", own)
+    assert (found.verdict, found.is_recorded) == ("unknown", False)

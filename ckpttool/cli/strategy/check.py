@@ -169,6 +169,8 @@ def _evidence(one: Candidate) -> Iterator[str]:
         yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
     if one.shaped:
         yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
+    if one.is_recorded:
+        yield "the manifest names it or its equal"
 
 
 def _print_devices(fits: Sequence[DeviceFit]) -> None:
