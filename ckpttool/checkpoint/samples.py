@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, FullTensor, RankGroups
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ def sample_tensors(
     chosen, others = _choose_tensors(tensors, handwritten)
     all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
     to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
+    known: dict[Hashable, Sequence[int]] = {}
     for tensor in others:
-        largest = max(tensor.slicing.replicas(), key=len)
+        largest = _most_held(tensor, known)
         to_sample.append((tensor, [largest], [_first_and_last(tensor, largest)]))
     stored = (one for *_, sampled in to_sample for ranks in sampled for one in ranks.values())
     samples = yield from ask(sample, stored)
@@ -134,11 +135,9 @@ def _choose_tensors(
     for group in by_layout.values():
         group.sort(key=_sampling_order)
         chosen += group[:TENSORS_PER_LAYOUT]
-        others += [
-            tensor
-            for tensor in group[TENSORS_PER_LAYOUT:]
-            if not parse_name(tensor.meta.name).is_gradient and _has_replicas(tensor)
-        ]
+        rest = group[TENSORS_PER_LAYOUT:]
+        if any(len(ranks) > 1 for ranks in group[0].slicing.owners()):
+            others += [one for one in rest if not parse_name(one.meta.name).is_gradient]
     return chosen, others
 
 
@@ -147,8 +146,22 @@ def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
     return parse_name(tensor.meta.name).same_shape_parameter is not None, -tensor.meta.nbytes
 
 
-def _has_replicas(tensor: FullTensor) -> bool:
-    return any(len(ranks) > 1 for ranks in tensor.slicing.owners())
+def _most_held(
+    tensor: FullTensor, known: dict[Hashable, Sequence[int]]
+) -> Mapping[int, StoredTensor]:
+    """Return the first slice with the most replicas on disk.
+
+    ``known`` has the ranks of tensors with equal layouts on equal ranks.
+    """
+    slicing = tensor.slicing
+    if not isinstance(slicing, LayoutSlicing):
+        return max(slicing.replicas(), key=len)
+    held = slicing.tensors
+    key = slicing.layout, tuple(held)
+    if key not in known:
+        slices = ([rank for rank in ranks if rank in held] for ranks in slicing.owners())
+        known[key] = max(slices, key=len)
+    return {rank: held[rank] for rank in known[key]}
 
 
 def _first_and_last(
