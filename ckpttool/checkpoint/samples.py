@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -38,9 +38,9 @@ class SampledTensor:
     tensor
         The full tensor.
     replicas
-        The slices; only one of them in a spot check.
+        The slices; in a spot check only one of them, and of that only the sampled ranks.
     samples
-        Rank to sample, for each slice of ``replicas``; a spot check samples only some ranks.
+        Rank to sample, for each slice of ``replicas``.
     is_spot_check
         Whether only one slice was sampled.
     """
@@ -99,8 +99,8 @@ def sample_tensors(
     to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
     known: dict[Hashable, Sequence[int]] = {}
     for tensor in others:
-        largest = _most_held(tensor, known)
-        to_sample.append((tensor, [largest], [_first_and_last(tensor, largest)]))
+        some = _first_and_last(tensor, known)
+        to_sample.append((tensor, [some], [some]))
     stored = (one for *_, sampled in to_sample for ranks in sampled for one in ranks.values())
     samples = yield from ask(sample, stored)
     return [
@@ -146,35 +146,31 @@ def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
     return parse_name(tensor.meta.name).same_shape_parameter is not None, -tensor.meta.nbytes
 
 
-def _most_held(
+def _first_and_last(
     tensor: FullTensor, known: dict[Hashable, Sequence[int]]
-) -> Mapping[int, StoredTensor]:
-    """Return the first slice with the most replicas on disk.
+) -> dict[int, StoredTensor]:
+    """Return the first and the last replica of the slice with most of them on disk.
 
-    ``known`` has the ranks of tensors with equal layouts on equal ranks.
+    Return all replicas if some are missing.  The first and the last of ``n`` replicas hold
+    different slices of any optimizer shard, since a divisor of ``n`` does not divide ``n - 1``.
+    Owners that are left may hold equal slices.  ``known`` has the ranks of tensors with equal
+    layouts on equal ranks.
     """
     slicing = tensor.slicing
-    if not isinstance(slicing, LayoutSlicing):
-        return max(slicing.replicas(), key=len)
-    held = slicing.tensors
-    key = slicing.layout, tuple(held)
-    if key not in known:
-        slices = ([rank for rank in ranks if rank in held] for ranks in slicing.owners())
-        known[key] = max(slices, key=len)
-    return {rank: held[rank] for rank in known[key]}
-
-
-def _first_and_last(
-    tensor: FullTensor, ranks: Mapping[int, StoredTensor]
-) -> dict[int, StoredTensor]:
-    """Return the first and the last owner of a slice, or all owners if some are missing.
-
-    The first and the last of ``n`` replicas hold different slices of any optimizer shard, since a
-    divisor of ``n`` does not divide ``n - 1``.  Owners that are left may hold equal slices.
-    """
-    if len(ranks) < max(map(len, tensor.slicing.owners())):
-        return dict(ranks)
-    return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
+    ranks: Collection[int]
+    if isinstance(slicing, LayoutSlicing):
+        held: Mapping[int, StoredTensor] = slicing.tensors
+        key = slicing.layout, tuple(held)
+        if key not in known:
+            slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
+            known[key] = max(slices, key=len)
+        ranks = known[key]
+    else:
+        held = max(slicing.replicas(), key=len)
+        ranks = held.keys()
+    if len(ranks) == max(map(len, slicing.owners())):
+        ranks = min(ranks), max(ranks)
+    return {rank: held[rank] for rank in ranks}
 
 
 # Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
