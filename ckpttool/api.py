@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
@@ -65,6 +65,7 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
+from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.strategy_files.reader import read_strategy

@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.wording import format_ranks, nearest, shorten, with_keywords
+from ckpttool.wording import as_typed, format_ranks, nearest, shorten, with_keywords
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -337,7 +337,7 @@ class Diagnostic:
     @property
     def lines(self) -> tuple[str, ...]:
         """`fact`, then the facts and the hint if there are any, a line each."""
-        tried = f"Try: {self.hint}" if self.hint else ""
+        tried = f"Try: {as_typed(self.hint)}" if self.hint else ""
         return tuple(filter(None, (self.fact, self.facts, tried)))
 
     @property
@@ -974,7 +974,7 @@ def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str,
         "code": one.code,
         "text": one.fact,
         "facts": one.facts or None,
-        "hint": one.hint or None,
+        "hint": as_typed(one.hint) or None,
         "tensor": one.tensor,
         "ranks": list(one.ranks),
         **{key: value for key, value in optional.items() if value is not None},

@@ -178,11 +178,24 @@ def parse_duration(text: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
     if match is None or match[2] not in SECONDS:
-        facts = "A duration ends with its unit: s, m or h."
-        unit = "" if match is None else match[2][:1].lower()
-        instead = "10m" if match is None else f"{match[1]}{unit if unit in SECONDS else 'm'}"
-        raise TypedError(f"{text!r} is not a duration", facts, instead)
+        facts = "A duration is one number with its unit: s, m or h."
+        raise TypedError(f"{text!r} is not a duration", facts, _as_duration(text))
     return float(match[1]) * SECONDS[match[2]]
+
+
+def _as_duration(text: str) -> str:
+    """Return a duration that other programs write in another way, ``1d`` or ``1h30m``.
+
+    Examples
+    --------
+    >>> _as_duration("1d"), _as_duration("1h30m"), _as_duration("90sec"), _as_duration("5")
+    ('24h', '90m', '90s', '5m')
+    """
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.lower(), re.ASCII)
+    units = {**SECONDS, "d": 24 * 3600, "w": 7 * 24 * 3600}
+    seconds = sum(float(number) * units.get(unit[:1], 60) for number, unit in parts)
+    whole = next((unit for unit in "hms" if seconds and seconds % SECONDS[unit] == 0), "")
+    return f"{seconds / SECONDS[whole]:.0f}{whole}" if whole else "10m"
 
 
 def parse_part(text: str) -> tuple[int, int]:

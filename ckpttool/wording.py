@@ -335,6 +335,28 @@ _HINT = re.compile(
 )
 
 
+_OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
+
+
+def as_typed(text: str) -> str:
+    r"""Return a command line whose paths that are not UTF-8 are written as shells read them.
+
+    Examples
+    --------
+    >>> print(as_typed("'a b\udce4/c' as SRC, or -s d"))
+    $'a b\xe4/c' as SRC, or -s d
+    """
+    return re.sub(r"'[^']*'|[^\s'`,;]+", _spell_bytes, text) if _OTHER_BYTE.search(text) else text
+
+
+def _spell_bytes(word: re.Match[str]) -> str:
+    """Return a word with its bytes that are no letters in digits, if it has any."""
+    if not _OTHER_BYTE.search(word[0]):
+        return word[0]
+    spelled = word[0].strip("'").replace("\\", r"\\")
+    return "$'" + _OTHER_BYTE.sub(lambda one: f"\\x{ord(one[0]) - 0xDC00:02x}", spelled) + "'"
+
+
 def with_keywords(hint: str) -> str:
     """Return a hint with the keywords of Python in place of options of the command line.
 

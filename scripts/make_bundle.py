@@ -23,6 +23,7 @@ LEGACY = {"2_17": "manylinux2014", "2_12": "manylinux2010", "2_5": "manylinux1"}
 OLDEST = {"aarch64": 17, "x86_64": 5}  # minor version of the first glibc of manylinux
 
 
+ALIASES = {"arm64": "aarch64", "amd64": "x86_64"}  # of Docker and macOS -> of wheels
 OLDEST_PYTHON = 10  # as in pyproject.toml
 
 
@@ -100,7 +101,8 @@ def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--python", default=here, metavar="3.N", help=f"version of Python there [{here}]")
     machine = platform.machine()
-    add("--platform", default=machine, help=f"machine there: aarch64, x86_64 [{machine}]")
+    text = f"machine there: aarch64 (or arm64), x86_64 [{machine}]"
+    add("--platform", default=machine, type=lambda word: ALIASES.get(word, word), help=text)
     add("--glibc", default="2.17", metavar="2.N", help="oldest glibc there (ldd --version) [2.17]")
     add("--extras", default="crypto", help="extras: crypto,dask,mpi; '' for none [crypto]")
     text = "archive of a relocatable Python that goes into the bundle"

@@ -31,7 +31,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,6 +43,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import severities
+from ckpttool.records import replace
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:

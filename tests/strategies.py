@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from hypothesis import strategies as st
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy, join_stages
+from ckpttool.records import replace
 from tests.support.checkpoints import noise
 from tests.support.readers import Entry
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import typing
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -29,6 +28,7 @@ from ckpttool.execution.executors import RunOptions
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.problems import Diagnostic, PlanError
+from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import FLAGS, KEYWORDS, with_keywords
@@ -551,7 +551,7 @@ def test_what_a_command_shows_python_returns(tmp_path):
 
 def test_names_in_a_table_are_escaped():
     layouts = {"<script>": ckpttool.read_strategy(STRATEGY).layouts["lm_head.weight"]}
-    strategy = dataclasses.replace(ckpttool.read_strategy(STRATEGY), layouts=layouts)
+    strategy = replace(ckpttool.read_strategy(STRATEGY), layouts=layouts)
     assert "&lt;script&gt;" in strategy._repr_html_()
     assert "<script>" not in strategy._repr_html_()
 

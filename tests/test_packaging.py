@@ -114,6 +114,11 @@ def test_a_bundle_for_a_glibc_that_no_wheel_is_made_for_is_refused(bundle):
         bundle["tags_of"]("aarch64", "2.12")
 
 
+@pytest.mark.parametrize(("word", "tag"), [("arm64", "aarch64"), ("amd64", "x86_64")])
+def test_platforms_in_the_words_of_docker_are_those_of_wheels(bundle, word, tag):
+    assert bundle["read_options"](["--platform", word]).platform == tag
+
+
 @pytest.mark.parametrize("version", ["3.9", "3.6", "2.7", "3.11.4", "python3"])
 def test_a_bundle_for_another_python_is_refused_before_anything_is_downloaded(bundle, version):
     with pytest.raises(SystemExit) as stopped:

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +34,7 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
+from ckpttool.records import replace
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 from tests.support.snapshots import UPDATE
 

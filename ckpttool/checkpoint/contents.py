@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +31,13 @@ from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError
+from ckpttool.records import record
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EqualContents:
     """The ranks with equal contents of tensors that names and shapes do not decide.
 
@@ -188,7 +189,7 @@ def _read_index(path: str) -> IndexedTensors:
     return {} if merged is None else merged.metas
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ComparedCopies:
     """Tensors that an index names in one file, by the other files that hold copies of them."""
 

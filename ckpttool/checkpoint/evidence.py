@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import TypeAlias, TypeVar, cast
 
@@ -21,12 +21,13 @@ from ckpttool.concurrency import wait_result
 from ckpttool.formats.local import unreadable
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError, CombinedError, UnreadableError
+from ckpttool.records import record
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """Something that has to be read of several subjects.
 
@@ -42,7 +43,7 @@ class Question:
     of: tuple[Hashable, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evidence:
     """What was read so far: reading function to subject to answer."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
@@ -22,6 +21,7 @@ from ckpttool.model.names import find_training_state, match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -39,6 +38,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InferredStrategy:
     """A strategy corrected by contents, with the parameters that contents do not decide.
 

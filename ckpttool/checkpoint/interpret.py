@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Literal, TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
@@ -42,6 +42,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 from ckpttool.wording import format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)
@@ -86,7 +87,7 @@ def _components(name: str) -> tuple[str, ...]:
     return (name,) if tag is None else map_component_names(tag)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EachFile:
     """A record for each tensor of each file, which holds it in full.
 
@@ -164,7 +165,7 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Stage:
     """What the slices of a stage make: the full shape, None if it has none, and missing slices."""
 
@@ -173,7 +174,7 @@ class _Stage:
     gaps: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Ranks:
     """The files of ranks, and what says how they fit together; see `interpret`."""
 

@@ -24,11 +24,10 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
@@ -49,9 +48,13 @@ from ckpttool.problems import (
     UnsupportedError,
     join_clauses,
 )
+from ckpttool.records import record, replace
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedStrategy
 from ckpttool.wording import count, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.model.layout_difference import Kind
 
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -273,7 +276,7 @@ def without_harmless(
 MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to names
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Presence:
     """What is missing of a checkpoint.
 
@@ -430,7 +433,7 @@ def _is_conclusive(
 # --------------------------------------------------------------------- tensors without a layout
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartlyHeld:
     """Parameters without a layout that some ranks of a stage hold and others do not.
 
@@ -553,7 +556,7 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
 
 
 def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether a manifest lists all these files, and that they have this strategy.
+    """Return whether a manifest lists all these files, and names this strategy or its equal.
 
     `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
     """
@@ -562,10 +565,13 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         return False
     try:
         manifest = ManifestFile.read(path)
-        listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
-        is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
         recorded = RecordedStrategy.of(manifest)
-        return is_of_set and recorded is not None and recorded.is_of(strategy.files)
+        if recorded is None or not _lists_all(manifest, catalog):
+            return False
+        if recorded.is_of(strategy.files):
+            return True
+        kinds = _compare_with_named(catalog, strategy, manifest, recorded)
+        return kinds is not None and not any(kinds.values())
     except FormatError:
         return False
 
@@ -586,12 +592,13 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
         return strategy
-    notes = []
+    notes: list[Diagnostic] = []
     try:
         manifest = ManifestFile.read(path)
+        renamed = manifest.provenance().renamed
         if (other := other_strategy(manifest, strategy)) is not None:
-            notes.append(_other_strategy_note(catalog, strategy, other, option))
-        called = _old_names(strategy, manifest.provenance().renamed)
+            notes += _note_other(catalog, strategy, (manifest, other), option)
+        called = _old_names(strategy, renamed)
         if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
             text = "the strategy has the old names, read as the new ones"
             facts = f"{shorten(read, 2)}, as {path} says"
@@ -604,19 +611,72 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
     return replace(strategy, notes=(*strategy.notes, *notes))
 
 
-def _other_strategy_note(
-    catalog: Catalog, strategy: Strategy, other: RecordedStrategy, option: str
-) -> Diagnostic:
-    """Return the note that the manifest names another strategy."""
+def doubting_manifest(strategy: Strategy) -> Strategy:
+    """Return the strategy with only a warning that the manifest names one that shards otherwise."""
+    other = noted_other_strategy(strategy)
+    notes = [replace(n, code="other_strategy") if n is other else n for n in strategy.notes]
+    return replace(strategy, notes=tuple(notes))
+
+
+def _note_other(
+    catalog: Catalog, strategy: Strategy, named: tuple[ManifestFile, RecordedStrategy], option: str
+) -> Iterator[Diagnostic]:
+    """Yield that a manifest names another strategy; nothing if that describes the same slices.
+
+    It is an error if the named strategy is there and shards a tensor otherwise.
+    """
+    _, other = named
+    kinds = _compare_with_named(catalog, strategy, *named)
+    if kinds is not None and not any(kinds.values()):
+        return
     explained = "`ckpttool help other_strategy` explains"
-    found = " ".join(f"{option} {quote(name)}" for name in other.find())
-    return Diagnostic(
+    found = other.find()
+    options = " ".join(f"{option} {quote(name)}" for name in found)
+    note = Diagnostic(
         "other_strategy",
         f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
-        hint=f"{found}; {explained}" if found else explained,
+        hint=f"{options}; {explained}" if found else explained,
         facts="" if found else other.why_not_found,
         path=strategy.files[0],
     )
+    unlike = [name for name, kind in (kinds or {}).items() if kind in _DECISIVE]
+    if unlike:
+        facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
+        note = replace(note, code="strategy", facts=facts)
+    yield note
+
+
+# What makes other tensors of the same slices.  A shard may be hidden, or follow from a parameter.
+_DECISIVE = ("stages", "slices", "shape")
+
+
+def _compare_with_named(
+    catalog: Catalog, strategy: Strategy, manifest: ManifestFile, named: RecordedStrategy
+) -> dict[str, Kind | None] | None:
+    """Return what differs from the strategy that a manifest names, for each tensor.
+
+    None if the files are not those of the manifest, or that strategy is not there.
+    """
+    # Imported late, as most checkpoints have no manifest.
+    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_name
+    from ckpttool.strategy_files.reader import read_strategy
+
+    if not (found := named.find()) or not _lists_all(manifest, catalog):
+        return None
+    renamed = manifest.provenance().renamed
+    both = [one.with_names(_old_names(one, renamed)) for one in (strategy, read_strategy(found))]
+    return {
+        name: kind_of_difference(*layouts_of_name(name, *both))
+        for name in catalog.metas
+        if any(one.has_entry(name) for one in both)
+    }
+
+
+def _lists_all(manifest: ManifestFile, catalog: Catalog) -> bool:
+    """Return whether a manifest lists all files of a checkpoint."""
+    folder = manifest.path.parent
+    listed = {os.path.normpath(folder / one.path) for one in manifest.outputs()}
+    return listed.issuperset(map(os.path.normpath, catalog.paths))
 
 
 def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
@@ -633,11 +693,12 @@ def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, s
 
 
 def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
-    """Return the note that the manifest names another strategy, if there is one.
+    """Return what is noted of the strategy that the manifest names, if it is another.
 
-    A note on a manifest that cannot be read has the place of that manifest.
+    The code is ``strategy`` if it is known to shard otherwise.  A note on a manifest that cannot be
+    read has the place of that manifest.
     """
-    noted = (one for one in strategy.notes if one.code == "other_strategy")
+    noted = (one for one in strategy.notes if one.code in ("other_strategy", "strategy"))
     return next((one for one in noted if one.path in strategy.files), None)
 
 

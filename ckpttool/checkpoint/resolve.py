@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Literal
 
@@ -25,6 +24,7 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, 
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     as_recorded,
+    doubting_manifest,
     is_recorded,
     know_lost,
     miss_listed_ranks,
@@ -42,12 +42,13 @@ from ckpttool.problems import (
     PlanError,
     join_clauses,
 )
+from ckpttool.records import record, replace
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Purpose:
     """What a checkpoint is resolved for.
 
@@ -144,6 +145,8 @@ def resolving(
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
     strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
+    if options.manifest == "ignore":
+        strategy = doubting_manifest(strategy)
     strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(

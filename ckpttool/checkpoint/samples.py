@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.tensors import StoredTensor
+from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
@@ -29,7 +29,7 @@ CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no ch
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampledTensor:
     """A full tensor with samples of its slices.
 

@@ -7,7 +7,6 @@ a command stands in the table of codes, `ckpttool.problems.CODES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -15,6 +14,7 @@ from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import noted_other_strategy
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
+from ckpttool.records import record, replace
 from ckpttool.wording import count
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
@@ -26,7 +26,7 @@ _BOTH: tuple[Files, ...] = ("joined", "full")
 _ANY: tuple[Files, ...] = (*_BOTH, *_KEPT)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """A line of the table.
 
@@ -209,9 +209,9 @@ def run_checks(
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    If the manifest names another strategy, and the given one does not fit, only that is said: all
-    else about the strategy follows from it.  Where a folder has files of other runs, another step
-    is proposed in place of options that would hide it.
+    If the manifest names another strategy, which shards otherwise, or the given one does not fit,
+    only that is said: all else about the strategy follows from it.  Where a folder has files of
+    other runs, another step is proposed in place of options that would hide it.
 
     Parameters
     ----------
@@ -232,10 +232,11 @@ def run_checks(
         return
     listed, errors = [*found], severities("convert")
     following = [one for one in listed if one.code in _OF_WRONG_STRATEGY]
-    if not (wrong := [one for one in following if errors[one.code] == "error"]):
+    wrong = [one for one in following if errors[one.code] == "error" and one != other]
+    if not wrong and other.code != "strategy":
         yield from listed
         return
-    facts = f"it does not fit: {wrong[0].message}"
+    facts = f"it does not fit: {wrong[0].message}" if wrong else ""
     if len(wrong) > 1:
         facts = f"{count(len(wrong), 'problem')} with it, the first: {wrong[0].message}"
     yield replace(other, code="strategy", facts=join_clauses(other.facts, facts))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, product
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import RankGroups
+from ckpttool.records import replace
 
 
 def fitting_lines(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -14,6 +13,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.wording import count, format_ranks, shorten
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
@@ -25,6 +25,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, list_outputs
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
+from ckpttool.records import record, replace
 from ckpttool.storage.sampling import hash_unit, hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
@@ -35,7 +36,7 @@ _WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
 _IGNORE = "put the file back, or --ignore-manifest to read it as it is"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _File:
     """A file of a set: its path as it was given, its header, and its entry in the manifest."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, groupby, permutations
 from shlex import quote
 
@@ -21,6 +20,7 @@ from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
+from ckpttool.records import replace
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.checkpoint.samples import stage_pairs
@@ -15,6 +14,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
@@ -27,7 +27,7 @@ REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explai
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slice:
     """A slice of a full tensor, with all of its replicas.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from shlex import quote
 
@@ -14,6 +13,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import RankGroups, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 _CHOICES = "--unlisted first (the lowest rank's), rank (each its own) or drop"

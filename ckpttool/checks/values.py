@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
 from ckpttool.checks.manifest import fingerprint
@@ -18,6 +18,7 @@ from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Unlisted, Whole
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.wording import count, format_ranks, shorten
 

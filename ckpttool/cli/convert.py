@@ -23,17 +23,11 @@ if TYPE_CHECKING:
     misplaced={
         **dict.fromkeys(
             ("-s", "--src-strategy", "--strategy"),
-            (
-                "convert writes each file again by itself, and needs no strategy.",
-                "the same command without -s",
-            ),
+            options.Misplaced("convert writes each file again by itself, and needs no strategy."),
         ),
         **dict.fromkeys(
             ("-d", "--dst-strategy"),
-            (
-                "convert leaves every tensor with its rank.",
-                "ckpttool reshard SRC -s STRATEGY -d TARGET -o DIR",
-            ),
+            options.Misplaced("convert leaves every tensor with its rank.", command="reshard"),
         ),
     },
     help="""\b

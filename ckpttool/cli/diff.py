@@ -55,7 +55,8 @@ sides = options.OptionGroup(
 @click.command(
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
-        ("-d", "--dst-strategy"), ("-s is for A and B, --b-strategy for B.", "--b-strategy")
+        ("-d", "--dst-strategy"),
+        options.Misplaced("-s is for A and B, --b-strategy for B.", "--b-strategy"),
     ),
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt

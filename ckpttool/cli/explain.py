@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
+from ckpttool.records import replace
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -46,7 +46,7 @@ MAX_RANGES = 6  # of ranks, in one line
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={"--include": ("--tensor names what is explained.", "--tensor")},
+    misplaced={"--include": options.Misplaced("--tensor names what is explained.", "--tensor")},
     help="""\b
     ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
 

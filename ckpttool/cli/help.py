@@ -34,7 +34,64 @@ PAGES = Path(ckpttool.__file__).parent / "docs"
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.
 GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
 INDEX = "index"
+DEVELOPERS = "development"  # the folder of pages that a checkout has, and no list
 CHINESE = "zh"  # the folder of translated pages, and how the name of a Chinese locale begins
+TITLES: Mapping[str, str] = {  # of pages that are English only
+    "averaging": "对多个权重求平均",
+    "casting": "转换数据类型",
+    "checkpoint-2": "Checkpoint 2.0 格式",
+    "choosing": "选择张量",
+    "comparing": "比较两份权重",
+    "completion": "命令补全",
+    "converting": "转换文件格式",
+    "dask": "用 Dask 运行",
+    "dry-run": "先试运行，不写文件",
+    "encryption": "加密文件与校验和",
+    "explaining": "查看每张卡保存的内容",
+    "fetching": "只下载需要的卡",
+    "from-python": "在 Python 中使用",
+    "hand-written-strategies": "手写切分策略",
+    "installing": "安装",
+    "loading": "加载结果",
+    "lost-ranks": "缺失的卡",
+    "mindformers": "配合 MindFormers 使用",
+    "mpi": "用 MPI 运行",
+    "pipelines": "CI 流水线",
+    "renaming": "重命名张量",
+    "resuming": "断点续写",
+    "sharding": "了解权重如何切分",
+    "slurm": "在 Slurm 上运行",
+    "start-stage-2": "开始第二阶段训练",
+    "strategies": "查看切分策略",
+    "values": "查看数值",
+    "volcano": "在 Volcano 上运行",
+    "file-systems": "文件系统",
+    "fused-weights": "融合权重",
+    "glossary": "术语表",
+    "layouts": "张量布局",
+    "mindspore": "与 MindSpore 的差异",
+    "not-in-the-strategy": "不在切分策略中的参数",
+    "safety": "安全性",
+    "states": "输出目录的状态",
+    "what-no-file-tells": "文件无法说明的信息",
+    "cli": "命令行",
+    "exit-codes": "退出码",
+    "formats": "文件格式",
+    "json": "JSON 文档",
+    "manifest": "清单文件",
+    "options": "选项",
+    "performance": "性能",
+    "python": "Python 接口",
+    "versions": "版本",
+}
+CHINESE_GROUPS = {"Start": "入门", "Guides": "指南", "Concepts": "概念", "Reference": "参考"}
+LEAD = (
+    "`ckpttool help NAME` prints a topic, or what the code of a message (damaged), an option "
+    "(--unlisted) or a command (merge) means."
+)
+CHINESE_LEAD = (
+    "`ckpttool help NAME` 显示一个主题，或解释消息代码 (damaged)、选项 (--unlisted)、命令 (merge)。"
+)
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
@@ -53,7 +110,7 @@ def read_topics() -> Mapping[str, str]:
 def read_group(group: str) -> Mapping[str, str]:
     """Return the text of each page of a group by its name, sorted."""
     found = list_folder(PAGES / GROUPS[group])
-    found += list_readable(PAGES / CHINESE / GROUPS[group]) if is_chinese() else []
+    found += _translated(GROUPS[group]) if is_chinese() else []
     paths = {path.stem.lower(): path for path in found}
     names = sorted(name for name, path in paths.items() if path.suffix == ".md" and name != INDEX)
     return {name: read_file(paths[name]).decode("utf-8") for name in names}
@@ -91,6 +148,29 @@ def find_row(name: str) -> str:
     """Return the first page with a row of a table about a name, such as one of MindSpore; or ""."""
     row = re.compile(rf"^\| [^|]*`{re.escape(name)}\b[^|]* \|", re.MULTILINE)
     return next((topic for topic, page in read_topics().items() if row.search(page)), "")
+
+
+def find_titles(title: str) -> list[str]:
+    """Return the topics with a title, in English or Chinese; else those that have it in theirs.
+
+    Only Chinese titles are compared in part, as they are written without spaces.
+    """
+    chinese, topics = _chinese_titles(), read_topics()
+    titles = {n: (title_of(page).lower(), chinese.get(n, "")) for n, page in topics.items()}
+    same = [name for name, both in titles.items() if title in both]
+    return same or [n for n, (_, one) in titles.items() if title in one and not title.isascii()]
+
+
+def _chinese_titles() -> Mapping[str, str]:
+    """Return the Chinese title of each topic, also of those whose page is English."""
+    pages = [path for folder in GROUPS.values() for path in _translated(folder)]
+    of_pages = {path.stem.lower(): title_of(read_file(path).decode("utf-8")) for path in pages}
+    return {**TITLES, **of_pages}
+
+
+def _translated(folder: str) -> list[Path]:
+    """Return the Chinese pages of a group."""
+    return [path for path in list_readable(PAGES / CHINESE / folder) if path.suffix == ".md"]
 
 
 def title_of(page: str) -> str:
@@ -191,19 +271,19 @@ def help(name: tuple[str, ...]) -> None:
         print_topics()
     elif not print_all_about(words.lower(), group):
         near = nearest(words.lower(), names_of(group)) or find_row(words)
+        near = near or next(iter(find_titles(words)), "")
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 
 def print_topics() -> None:
     """Print the name and the title of each page, in groups."""
     formatter = click.get_current_context().make_formatter()
-    formatter.write_text(
-        "`ckpttool help NAME` prints a topic, or what the code of a message (damaged), an option "
-        "(--unlisted) or a command (merge) means."
-    )
+    chinese = _chinese_titles() if is_chinese() else {}
+    formatter.write_text(CHINESE_LEAD if chinese else LEAD)
     for group in GROUPS:
-        with formatter.section(group):
-            formatter.write_dl([(n, title_of(page)) for n, page in read_group(group).items()])
+        titles = {name: title_of(page) for name, page in read_group(group).items()}
+        with formatter.section(CHINESE_GROUPS[group] if chinese else group):
+            formatter.write_dl([(name, chinese.get(name, one)) for name, one in titles.items()])
     echo(formatter.getvalue().rstrip("\n"))
 
 
@@ -219,6 +299,11 @@ def print_all_about(name: str, group: click.Context) -> bool:
     if command is not None:
         with command:
             echo(f"{command.get_help()}\n")
+    if command is None and not texts:
+        titles = find_titles(name)
+        texts += [topics[titles[0]]] if len(titles) == 1 else []
+        of_developers = {path.stem: path for path in list_readable(PAGES / DEVELOPERS)}
+        texts += [read_file(of_developers[name]).decode("utf-8")] if name in of_developers else []
     if texts:
         print_markdown("\n".join(texts))
     return command is not None or bool(texts)

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-d", "--dst-strategy"),
-        (
-            "merge writes full tensors, which have no target.",
-            "ckpttool reshard SRC -s STRATEGY -d TARGET -o DIR",
-        ),
+        options.Misplaced("merge writes full tensors, which have no target.", command="reshard"),
     ),
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5

@@ -9,24 +9,26 @@ argument or a variable of the environment, and shells keep them in histories.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
+from ckpttool.cli import retyped
 from ckpttool.cli.groups import WORDS, walk_commands, words_of
 from ckpttool.cli.params import (
     CAST,
     DURATION,
     ENGINE,
+    JOBS,
     NAME_PATTERN,
     PART,
     PATTERN,
@@ -47,6 +49,7 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError, join_clauses
+from ckpttool.records import record, replace
 from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
@@ -161,15 +164,39 @@ class GroupedOption(click.Option):
         return click.Option.get_help_record(shown, ctx)
 
 
+class Misplaced(NamedTuple):
+    """What a command says to an option that others have.
+
+    Attributes
+    ----------
+    facts
+        Why it has none.
+    option
+        The option in its place; "" where its value is a path without an option, None for nothing.
+    command
+        The command that has it, if there is no option for its place, or that was typed, too.
+    """
+
+    facts: str
+    option: str | None = None
+    command: str = ""
+
+    def hint(self, ctx: click.Context, flag: str) -> str:
+        """Return the whole line with what goes in the place of ``flag``."""
+        is_taken = self.option is None or retyped.take_apart(ctx).has(self.option)
+        if self.command and is_taken:
+            return retyped.under(ctx, self.command)
+        return retyped.replaced(ctx, [flag], self.option)
+
+
 class GroupedCommand(click.Command):
     """A command whose ``--help`` lists its options under headings, the everyday ones first.
 
-    ``misplaced`` has the facts for options that other commands have, and what goes in their place:
-    an option, nothing, or a command line.
+    ``misplaced`` has the options that other commands have.
     """
 
     def __init__(
-        self, *args: Any, misplaced: Mapping[str, tuple[str, str]] | None = None, **more: Any
+        self, *args: Any, misplaced: Mapping[str, Misplaced] | None = None, **more: Any
     ) -> None:
         super().__init__(*args, **more)
         self.misplaced = misplaced or {}
@@ -211,24 +238,24 @@ class GroupedCommand(click.Command):
         """Parse the arguments; explain options of other commands, and paths that are too many."""
         ctx.allow_extra_args = True  # click would print all of them
         given = [*args]
-        if any(re.match("-[a-z]{2}", word) for word in args) and not ctx.resilient_parsing:
-            _refuse_single_dash(ctx)
+        if not (ctx.resilient_parsing or ctx.ignore_unknown_options):
+            _refuse_other_words(ctx)
         try:
             extra = super().parse_args(ctx, args)
         except AbsentStrategy as problem:
             problem.instead = self._fitting_strategy(ctx, given, problem)
             raise
         except click.BadParameter as error:
-            from ckpttool.cli import retyped
-
             if isinstance(error, UsageProblem):
                 self._refuse_second_values(ctx, given)
-            hint, facts = retyped.as_meant(ctx)
+            is_missing = isinstance(error, click.MissingParameter)
+            hint, facts = retyped.as_meant(ctx, completes=is_missing)
             if not hint:
                 raise
             text = getattr(error, "message", "")
-            if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+            if is_missing and isinstance(error.param, click.Option):
                 text = f"{words_of(ctx)} needs {name_with_value(error.param)}"
+                facts = facts or error.param.help or ""
             raise UsageProblem(text, hint, facts, ctx=ctx) from error
         except click.NoSuchOption as error:
             facts, hint = self._explain_unknown(error, ctx)
@@ -236,21 +263,16 @@ class GroupedCommand(click.Command):
             raise UsageProblem(message, hint, facts, ctx=ctx) from error
         except click.BadOptionUsage as error:
             flag = error.option_name
-            found = next(one for one in self.get_params(ctx) if flag in one.opts)
-            if getattr(found, "is_flag", False):
-                raise UsageProblem(f"{flag} takes no value", ctx=ctx) from error
-            metavar = name_with_value(found).partition(" ")[2]
-            hint = self.example
-            if not {*found.opts} & {*hint.split()}:
-                hint = f"{hint} {flag} {getattr(found.type, 'example', metavar)}".lstrip()
-            facts = getattr(found, "help", None) or ""
-            raise UsageProblem(f"{flag} needs a value: {metavar}", hint, facts, ctx=ctx) from error
+            words = retyped.typed_words(ctx)
+            hint = retyped.command_line(flag if w.startswith(f"{flag}=") else w for w in words)
+            raise UsageProblem(f"{flag} takes no value", hint, ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
             self._refuse_second_values(ctx, given)
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
-            names = " and ".join(one.human_readable_name for one in wanted)
-            raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths)
+            names = [one.human_readable_name for one in wanted]
+            few = f"one {names[0]}" if len(names) == 1 else "no path"
+            raise too_many_paths(" and ".join(names) if names[1:] else few, paths)
         return extra
 
     def _fitting_strategy(
@@ -272,8 +294,6 @@ class GroupedCommand(click.Command):
 
         A file of this name is a path, or the shell has expanded a pattern to it.
         """
-        from ckpttool.cli import retyped
-
         _, too_many, _ = self.make_parser(ctx).parse_args([*given])
         if not too_many and all(one.nargs > 0 for one in self.params):
             return
@@ -289,12 +309,11 @@ class GroupedCommand(click.Command):
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
         """Return the facts and the hint about an option of other commands, or a misspelt one."""
-        from ckpttool.cli import retyped
-
         flag, root = error.option_name, ctx.find_root()
-        if flag in self.misplaced or root is ctx:
-            facts, instead = self.misplaced.get(flag, ("", self.example))
-            return facts, instead if " " in instead else retyped.replaced(ctx, [flag], instead)
+        if (found := self.misplaced.get(flag)) is not None:
+            return found.facts, found.hint(ctx, flag)
+        if root is ctx:
+            return "", self.example
         having = [
             words
             for words, one in walk_commands(root)
@@ -318,14 +337,24 @@ class GroupedCommand(click.Command):
         return f"It is an option of {', '.join(having)}.", hint
 
 
-def _refuse_single_dash(ctx: click.Context) -> None:
-    """Refuse an option with one dash, such as -json, which click would take for -j."""
-    from ckpttool.cli import retyped
+def _refuse_other_words(ctx: click.Context) -> None:
+    """Refuse options without their value, and words that click would take for other options.
 
-    if found := retyped.find_single_dash(ctx):
-        word, meant = found
-        text = f"{words_of(ctx)} has no {word}"
-        raise UsageProblem(text, retyped.replaced(ctx, [word], meant), ctx=ctx)
+    ``-s $UNSET -o x`` is ``-s -o`` for click, and ``-json`` is ``-j``.
+    """
+    line = retyped.take_apart(ctx)
+    if not (line.lost or line.renamed):
+        return
+    hint, why = retyped.as_meant(ctx, completes=True)
+    if line.lost:
+        one = line.lost[0]
+        text = f"{one.opts[0]} has no value; is a variable of the shell unset?"
+        why = f"{name_with_value(one)}: {one.help}"
+    else:
+        text = f"{words_of(ctx)} has no {', '.join(line.renamed)}"
+        paths = [word for word, right in line.renamed.items() if right == f"./{word}"]
+        why = join_clauses(why, f"{shorten(paths, 3)} begins with a dash" if paths else "")
+    raise UsageProblem(text, hint, why, ctx=ctx)
 
 
 def name_with_value(option: click.Parameter) -> str:
@@ -333,14 +362,14 @@ def name_with_value(option: click.Parameter) -> str:
     return f"{option.opts[0]} {option.metavar or option.type.name.upper()}"
 
 
-def too_many_paths(wanted: str, paths: Sequence[str], hint: str = "") -> UsageProblem:
+def too_many_paths(wanted: str, paths: Sequence[str]) -> UsageProblem:
     """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
-    from ckpttool.cli import retyped
-
-    ctx, why = click.get_current_context(), ""
-    if not hint:
-        hint, why = retyped.as_meant(ctx)
+    ctx = click.get_current_context()
+    arguments = (one for one in ctx.command.params if isinstance(one, click.Argument))
+    hint, why = retyped.as_meant(ctx, most=sum(one.nargs == 1 for one in arguments))
     message = f"{words_of(ctx)} takes {wanted}, and {len(paths)} were given"
+    if len(paths) == 1:
+        message, hint = f"{words_of(ctx)} takes {wanted}", hint or "the same command without it"
     return UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
 
 
@@ -455,7 +484,7 @@ class OptionGroup:
         return decorate
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Side:
     """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
@@ -468,7 +497,7 @@ class Side:
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportOptions:
     """How a command reports.
 
@@ -745,7 +774,7 @@ run_options = OptionGroup(
             "Number of threads: short for --engine threads:N.",
             "-j",
             "--jobs",
-            type=whole_number(1, 999_999),
+            type=JOBS,
         ),
         "engine": option(
             "threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
@@ -800,8 +829,24 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     from ckpttool.operations import plans
 
     is_folder = output.max_shard_bytes is not None
-    try:
+    with _wrong_name():
         return replace(output, format=plans.choose_format(path, output.format, is_folder))
+
+
+def rank_folder(path: str, output: OutputOptions, run: RunOptions) -> str:
+    """Return the folder of rank folders as the workers of an engine need it; refuse other names."""
+    from ckpttool.operations import plans
+
+    with _wrong_name():
+        plans.refuse_file_name(path, output.format)
+    return absolute_for_cluster(path, run)
+
+
+@contextmanager
+def _wrong_name() -> Iterator[None]:
+    """Make the name of an output that is refused a problem of the command line."""
+    try:
+        yield
     except PlanError as error:
         (problem,) = error.diagnostics
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error

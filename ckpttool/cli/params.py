@@ -326,6 +326,18 @@ def parse_engine(text: str) -> str:
     return text
 
 
+def parse_jobs(text: str) -> object:
+    """Return a number of threads; an engine has its own option."""
+    try:
+        return whole_number(1, 999_999).parse(text)
+    except UsageProblem as error:
+        try:
+            hint = f"--engine {parse_engine(text)}"
+        except UsageProblem:
+            raise error from None
+        raise UsageProblem(error.message, hint) from error
+
+
 def parse_number(text: str) -> float:
     """Return a number from 0 on; refuse infinity and NaN."""
     try:
@@ -422,6 +434,7 @@ CAST = Parsed("type", parse_cast)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)
+JOBS = Parsed("n", parse_jobs)
 NUMBER = Parsed("x", parse_number)
 RANKS = Parsed("ranks", parse_ranks)
 SIZE = Parsed("size", parse_size)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={"--replicated": ("", "ckpttool split SRC --replicated -d STRATEGY -o DIR")},
+    misplaced={
+        "--replicated": options.Misplaced("Ranks that hold all in full are split.", command="split")
+    },
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt \\
         -d new_strategy.ckpt -o new/ --format ckpt
@@ -50,7 +52,7 @@ def reshard(
     from ckpttool.cli import workflow
 
     options.refuse_lost_checksum(output)
-    folder = options.absolute_for_cluster(folder, run)
+    folder = options.rank_folder(folder, output, run)
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
     assert target is not None, "click requires -d"
     plan = partial(ckpttool.plan_reshard, catalog, strategy, target, folder, resolve, output)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        (
-            "SRC is merged and has no strategy; -d names the strategy of the target.",
-            "-d",
+        options.Misplaced(
+            "SRC is merged and has no strategy; -d names that of the target.", "-d", "reshard"
         ),
     ),
     help="""\b
@@ -51,7 +50,7 @@ def split(
     from ckpttool.cli import workflow
 
     options.refuse_lost_checksum(output)
-    folder = options.absolute_for_cluster(folder, run)
+    folder = options.rank_folder(folder, output, run)
     catalog, _, target = workflow.load(
         source.for_engine(run), report, dst_strategy, find_strategy=False
     )

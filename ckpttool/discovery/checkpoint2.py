@@ -72,7 +72,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -122,6 +122,7 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
+from ckpttool.records import record, replace
 from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
@@ -680,25 +681,25 @@ def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Properties:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Chunk:
     global_offset: tuple[int, ...]
     local_shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _LayoutEntry:
     device_matrix: tuple[int, ...]
     tensor_map: tuple[int | tuple[int, ...], ...]
     rank_list: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry:
     """A tensor in ``state_dict_metadata``; see the specification of the module."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.records import record
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
@@ -26,7 +26,7 @@ BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 FilesByName = Mapping[str, FileIndex | FormatError]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NumberedSaves:
     """How a trainer names its saves.
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from ckpttool.records import record
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
@@ -49,7 +50,7 @@ class Step(NamedTuple):
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.is_breakpoint else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankFile:
     """A file that may belong to the checkpoint.
 

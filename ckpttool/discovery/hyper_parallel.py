@@ -53,7 +53,6 @@ import pickle
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as short
@@ -113,6 +112,7 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
+from ckpttool.records import record, replace
 from ckpttool.wording import count, format_shape, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
@@ -649,19 +649,19 @@ def _read_box(
     return _StoredBox(regions[index.offset], file, key)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Metadata:
     state_dict_metadata: dict[str, object]
     storage_data: dict[object, object]
     version: object = _VERSIONS[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _TensorProperties:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _TensorStorageMetadata:
     properties: _TensorProperties
     size: tuple[int, ...]
@@ -671,7 +671,7 @@ class _TensorStorageMetadata:
         _require_sizes(self.size)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _ChunkStorageMetadata:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -681,13 +681,13 @@ class _ChunkStorageMetadata:
         _require_sizes(self.sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _MetadataIndex:
     fqn: str
     offset: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _StorageInfo:
     relative_path: str
     offset: int

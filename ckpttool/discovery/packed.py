@@ -7,7 +7,6 @@ files in a folder, such as logs, are left alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS
 from ckpttool.formats.local import find_paths, is_file, list_readable
 from ckpttool.problems import ForeignError
+from ckpttool.records import replace
 
 
 class _Packing(NamedTuple):

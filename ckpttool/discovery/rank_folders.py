@@ -26,7 +26,6 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -76,6 +75,7 @@ from ckpttool.problems import (
     UnfinishedError,
     raise_all,
 )
+from ckpttool.records import replace
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 from ckpttool.wording import count, format_ranks, shorten

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from ckpttool.discovery.file_names import (
 from ckpttool.formats.local import list_folder
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError, join_clauses
+from ckpttool.records import record, replace
 from ckpttool.wording import format_ranks
 
 _RECORD = "meta.json"
@@ -50,7 +51,7 @@ class Run(NamedTuple):
     counter: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SavedFile:
     """A file of a rank, and what its name says."""
 
@@ -87,7 +88,7 @@ class SavedFile:
         return name in (self.path.name, self.path.stem, key, key.removesuffix(self.name.suffix))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FoundStep:
     """A step of a folder, as far as names, headers and traces of saves tell.
 

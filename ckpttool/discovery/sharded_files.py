@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -30,6 +29,7 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import CutShortError, FileIndex, Remains, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 

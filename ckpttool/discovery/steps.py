@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -40,12 +39,13 @@ from ckpttool.problems import (
     StepError,
     UnsupportedError,
 )
+from ckpttool.records import record, replace
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chosen:
     """A file of one save for each rank.
 

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -44,6 +43,7 @@ from ckpttool.problems import (
     PlanError,
     SourceValueError,
 )
+from ckpttool.records import record
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
     Claim,
@@ -130,7 +130,7 @@ class Cluster(Executor):
         return local
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerRequirements:
     """What a worker must have: this version, the same files, and a folder to write to.
 
@@ -264,7 +264,7 @@ def _temporary_marker(folder: str) -> Iterator[str]:
     path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileTask:
     """One output file, to be written by one worker.
 

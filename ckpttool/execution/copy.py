@@ -22,6 +22,7 @@ from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.records import record
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
@@ -59,7 +60,7 @@ class CopyOptions:
     group_tensors: int = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorUnit:
     """One hash unit of an output tensor: what one task fills and hashes.
 
@@ -121,7 +122,7 @@ class TensorCast(NamedTuple):
     stats: CastStats
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Filled:
     """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
 
@@ -138,7 +139,7 @@ class Filled:
     attempt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FillTask:
     """Units of one or several output files that one worker fills.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import sub
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
+from ckpttool.records import record, replace
 from ckpttool.storage.counting import CountingFiles, Origin
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
@@ -27,7 +27,7 @@ from ckpttool.storage.numbers import Bytes
 MAX_KNOWN = 10_000  # tensors whose counts are kept
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Supply:
     """What target ranks need of the source.
 
@@ -60,7 +60,7 @@ class Supply:
         return {number: tuple(ranks) for number, ranks in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Need:
     """Source ranks of an input, by its number, and the bytes that are needed of each of them."""
 
@@ -69,7 +69,7 @@ class Need:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """What the tasks of a run do.
 
@@ -100,7 +100,7 @@ class Work:
     supplies: tuple[Supply, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Counts:
     """What the tasks of a batch do; ``sizes`` are those of its outputs.
 

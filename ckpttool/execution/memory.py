@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
@@ -12,6 +11,7 @@ from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, s
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
+from ckpttool.records import record
 from ckpttool.storage.region_io import rounding_bytes
 from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
@@ -115,7 +115,7 @@ def _headers(plan: Plan | None) -> tuple[int, int]:
     return tensors, tensors * HEADER_BYTES + get_format(plan.target.format).memory_bytes(tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Peak:
     """The most resident memory that a run takes, without the page cache.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.execution.copy import CopyOptions, FillTask, cut_into_tasks
@@ -11,9 +10,10 @@ from ckpttool.execution.grouping import group_ranks
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex
+from ckpttool.records import record, replace
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
     """Outputs that are written together.
 

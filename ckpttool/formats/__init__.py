@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import zip_longest
@@ -25,6 +24,7 @@ from ckpttool.formats.local import ReadFile, counting_reads, identify_file, unre
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
+from ckpttool.records import replace
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:

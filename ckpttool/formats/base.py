@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
@@ -19,6 +18,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.
@@ -37,7 +37,7 @@ ChecksumInput: TypeAlias = bytes | Extent | int
 HeaderPart: TypeAlias = tuple[bytes, str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Header:
     """All of a file but the contents of its tensors; several files may have equal headers.
 

@@ -51,7 +51,6 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -66,6 +65,7 @@ from ckpttool.problems import (
     LibraryError,
     UnsupportedError,
 )
+from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 

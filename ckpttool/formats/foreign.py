@@ -64,7 +64,6 @@ import shlex
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 from ckpttool.formats.local import open_file
@@ -72,6 +71,7 @@ from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
+from ckpttool.records import record
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MAGIC_BYTES = 4096  # enough for all kinds but text
@@ -107,7 +107,7 @@ _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 # -------------------------------------------------------------------------------------------- kinds
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForeignKind:
     """A kind of file that is not read as a checkpoint.
 
@@ -272,7 +272,7 @@ def _message_kind(path: str) -> str:
 # -------------------------------------------------------------------------------- group information
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupInfo:
     """The communication groups of one rank.
 
@@ -341,7 +341,7 @@ def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
 # -------------------------------------------------------------------------------------- rank tables
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Device:
     """The device that a rank ran on; ``ip`` is None if the table lacks it."""
 
@@ -351,7 +351,7 @@ class Device:
     ip: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankTable:
     """A rank table: its version (None in the second form) and its devices, ordered by rank."""
 
@@ -380,7 +380,7 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForeignFile:
     """A file that is shown as what it is: a graph, a model, group information or a rank table."""
 

@@ -46,7 +46,6 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import BufferedReader, FileIO
 from sys import intern
 
@@ -65,6 +64,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers

@@ -17,12 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.problems import CkptToolError, FormatError
+from ckpttool.records import replace
 from ckpttool.system import lower_limit, read_process
 
 if TYPE_CHECKING:

@@ -42,7 +42,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ckpttool.formats import format_of_suffix, suffix_of
@@ -50,6 +49,7 @@ from ckpttool.formats.local import identify_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import FormatError
+from ckpttool.records import record
 
 MAP_NAME = "param_name_map.json"
 SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
@@ -59,7 +59,7 @@ COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WeightIndex:
     """The content of an index file.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -22,6 +22,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
+from ckpttool.records import replace
 from ckpttool.wording import Brief, count, format_bytes
 
 _T = TypeVar("_T")

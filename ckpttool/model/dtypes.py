@@ -12,10 +12,10 @@ manual, "Predefined Datatypes".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ckpttool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DType:
     """One element type.
 

@@ -41,11 +41,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+from ckpttool.records import record, replace
 
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
@@ -55,7 +56,7 @@ _WITH_NONE = {(1, 1), (1, 0), (0, 1), (0, 0)}  # the same, if "None" may stand b
 _MAX_WAYS = 10_000  # ways to fold; ten device axes have 252, a damaged file has 10**17
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grid:
     """The slices of a layout.
 
@@ -138,7 +139,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UnevenAxis:
     """A tensor axis of ``size`` elements that ``slices`` equal slices do not divide."""
 

@@ -53,7 +53,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, islice, pairwise
 from typing import Literal, TypeAlias
@@ -61,6 +61,7 @@ from typing import Literal, TypeAlias
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
+from ckpttool.records import asdict, record, replace
 from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
@@ -85,7 +86,7 @@ class InputFile:
     is_read: bool = field(default=True, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategyFile:
     """A strategy file, the SHA-256 of its bytes, and whose strategy it is, if that is known."""
 
@@ -104,7 +105,7 @@ class StrategyFile:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeftOut:
     """How many tensors the user did not want, and their bytes."""
 
@@ -117,7 +118,7 @@ class LeftOut:
         return cls(len(tensors), sum(tensors.values())) if tensors else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AveragedInput:
     """A checkpoint of which a mean was made, its step and its weight."""
 
@@ -200,7 +201,7 @@ class Provenance:
         return {**self.head(), "inputs": inputs, "crc": self.crc, "command": self.command}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorEntry:
     """A tensor, and the SHA-256 of each of its units in hexadecimal digits."""
 
@@ -210,7 +211,7 @@ class TensorEntry:
     sha256: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CastStats:
     """What a cast to another floating-point type did to some elements.
 
@@ -259,7 +260,7 @@ class CastStats:
         return ", ".join(texts) or "nothing was lost"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputEntry:
     """A complete output, as a manifest lists it.
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ckpttool.model.dtypes import FLOATS
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.records import record
 
 ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
 
@@ -89,7 +89,7 @@ _TRAINING_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each p
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Name:
     """What the name of a tensor alone tells.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -22,12 +22,13 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 from ckpttool.wording import Brief, count, format_bytes
 
 NotInTarget = Literal["follow", "full", "drop"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Term:
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
@@ -77,7 +78,7 @@ def single_source(terms: Sequence[Term]) -> FullTensor:
     return terms[0].source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputTensor:
     """One tensor of an output file.
 
@@ -140,7 +141,7 @@ class OutputTensor:
         return replace(self, terms=tuple(term.excerpt(region) for term in self.terms))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputFile:
     """One output file, with its tensors in order."""
 
@@ -156,7 +157,7 @@ class OutputFile:
         return tuple(tensor.meta for tensor in self.tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """The outputs of a run, and how they are sharded.
 
@@ -240,7 +241,7 @@ class NotListed:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Document:
     """A small file that describes the outputs and is written when all of them are complete.
 
@@ -259,7 +260,7 @@ class Document:
     kind: str = "index"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transfer:
     """One parameter, with its sources and its layouts in the target.
 

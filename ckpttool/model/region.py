@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from operator import add, gt, sub
 
+from ckpttool.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Region:
     """The elements ``start <= index < stop`` of a tensor, axis by axis.
 

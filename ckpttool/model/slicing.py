@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, pairwise, product
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, replace
 from ckpttool.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
@@ -174,19 +175,19 @@ class LayoutSlicing:
 RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listed:
     """The strategy lists the tensor, or the checkpoint describes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Follows:
     """Optimizer state that the strategy does not list; it is sharded like its ``parameter``."""
 
     parameter: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Whole:
     """Files hold the tensor in full: those of a merged checkpoint, or of replicated ranks.
 
@@ -196,7 +197,7 @@ class Whole:
     groups: RankGroups
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unlisted:
     """Nothing says how the tensor is sharded, so ranks that hold it should hold the same.
 
@@ -207,7 +208,7 @@ class Unlisted:
     odd_shapes: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Own:
     """Each file of these ``ranks``, ascending, has a tensor of its own; they are not joined."""
 
@@ -294,7 +295,7 @@ class FullTensor:
         return self.known_by.parameter if isinstance(self.known_by, Follows) else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BrokenTensor:
     """A tensor of a checkpoint whose slices make no full tensor.
 
@@ -327,7 +328,7 @@ class BrokenTensor:
         return self.meta.name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Box:
     """Elements of a full tensor that one rank stores as a tensor of their shape.
 
@@ -346,7 +347,7 @@ class Box:
     tensor: StoredTensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BoxSlicing:
     """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
 
@@ -428,7 +429,7 @@ class BoxSlicing:
         return Region.whole(tuple(cut[-1] for cut in self.cuts))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Description:
     """The tensors that a checkpoint describes itself.
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
@@ -21,6 +21,7 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
+from ckpttool.records import record, replace
 from ckpttool.wording import Brief, count, format_ranks, shorten
 
 T = TypeVar("T")
@@ -464,7 +465,7 @@ class Rule:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rules:
     """The rules of a hand-written strategy; the first rule that matches a name decides.
 

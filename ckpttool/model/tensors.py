@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
 from ckpttool.problems import FormatError
+from ckpttool.records import record, replace
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -94,7 +95,7 @@ class TensorMeta:
         return self.text is not None or math.prod(self.shape) == 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extent:
     """``nbytes`` contiguous bytes of a file, or of what it decrypts to, from ``offset`` on."""
 
@@ -108,7 +109,7 @@ class Extent:
 FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reads:
     """What was read, or will be: the number of system calls that read, and their bytes."""
 
@@ -158,7 +159,7 @@ class StoredFile:
     claimed: FileId | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoredTensor:
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
@@ -279,7 +280,7 @@ class FileIndex:
         return self.file.cipher
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remains:
     """What is left of a file that is cut short.
 
@@ -323,7 +324,7 @@ class CutShortError(FormatError):
         return copied
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """One block of ciphertext; each block is encrypted separately.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import Literal
@@ -24,6 +23,7 @@ from ckpttool.operations.load import (
 )
 from ckpttool.planning.averaging import AverageInput, find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
+from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 

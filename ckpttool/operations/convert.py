@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ckpttool.execution.memory import fit_memory
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.records import record, replace
 from ckpttool.transaction.waiting import wait_while_busy
 from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
@@ -36,7 +37,7 @@ def describe_casts(tensors: Mapping[tuple[str, str], int]) -> str:
     return ", ".join(f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in tensors.items())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Casting:
     """What --dtype did.
 

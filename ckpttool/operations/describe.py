@@ -25,10 +25,11 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, FormatError, StrategyError
+from ckpttool.records import record
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Completeness:
     """Whether every slice is there; None if it is not known."""
 
@@ -120,7 +121,7 @@ class Inspection(Brief):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SavesInspection:
     """The files of ranks of which no step was chosen: ranks to the names of their files."""
 
@@ -129,7 +130,7 @@ class SavesInspection:
     found: Diagnostics
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategyInspection:
     """What a strategy lists: its layouts at a glance, and the notes of reading it."""
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from shlex import quote
 from typing import Literal
@@ -35,6 +35,7 @@ from ckpttool.problems import (
     join_clauses,
     raise_all,
 )
+from ckpttool.records import record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -55,7 +56,7 @@ BORROWED = Diagnostic(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorDifference:
     """A difference between the tensors of one name in A and B.
 
@@ -81,7 +82,7 @@ class TensorDifference:
     values: TensorDelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorChange:
     """How much a tensor changed from A to B, by all of its elements.
 
@@ -124,7 +125,7 @@ class TensorChange:
         return 1, -relative, self.name, rank
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Applied:
     """What the options for tensors did to a side.
 
@@ -368,7 +369,7 @@ def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:
     return b is not None and a is not None and b.files == a.files
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Pair:
     """A tensor on both sides, or on one."""
 

@@ -7,7 +7,7 @@ plan.  Equal distributions are one object: thousands of tensors have few.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +24,7 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
 )
+from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ Ranks = tuple[int, ...]
 Known = Literal["listed", "follows", "whole", "unlisted", "stored", "broken"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Taken:
     """Elements of a target slice, and the source rank that they are read from.
 
@@ -55,7 +56,7 @@ class Taken:
     src: Region
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slice:
     """A slice of a full tensor, and the ranks that hold it.
 

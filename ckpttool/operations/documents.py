@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
@@ -20,6 +19,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
+from ckpttool.records import asdict
 from ckpttool.wording import encodable
 
 if TYPE_CHECKING:

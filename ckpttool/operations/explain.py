@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from ckpttool.operations.distribution import (
     full_meta,
 )
 from ckpttool.operations.obstacles import Matrix, Obstacle, find_obstacles
-from ckpttool.operations.plans import Reading, try_reading
+from ckpttool.operations.plans import Reading, find_exchanged, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -40,6 +40,7 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.records import record, replace
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import TensorMeta
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankGroup:
     """Ranks that hold, or should hold, the same slices of all tensors.
 
@@ -263,6 +264,8 @@ def explain(
     found, checkpoint = read.found, read.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
+        if exchanged := find_exchanged(catalog, strategy, target, found):
+            raise PlanError(exchanged)
         found.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:

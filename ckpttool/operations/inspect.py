@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ from ckpttool.operations.describe import (
 )
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
+from ckpttool.records import replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions

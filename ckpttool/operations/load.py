@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
@@ -29,6 +28,7 @@ from ckpttool.problems import (
     StepError,
     raise_all,
 )
+from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from ckpttool.model.layout import divisors
+from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.model.layout import Layout, UnevenAxis
@@ -20,7 +20,7 @@ MAX_MATRICES = 10_000  # device matrices that are tried, to find the nearest tha
 MAX_GROWTH = 4  # times as many ranks are tried at most
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Obstacle:
     """A tensor axis that the slices of a target do not divide.
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,7 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
+from ckpttool.records import record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -85,6 +86,15 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
+def refuse_file_name(folder: str, format: str | None) -> None:
+    """Raise `PlanError` if the folder of rank folders has the name of a file."""
+    if (by_name := format_of_suffix(folder)) is not None:
+        text = "a folder of rank folders is written, and the name is that of a file"
+        hint = f"-o {quote(folder.removesuffix(Path(folder).suffix))}"
+        hint = hint if by_name == format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
+
+
 def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog: Catalog) -> Target:
     """Return the target that writes a file for each rank of a strategy, or for some of them.
 
@@ -97,12 +107,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
-    if (by_name := format_of_suffix(folder)) is not None:
-        text = "a folder of rank folders is written, and the name is that of a file"
-        stem = folder.removesuffix(Path(folder).suffix)
-        hint = f"-o {quote(stem)}"
-        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
-        raise PlanError([Diagnostic("options", text, hint=hint, where=folder)])
+    refuse_file_name(folder, options.format)
     format = options.format or "hdf5"
     ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
     names = name_files(catalog, ranks, format, options)
@@ -161,7 +166,7 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Source:
     """The source of a conversion.
 
@@ -270,7 +275,8 @@ def _plan_and_check(
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
-    if has_errors and (exchanged := [*_exchanged(sources, target, diagnostics)]):
+    sides = (sources[0].catalog, sources[0].strategy, target.strategy)
+    if has_errors and not sources[1:] and (exchanged := find_exchanged(*sides, diagnostics)):
         raise PlanError([*exchanged, *of_target.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
@@ -278,28 +284,27 @@ def _plan_and_check(
     return plan, assignment
 
 
-def _exchanged(
-    sources: Sequence[_Source], target: Target, found: Diagnostics
-) -> Iterator[Diagnostic]:
-    """Yield the problem of a source that the strategy of the target fits, and its own does not."""
+def find_exchanged(
+    catalog: Catalog, own: Strategy | None, other: Strategy | None, found: Diagnostics
+) -> list[Diagnostic]:
+    """Return the problem of a source that the strategy of the target fits, and its own does not."""
     from ckpttool.operations.strategy_check import AGAINST, check_strategies
 
-    (source, *others), other = sources, target.strategy
     is_against = any(one.code in AGAINST for one in found.errors)
-    if others or source.strategy is None or other is None or not is_against:
-        return
+    if own is None or other is None or not is_against:
+        return []
     try:
-        (candidate,) = check_strategies(source.catalog, [other])
+        (candidate,) = check_strategies(catalog, [other])
     except CkptToolError:
-        return  # the problems that were found say more
-    if candidate.is_open:
-        own = source.strategy
-        text = "the strategies of the source and of the target look exchanged"
-        facts = f"{other.origin} fits {source.catalog.root}, {own.origin} does not"
-        options = (("-s", other), ("-d", own))
-        hint = " ".join(f"{flag} {quote(path)}" for flag, one in options for path in one.files)
-        hint = hint if other.files and own.files else "the one in place of the other"
-        yield Diagnostic("strategy", text, hint=hint, facts=facts)
+        return []  # the problems that were found say more
+    if not candidate.is_open:
+        return []
+    text = "the strategies of the source and of the target look exchanged"
+    facts = f"{other.origin} fits {catalog.root}, {own.origin} does not"
+    options = (("-s", other), ("-d", own))
+    hint = " ".join(f"{flag} {quote(path)}" for flag, one in options for path in one.files)
+    hint = hint if other.files and own.files else "the one in place of the other"
+    return [Diagnostic("strategy", text, hint=hint, facts=facts)]
 
 
 def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
@@ -808,7 +813,7 @@ def plan_average(
     return _plan_and_check(sources, target, output, executor, open_progress, weights)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reading:
     """What a conversion would read, for who only looks at it.
 

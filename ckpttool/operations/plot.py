@@ -16,7 +16,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from ckpttool.operations.distribution import (
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem, inside_problem, is_inside
 from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
+from ckpttool.records import replace
 from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 

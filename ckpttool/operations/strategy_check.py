@@ -15,7 +15,6 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -37,6 +36,7 @@ from ckpttool.model.strategy import Strategy, shard_equally
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
+from ckpttool.records import record, replace
 from ckpttool.strategy_files.folders import SUFFIXES, is_strategy
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.wording import format_difference
@@ -50,7 +50,7 @@ AGAINST = frozenset({"strategy", "invalid_strategy", "contradicted", "replica", 
 Aspect = Literal["axis", "order", "owners"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """A strategy, and what the checkpoint shows of it.
 
@@ -330,7 +330,7 @@ def _differing(one: Candidate, other: Candidate) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------- numbers of devices
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Axis:
     """An axis of tensors: their names, folded as in inspect, its number and its elements."""
 
@@ -339,7 +339,7 @@ class Axis:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceFit:
     """A device matrix of a stage, replicas and slices, and the axes that do not divide by it."""
 

@@ -9,38 +9,28 @@ count, too.  The names of a checkpoint could show that other patterns mean the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout_difference import (
+    KINDS,
+    Kind,
+    LayoutDifference,
+    Layouts,
+    kind_of_difference,
+    layouts_of_name,
+    layouts_of_rest,
+)
 from ckpttool.model.names import match_states
-from ckpttool.model.strategy import Rule, Rules, Strategy, fold_like, shard_equally
+from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.operations.summary import fold_names
+from ckpttool.records import record
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.wording import Brief, count
 
-Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
-KINDS: tuple[Kind, ...] = (
-    *("only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"),
-)
-Layouts = tuple[Layout, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class LayoutDifference:
-    """What differs in the layouts of parameters; equal for parameters that differ alike.
-
-    ``a`` and ``b`` are the layouts of each stage; () if the side does not list the parameter.
-    """
-
-    kind: Kind
-    a: Layouts
-    b: Layouts
-
-
-@dataclass(frozen=True, slots=True)
+@record
 class DifferenceRow:
     """Tensors that differ alike: parameters of equal layers, with their states.
 
@@ -116,8 +106,8 @@ def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyCompari
     respelled = []
     names = sorted({*_listed_names(a), *_listed_names(b)})
     for name in names:
-        pair = _layouts_of_name(name, a, b)
-        kind = _kind_of(*pair)
+        pair = layouts_of_name(name, a, b)
+        kind = kind_of_difference(*pair)
         if kind is not None:
             found[name] = LayoutDifference(kind, *pair)
         elif pair[0] != pair[1]:
@@ -138,31 +128,6 @@ def _listed_names(one: Strategy) -> Iterator[str]:
     yield from (rule.only_name for rule in rules if rule.only_name is not None)
 
 
-def _layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layouts]:
-    """Return the layouts of a name in two strategies; () where one has none."""
-    rules = [one.rules.find(name) if one.rules else None for one in (a, b)]
-    written = [rule.layout for rule in rules if rule is not None]
-    known = [*a.layouts.get(name, ()), *b.layouts.get(name, ()), *written]
-    ndim = max(len(one.tensor_map) for one in known)
-
-    def layouts(one: Strategy, rule: Rule | None) -> Layouts:
-        if rule is None or name in one.layouts:
-            return one.layouts.get(name) or _rest(one, ndim)
-        return rule.layouts(ndim)
-
-    return layouts(a, rules[0]), layouts(b, rules[1])
-
-
-def _rest(one: Strategy, ndim: int) -> Layouts:
-    """Return the layouts that ``otherwise`` gives; () without it."""
-    if one.rules is None or not one.rules.replicates_rest:
-        return ()
-    return tuple(
-        Layout.unsharded(ndim, one.stage_ranks, one.ranks_of(stage)[0])
-        for stage in range(one.stages)
-    )
-
-
 def _patterns(
     a: Strategy, b: Strategy, ours: Rules, theirs: Rules
 ) -> dict[str, tuple[Layouts, Layouts]]:
@@ -178,7 +143,7 @@ def _patterns(
         first, second = (() if rule is None else rule.layouts(ndim) for rule in both)
         found[pattern] = (first, second)
     if ours.replicates_rest or theirs.replicates_rest:
-        found["otherwise"] = (_rest(a, 0), _rest(b, 0))
+        found["otherwise"] = (layouts_of_rest(a, 0), layouts_of_rest(b, 0))
     return found
 
 
@@ -188,7 +153,7 @@ def _compare_patterns(
     """Return the patterns that differ, or that follow others than on the other side."""
     found = {}
     for pattern, pair in patterns.items():
-        if (kind := _kind_of(*pair)) is not None:
+        if (kind := kind_of_difference(*pair)) is not None:
             found[pattern] = LayoutDifference(kind, *pair)
     orders = [
         [
@@ -202,24 +167,3 @@ def _compare_patterns(
         if one != other and one not in found:
             found[one] = LayoutDifference("order", *patterns[one])
     return found
-
-
-def _kind_of(a: Layouts, b: Layouts) -> Kind | None:
-    """Return what differs first between the layouts of a name; None if every rank is alike."""
-    if not a or not b:
-        return "only in A" if a else "only in B"
-    if [one.stage for one in a] != [one.stage for one in b]:
-        return "stages"
-    if not _hold_the_same(a, b):
-        without = [[replace(one, optimizer_shard=1) for one in side] for side in (a, b)]
-        return "optimizer shard" if _hold_the_same(*without) else "slices"
-    shapes = ((one.full_shape, other.full_shape) for one, other in zip(a, b, strict=True))
-    differ = any(None not in pair and pair[0] != pair[1] for pair in shapes)
-    return "shape" if differ else None
-
-
-def _hold_the_same(a: Sequence[Layout], b: Sequence[Layout]) -> bool:
-    """Return whether every rank has the same slice; the axes of one side may be expanded."""
-    return any(
-        shard_equally(*pair) for pair in ((a, b), (fold_like(a, b), b), (a, fold_like(b, a)))
-    )

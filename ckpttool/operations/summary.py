@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -21,6 +21,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
+from ckpttool.records import record, replace
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _shift(ranks: Iterable[int], by: int) -> Ranks:
     return tuple(rank + by for rank in ranks)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """A tensor of a checkpoint or of a strategy, and how it is distributed.
 
@@ -113,7 +114,7 @@ class Entry:
         return self.shape is not None and math.prod(self.shape) == 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """Tensors that are alike: parameters of equal layers, with their states.
 
@@ -144,7 +145,7 @@ class Row:
         return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Amount:
     """A number of tensors, their elements and bytes, and the elements of each element type."""
 
@@ -154,7 +155,7 @@ class Amount:
     dtypes: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Amounts:
     """How much there is of full tensors, or without layouts of what all ranks store.
 
@@ -166,7 +167,7 @@ class Amounts:
     other: Amount
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Split:
     """Number of parameters with the same slices and replicas, before an optimizer shard."""
 
@@ -175,7 +176,7 @@ class Split:
     tensors: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """The ranks of a pipeline stage, and its device matrices: of most sharded tensors first."""
 
@@ -183,7 +184,7 @@ class Stage:
     device_matrices: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptimizerShard:
     """Number of tensors, states included, that an optimizer shard splits in so many slices."""
 
@@ -191,7 +192,7 @@ class OptimizerShard:
     tensors: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parallelism:
     """How the tensors are distributed.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -23,6 +23,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
 from ckpttool.problems import Diagnostics
+from ckpttool.records import record, replace
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -35,7 +36,7 @@ MAX_IN_FLIGHT = 64  # units that are read at a time, at most
 Rows = tuple[int | None, int | None, int | None]  # start, stop and step of a slice
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorValues:
     """The values of a tensor, or of some of its rows.
 

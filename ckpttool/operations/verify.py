@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -47,6 +47,7 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
+from ckpttool.records import replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, format_bytes, format_difference

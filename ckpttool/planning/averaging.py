@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -18,6 +17,7 @@ from ckpttool.model.plan import Plan, Term, Transfer
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.records import replace
 from ckpttool.wording import count, format_shape, shorten
 
 TOLERANCE = 1e-9  # by which the sum of weights may differ from 1

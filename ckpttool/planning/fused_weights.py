@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 # Words in a component of a name, by what is fused.  A plain fc1 has no gate.

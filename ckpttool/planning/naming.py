@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -25,6 +24,7 @@ from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Document, Plan
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import shorten
 

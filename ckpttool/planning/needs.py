@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import SupportsIndex
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
@@ -29,6 +29,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
 from ckpttool.problems import Diagnostic, Diagnostics
+from ckpttool.records import record, replace
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import require_rank
@@ -36,7 +37,7 @@ from ckpttool.typed import require_rank
 Owners = tuple[int, ...]  # the ranks that hold one slice
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankNeeds:
     """The source ranks that a target rank needs, or several of them together.
 
@@ -58,7 +59,7 @@ class RankNeeds:
     also: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Needs:
     """The source ranks that a merge or a reshard needs.
 
@@ -176,7 +177,7 @@ def _transfers(
 Taken = Mapping[int, tuple[frozenset[Owners], ...]]  # number of a transfer to slices, by stage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Parts:
     """Transfers, one of those with equal layouts and shapes, and what target ranks take of them."""
 

@@ -7,7 +7,6 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -21,6 +20,7 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.planning.targets import ShardedOutput
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
+from ckpttool.records import record, replace
 from ckpttool.storage.files import (
     ELSEWHERE,
     PARTIAL,
@@ -65,7 +65,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Space:
     """The bytes that new files need on a disk, and those that are free there.
 
@@ -174,6 +174,9 @@ def _destination_problems(
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     for catalog in catalogs:
         yield from _mixing_problems(catalog, target)
+        path = options.strategy_path
+        if path is not None and is_inside(str(Path(path).parent), catalog.root):
+            yield inside_problem(path, catalog, "--write-strategy")
     for stale in () if options.overwrite or blocked else _find_stale_files(target, options):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 

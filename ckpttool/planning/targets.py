@@ -16,7 +16,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -46,6 +45,7 @@ from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
+from ckpttool.records import record, replace
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
@@ -398,7 +398,7 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
             yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategySidecar:
     """The strategy file that is written with rank files.
 
@@ -446,11 +446,8 @@ class StrategySidecar:
             yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
-        ranks = [*plan.target.paths.values()]
-        for catalog in plan.inputs:
-            if not catalog.is_merged:
-                ranks += [path for file in catalog.files.values() for path in file.paths]
-        if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
+        homes = {Path(path).parent for path in plan.target.paths.values()}
+        if parent in {home.resolve() for home in homes}:
             yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
                 f"--write-strategy {quote(str(folder / name))}",
@@ -474,7 +471,7 @@ class StrategySidecar:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardedOutput:
     """A merged checkpoint in numbered files, with their indexes.
 

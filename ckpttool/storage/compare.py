@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.problems import Diagnostic, PlanError
+from ckpttool.records import record, replace
 from ckpttool.storage.numbers import (
     Bytes,
     Flags,
@@ -64,7 +65,7 @@ class Tolerance:
                 raise PlanError([Diagnostic("options", message)])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorDelta:
     """How one reading of a tensor differs from the first.
 
@@ -120,7 +121,7 @@ class TensorDelta:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorStats:
     """Statistics of a tensor, or of a region of it.
 
@@ -178,7 +179,7 @@ def _join(a: Statistics | None, b: Statistics | None) -> Statistics | None:
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompareUnit:
     """A C-contiguous region of a tensor, and the readings of the tensor to compare there."""
 
@@ -196,7 +197,7 @@ class CompareUnit:
         return self.region.size * sum(reading.stored_itemsize for reading in self.readings)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompareOptions:
     """What to compute, and how much at a time.
 

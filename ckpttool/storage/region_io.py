@@ -12,7 +12,6 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from operator import mul
@@ -27,6 +26,7 @@ from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.problems import FormatError, SourceValueError
+from ckpttool.records import record
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number
@@ -385,7 +385,7 @@ def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
     return tensor.file.path, tensor.extents[0].offset if tensor.extents else 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _CachedBytes:
     """Bytes ``first`` to ``last`` of a tensor, at the start of ``data``."""
 
@@ -394,7 +394,7 @@ class _CachedBytes:
     data: Bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Runs:
     """The byte runs of a region in a tensor.
 

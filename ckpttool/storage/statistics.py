@@ -9,11 +9,11 @@ tensor into the same units.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from ckpttool.records import record
 from ckpttool.storage.numbers import Numbers, count_nonfinite, widen
 
 BLOCK_ELEMENTS = 1 << 16  # in Float64 they stay in the cache
@@ -21,7 +21,7 @@ UNIT_ELEMENTS = 1 << 18  # at most 4 MiB, which are read at once
 _MOST_SQUARED = 400  # a power of two; beyond it the squares of a block may leave Float64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Statistics:
     """Statistics of some elements.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.problems import FormatError
+from ckpttool.records import record
 
 STRATEGY_FOLDER = "strategy"
 SUFFIXES = (".ckpt", ".json")
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"\d+")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategyFiles:
     """The strategy files of a folder.
 

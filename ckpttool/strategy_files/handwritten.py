@@ -60,7 +60,6 @@ import math
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -71,6 +70,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy, escape_pattern
 from ckpttool.problems import CombinedError, StrategyError, raise_all
+from ckpttool.records import record, replace
 from ckpttool.wording import count, nearest
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Cut:
     """The values of a cut; None for absent keys.
 
@@ -484,7 +484,7 @@ def _quote(pattern: str) -> str:
 # ---------------------------------------------------------------------------- documents with places
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Node:
     """A value of a document, and its place there.
 

@@ -62,7 +62,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from sys import intern
@@ -90,6 +90,7 @@ from ckpttool.problems import (
     StrategyError,
     raise_all,
 )
+from ckpttool.records import record, replace
 from ckpttool.strategy_files.folders import (
     checkpoint_format,
     files_that_may_be_strategies,
@@ -274,7 +275,7 @@ def _check_size(path: str) -> None:
 # ----------------------------------------------------------------------------------------- one file
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _StrategyFile:
     """One strategy file, its layouts by stage.
 
@@ -567,7 +568,7 @@ def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], 
     return entries, {one.stage for one in operators}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Items:
     """The items of a JSON file."""
 
@@ -575,7 +576,7 @@ class Items:
     parallel_strategy_item: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Operator:
     stage: int = 0
 

@@ -24,7 +24,6 @@ mindone ``mindone/trainers/zero.py`` (``dump_params_split_info``, ``transform_ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpttool.formats.foreign import is_split_info
@@ -33,6 +32,7 @@ from ckpttool.formats.strict_json import convert_as, parse_json
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import StrategyError, raise_all
+from ckpttool.records import record
 from ckpttool.wording import shorten
 
 
@@ -78,7 +78,7 @@ class _SplitInfo(NamedTuple):
     splits: Mapping[str, bool]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry:
     split: bool
     group_size: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -22,6 +21,7 @@ from ckpttool.problems import (
     VerifyError,
     raise_all,
 )
+from ckpttool.records import replace
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError

@@ -30,7 +30,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
@@ -38,6 +38,7 @@ from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
+from ckpttool.records import asdict, record, replace
 from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
@@ -47,7 +48,7 @@ DONE = b'{"done": true}'
 NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Writer:
     """A process that writes a set of outputs, and the time (UTC) since which it does."""
 
@@ -65,7 +66,7 @@ class Writer:
         return f"process {self.process} on {self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Begin(Writer):
     """The line of a process that begins, with the plan and the command line of its run."""
 
@@ -73,7 +74,7 @@ class _Begin(Writer):
     command: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlannedOutput:
     """The rank of an output, and its path relative to the manifest."""
 
@@ -84,7 +85,7 @@ class PlannedOutput:
         require_below(self.path)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StampedOutput:
     """The path of an output relative to the manifest, and its stamp under its final name."""
 
@@ -95,7 +96,7 @@ class StampedOutput:
         require_below(self.path)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoggedOutput:
     """An output in a log.
 

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -33,6 +33,7 @@ from ckpttool.problems import (
     FormatError,
     UnreadableError,
 )
+from ckpttool.records import asdict, record
 
 S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
@@ -41,7 +42,7 @@ MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of o
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Written:
     """An output that is complete under its final name.
 
@@ -150,14 +151,14 @@ def parse_entries(path: Path, kind: type[T], text: bytes) -> T:
         raise FormatError(str(path), None, str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Schema:
     """The version of a sealed document."""
 
     schema: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SealedFile:
     """A sealed document in a file.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ from ckpttool.formats import FORMATS, read_index, suffix_of
 from ckpttool.model.manifest import OutputEntry, Provenance
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.records import replace
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units

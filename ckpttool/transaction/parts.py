@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckpttool.model.plan import Plan
+from ckpttool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """One of ``count`` runs that write one set, from 1 on: ``--part number/count``."""
 

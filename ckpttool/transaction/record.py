@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, hashed
@@ -37,6 +36,7 @@ from ckpttool.problems import (
     join_alike,
     join_clauses,
 )
+from ckpttool.records import replace
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,

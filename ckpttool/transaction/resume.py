@@ -18,7 +18,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -30,6 +30,7 @@ from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
+from ckpttool.records import replace
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer

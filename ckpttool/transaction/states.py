@@ -32,7 +32,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import field
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -44,6 +44,7 @@ from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.records import asdict, record, replace
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
@@ -71,7 +72,7 @@ class State(Enum):
     COMPLETE = "complete"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Record:
     """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
 
@@ -144,7 +145,7 @@ class Record:
         return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Documents:
     """The documents of a set in its plan."""
 
@@ -155,14 +156,14 @@ class _Documents:
             require_below(document.path)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _ManifestDigest:
     """The SHA-256 of a manifest in the stamps of its set."""
 
     manifest: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RecordedPlan:
     """What a run, or several runs of one plan, write.
 
@@ -217,7 +218,7 @@ class RecordedPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FinishedStamps:
     """The stamps of a finished set.
 
@@ -249,7 +250,7 @@ class FinishedStamps:
         return sealed_text(head, (json.dumps({"path": path, "stamp": at}) for path, at in outputs))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Destination:
     """What lies at a destination, seen without a lock.
 
@@ -381,8 +382,8 @@ def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
     """Yield what lies where a plan lists a file, and the path of the file in that plan."""
     folders = output.absolute().parents[:2]
     around = ((Record(folder / MANIFEST), os.path.relpath(output, folder)) for folder in folders)
-    for record, name in ((Record.of(output), output.name), *around):
-        found = look(record)
+    for one, name in ((Record.of(output), output.name), *around):
+        found = look(one)
         if found.plan is not None and name in found.plan.outputs:
             yield found, name
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePath
 
 from ckpttool.formats.local import is_file, list_readable, read_file, stat_file
 from ckpttool.model.manifest import MANIFEST, StrategyFile
 from ckpttool.problems import FormatError
+from ckpttool.records import record
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import shorten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RecordedStrategy:
     """The strategy of the rank files of a set, as its manifest names it.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.problems import BusyError, Diagnostic, FormatError, add_note, join_clauses
+from ckpttool.records import replace
 from ckpttool.storage.files import is_there
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 
 # All are divisible by 768, so that 8 ranks and 6, 64 and 48, 512 and 384 can cut them.
 WIDTHS = (4608, 3072, 2304, 1536, 768)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.problems import PlanError
+from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import (
     ROWS,

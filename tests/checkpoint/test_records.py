@@ -15,7 +15,6 @@ A case lists strategies, tensors of ranks, and what comes of them:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import catalog_of

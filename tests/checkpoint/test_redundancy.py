@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from ckpttool.checkpoint.presence import quarantine_empty
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
+from ckpttool.records import replace
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,

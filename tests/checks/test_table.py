@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, UnreadableError
+from ckpttool.records import replace
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

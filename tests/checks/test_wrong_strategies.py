@@ -3,13 +3,13 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.records import replace
 from scripts.sweep_strategies import sweep
 from tests.support.checkpoints import ROWS, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well

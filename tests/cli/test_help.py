@@ -194,6 +194,41 @@ LOCALES = ("LC_ALL", "LC_MESSAGES", "LANG")
 TITLE = "# 合并\n"
 
 
+def test_each_topic_has_a_chinese_title(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    listed = run_well("help").stdout
+    assert "指南:" in listed
+    for path in TOPICS:
+        (title,) = re.findall(rf"^  {path.stem} +(.+)$", listed, re.MULTILINE)
+        assert path.stem == "readme" or not title.isascii() or path.stem in {"python"}
+    translated = {path.stem for path in TRANSLATED}
+    assert not translated & {*help_module.TITLES}
+
+
+@pytest.mark.parametrize(
+    ("title", "topic"),
+    [
+        ("校验", "verifying"),
+        ("消息", "messages"),
+        ("流水线", "pipelines"),
+        ("What no file can tell", "what-no-file-tells"),
+    ],
+)
+def test_a_topic_is_found_by_its_title_in_both_languages(title, topic):
+    assert run_well("help", *title.split()).stdout == run_well("help", topic).stdout
+
+
+def test_a_title_of_several_topics_proposes_one(monkeypatch):
+    assert "Try: ckpttool help " in message(run("help", "切分"))
+
+
+@pytest.mark.parametrize("name", ["testing", "states"])
+def test_a_page_for_developers_is_printed_but_not_listed(name):
+    assert (DOCS / "development" / f"{name}.md").exists()
+    assert run_well("help", name).stdout.startswith("# ")
+    assert "  testing " not in run_well("help").stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "is_chinese"),
     [

@@ -6,7 +6,6 @@ What is said of such folders is in ``e2e/saves/checkpoint2.txt``.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import ckpttool
 from ckpttool.discovery.checkpoint2 import parse_key
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
+from ckpttool.records import replace
 from ckpttool.wording import count
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves

@@ -306,7 +306,9 @@ def sources(tmp_path, monkeypatch) -> Path:
         "ckpt": case / "src",
         "s.ckpt": case / "src_strategy.ckpt",
         "d.ckpt": case / "dst_strategy.ckpt",
+        "-run/ckpt": case / "src",
     }.items():
+        Path(name).parent.mkdir(exist_ok=True)
         (shutil.copytree if path.is_dir() else shutil.copy)(path, name)
     return tmp_path
 
@@ -346,6 +348,23 @@ def follow(line: str) -> str:
         ("consolidate ckpt -s s.ckpt --out x.h5", "merge ckpt -s s.ckpt -o x.h5"),
         ("merge ckpt -s s.ckpt -o x.h5 --workers 2", "merge ckpt -s s.ckpt -o x.h5 -j 2"),
         ("strategy check ckpt -s s.ckpt", "strategy check ckpt s.ckpt"),
+        ("strategy check --strategy s.ckpt d.ckpt ckpt", "strategy check ckpt s.ckpt d.ckpt"),
+        # several mistakes of a line at once
+        ("strategy ranks -s s.ckpt d.ckpt", "strategy ranks -s s.ckpt -d d.ckpt"),
+        ("explain ckpt -s s.ckpt d.ckpt -json", "explain ckpt -s s.ckpt -d d.ckpt --json"),
+        ("verify ckpt/rank_* s.ckpt", "verify ckpt -s s.ckpt"),
+        ("merge -s s.ckpt ckpt/*", "merge -s s.ckpt ckpt -o merged.h5"),
+        ("merge run/*/* stages/* --threads 2", "merge run -s stages -j 2 -o merged.h5"),
+        (
+            "split ckpt --src-strategy s.ckpt -d d.ckpt",
+            "reshard ckpt --src-strategy s.ckpt -d d.ckpt -o new/",
+        ),
+        (
+            "explain ckpt -src-strategy s.ckpt -dst-strategy d.ckpt",
+            "explain ckpt --src-strategy s.ckpt --dst-strategy d.ckpt",
+        ),
+        ("convert ckpt -o --format ckpt", "convert ckpt -o converted/ --format ckpt"),
+        ("inspect -run/ckpt", "inspect ./-run/ckpt"),
     ],
 )
 def test_what_was_meant_is_proposed_in_the_words_that_were_typed(sources, typed, meant):
@@ -362,6 +381,39 @@ def test_strategies_that_are_exchanged_look_exchanged(tmp_path, case):
     assert "the strategies of the source and of the target look exchanged" in message(result)
     assert advice(result) == f"-s {src} -d {other}"
     run_well(*words, *advice(result).split())
+    result = run("explain", *words[1:2], "-s", other, "-d", src, "--rank", 0)
+    assert advice(result) == f"-s {src} -d {other}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag", "proposed"),
+    [
+        ("merge ckpt -s s.ckpt -o", "-o", "merge ckpt -s s.ckpt -o merged.h5"),
+        ("verify ckpt --step --deep s.ckpt", "--step", "verify ckpt --step STEP --deep -s s.ckpt"),
+        (
+            "reshard ckpt -j -s s.ckpt -d d.ckpt",
+            "-j",
+            "reshard ckpt -j N -s s.ckpt -d d.ckpt -o new/",
+        ),
+    ],
+)
+def test_an_unset_variable_leaves_an_option_without_its_value(sources, typed, flag, proposed):
+    result = run(*typed.split())
+    assert f"{flag} has no value; is a variable of the shell unset?" in message(result)
+    assert advice(result) == f"ckpttool {proposed}"
+
+
+@pytest.mark.parametrize("command", ["merge", "inspect", "average"])
+def test_a_pattern_of_several_checkpoints_is_a_choice(sources, command):
+    for number in range(3):
+        shutil.copytree("ckpt", f"many/run{number}")
+    words = [*map(str, sorted(Path("many").iterdir()))]
+    said = run(command, *words, "-s", "s.ckpt", *([] if command == "inspect" else ["-o", "x.h5"]))
+    if command == "average":
+        assert said.exit_code == 0
+        return
+    assert "the shell has expanded the pattern; each is a checkpoint" in message(said)
+    run_well(*shlex.split(advice(said))[1:])
 
 
 @pytest.mark.parametrize("name", ["ckpt_strategy_rank_0.ckpt", "strategy_rank_3.ckpt"])
@@ -372,3 +424,41 @@ def test_a_lone_strategy_as_src_is_for_s(sources, name):
         said = advice(run("merge", src, "-o", "x.h5"))
         assert said == f"the checkpoint as SRC, and -s {src}"
         run_well("merge", "ckpt", *said.split()[-2:], "-o", f"{len(src)}.h5")
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("--wait 2d", "--wait 48h"),
+        ("--wait 2h15m", "--wait 135m"),
+        ("--wait 1m5s", "--wait 65s"),
+        ("-j threads:3", "--engine threads:3"),
+        ("-j mpi", "--engine mpi"),
+        ("--write-strategy ckpt/sub/s.ckpt", "--write-strategy s.ckpt"),
+    ],
+)
+def test_a_value_that_is_refused_is_proposed_in_our_words(sources, typed, proposed):
+    words = ["reshard", "ckpt", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "new"]
+    assert advice(run(*words, *typed.split())) == proposed
+
+
+@pytest.mark.parametrize("command", ["reshard", "split"])
+def test_the_name_of_a_file_for_a_folder_is_a_wrong_command_line(sources, command):
+    words = [command, "ckpt", "-d", "d.ckpt", *(["-s", "s.ckpt"] if command == "reshard" else [])]
+    result = run(*words, "-o", "new.safetensors")
+    assert result.exit_code == 2
+    assert advice(result) == "--format safetensors -o new"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9 f", b"\xb2\xe2\\it's"])
+def test_a_path_that_is_not_utf8_is_proposed_as_a_shell_reads_it(tmp_path, name):
+    folder = tmp_path / os.fsdecode(name)
+    write_file(folder / "model" / "a.safetensors", TENSORS, "safetensors")
+    words = [sys.executable, "-m", "ckpttool"]
+    path = folder / "model" / "a.safetensors"
+    done = subprocess.run([*words, "merge", path, "out.h5"], capture_output=True)
+    line = done.stderr.decode().rpartition("Try: ckpttool ")[2]
+    assert "$'" in line
+    script = f"cd {shlex.quote(str(tmp_path))}; {shlex.join(words)} {line}"
+    subprocess.run(["bash", "-c", script], check=True)
+    assert (tmp_path / "out.h5").exists()

@@ -10,7 +10,6 @@ import pickle
 import platform
 import socket
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
 from ckpttool.problems import CkptToolError, EngineError
+from ckpttool.records import replace
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below

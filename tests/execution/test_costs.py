@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 import ckpttool
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 from tests.support.checkpoints import catalog_on_disk, noise, strategy_of, write_holes
 
 MIB = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -17,6 +16,7 @@ from ckpttool.execution.schedule import schedule
 from ckpttool.formats import header_of
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import Reads, StoredFile
+from ckpttool.records import replace
 from ckpttool.storage.counting import CountingFiles
 from tests.support.checkpoints import catalog_on_disk, cut, noise, strategy_of, write_holes
 

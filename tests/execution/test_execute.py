@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.operations.verify import verify
 from ckpttool.problems import CombinedError, FormatError
+from ckpttool.records import replace
 from ckpttool.storage import region_io
 from ckpttool.storage.files import PARTIAL, PartialFile, write_header
 from tests.support.checkpoints import create_file, write_file, write_holes

@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import tracemalloc
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ckpttool.model import manifest, region
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
+from ckpttool.records import replace
 from tests.support.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.support.commands import files_below
 from tests.support.in_memory import make

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from ckpttool.formats.encryption import find_forged, read_plain
 from ckpttool.model.names import map_component_names
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import AuthenticityError, FormatError, PlanError, UnsupportedError
+from ckpttool.records import replace
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped

@@ -1,7 +1,5 @@
 """What all formats have in common: created headers, and finding out which format a file has."""
 
-from dataclasses import replace
-
 import h5py
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.tensors import MAX_AXES, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
+from ckpttool.records import replace
 from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
 from tests.support.checkpoints import create_file

@@ -1,7 +1,6 @@
 """Expanded layouts of JSON strategies, folded back: against an expander that is no folder."""
 
 import json
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
+from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile, units
 from ckpttool.model.tensors import FileStamp, TensorMeta
+from ckpttool.records import replace
 
 STAMP = FileStamp(10, 5, 5, 1)
 INPUTS = (

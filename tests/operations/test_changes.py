@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations.diff import diff
+from ckpttool.records import replace
 from ckpttool.storage.compare import CompareOptions
 from tests.operations.test_diff import written
 from tests.support.checkpoints import noise, strategy_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +13,7 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.operations.explain import Explanation, explain
 from ckpttool.problems import PlanError
+from ckpttool.records import replace
 from tests.strategies import examples, moves, table_moves
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import cut, noise, oracle, strategy_of, write_ranks

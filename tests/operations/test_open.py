@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hypothesis.extra.numpy import basic_indices
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 from tests.strategies import examples
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run_well

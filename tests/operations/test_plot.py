@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -14,6 +13,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations import plot
 from ckpttool.operations.inspect import examine
+from ckpttool.records import replace
 from tests.oracle import take
 from tests.support.checkpoints import (
     ROWS,

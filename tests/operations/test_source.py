@@ -1,6 +1,5 @@
 """The one way from files to full tensors, and the one error of all that is wrong on it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 import ckpttool
 from ckpttool.operations.diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
+from ckpttool.records import replace
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
 

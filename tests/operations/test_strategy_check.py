@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from ckpttool.checkpoint.samples import TENSORS_PER_LAYOUT
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout
 from ckpttool.operations.strategy_check import check_strategies, fit_devices
+from ckpttool.records import replace
 from ckpttool.storage import sampling
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import noise, strategy_of, write_ranks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -23,6 +21,7 @@ from ckpttool.operations.summary import (
     find_parallelism,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
+from ckpttool.records import replace
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
 from tests.support.in_memory import checkpoint_in_memory
 

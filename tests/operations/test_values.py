@@ -8,7 +8,6 @@ import json
 import os
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -25,6 +24,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
 from ckpttool.operations.values import read_values
+from ckpttool.records import replace
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
 from tests.strategies import examples

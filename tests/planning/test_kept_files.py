@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -14,6 +12,7 @@ from ckpttool.model.slicing import Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning import targets
 from ckpttool.problems import Diagnostics
+from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import plan_digest
 from tests.support.checkpoints import catalog_of, with_names

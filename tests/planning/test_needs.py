@@ -4,7 +4,6 @@ import math
 import re
 import warnings
 from collections import defaultdict
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ckpttool.checkpoint.hidden_shards import telling_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.planning.needs import find_needs
 from ckpttool.problems import PlanError
+from ckpttool.records import replace
 from ckpttool.wording import parse_numbers
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts, moves, table_moves

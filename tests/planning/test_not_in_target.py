@@ -1,7 +1,6 @@
 """What becomes of parameters that the target strategy does not list: one rule on every way."""
 
 import json
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -15,6 +14,7 @@ from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
+from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (

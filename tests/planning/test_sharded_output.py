@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import StoredFile
 from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
+from ckpttool.records import replace
 from ckpttool.transaction import record
 from tests.support.checkpoints import (
     ONE_STAGE,

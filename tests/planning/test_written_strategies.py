@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 
 import pytest
 
 import ckpttool
+from ckpttool.records import replace
 from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.commands import files_below, run, run_well

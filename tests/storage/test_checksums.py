@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ckpttool.formats import get_format, read_index
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError, PlanError
+from ckpttool.records import replace
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.checkpoints import create_file, seal_file

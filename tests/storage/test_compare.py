@@ -3,7 +3,6 @@
 import hashlib
 import math
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import ckpttool
 from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.model.plan import OutputTensor
 from ckpttool.problems import Diagnostic
+from ckpttool.records import replace
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,

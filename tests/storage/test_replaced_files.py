@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 from concurrent.futures import Executor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from ckpttool.formats.weight_index import index_text
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, PlanError
+from ckpttool.records import replace
 from ckpttool.storage import files
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors

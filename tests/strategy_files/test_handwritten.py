@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import given
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import StrategyError
+from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support import corpus

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CombinedError, PlanError, StrategyError
+from ckpttool.records import replace
 from ckpttool.strategy_files import writer
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import encode_strategy

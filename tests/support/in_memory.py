@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +18,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.records import replace
 from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored

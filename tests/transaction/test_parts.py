@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
+from ckpttool.records import replace
 from ckpttool.transaction.parts import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well

@@ -10,6 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.model.manifest import StrategyFile
+from ckpttool.records import replace
 from ckpttool.transaction.strategies import read_recorded
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -36,6 +37,11 @@ def made(request, tmp_path, monkeypatch):
     run_well("merge", checkpoint, "-s", place / src, "-o", "m.ckpt", "-q")
     run_well("split", "m.ckpt", "-d", "runs/T", "-o", "runs/n", "-q")
     return tmp_path
+
+
+def source_of(case: str) -> Path:
+    """Return the strategy of the source of a golden case."""
+    return GOLDEN / case / "src_strategy.ckpt"
 
 
 def edit(manifest: Path, change) -> None:
@@ -136,6 +142,46 @@ def test_another_strategy_is_one_error_that_says_so(tmp_path, monkeypatch, case,
     result = run("diff", src, "set", "-s", other, "--b-strategy", other)
     assert f"error[strategy]: B: {said}" in message(result)
     assert "Try: --b-strategy dst_strategy.ckpt" in message(result)
+
+
+@pytest.mark.parametrize("case", ["reshard_4_to_8", "seed001_fc_4_to_2"])
+def test_another_strategy_that_shards_otherwise_is_an_error(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(GOLDEN / case / "dst_strategy.ckpt", "D.ckpt")
+    run_well("reshard", GOLDEN / case / "src", "-s", source_of(case), "-d", "D.ckpt", "-o", "set")
+    known = ckpttool.read_strategy("D.ckpt")
+    layouts = {
+        name: (replace(one, tensor_map=one.tensor_map[::-1]),)
+        for name, (one,) in known.layouts.items()
+    }
+    changed = replace(known, layouts=layouts)
+    ckpttool.write_strategy(changed, "other.ckpt")
+    for words in (["merge", "set", "-o", "x.h5"], ["explain", "set"], ["inspect", "set"]):
+        result = run(*words, "-s", "other.ckpt")
+        assert result.exit_code == 5, words
+        assert "error[strategy]: other.ckpt is not the strategy of set, which was" in message(
+            result
+        )
+        assert "it shards" in message(result)
+    assert run("verify", "set", "-s", "other.ckpt").exit_code == 1
+    with pytest.raises(ckpttool.PlanError, match="not the strategy of set"):
+        ckpttool.open("set", "other.ckpt")
+    merge = ["merge", "set", "-s", "other.ckpt", "-o", "x.h5"]
+    assert "error[strategy]: other.ckpt" not in message(run(*merge, "--ignore-manifest"))
+    Path("D.ckpt").unlink()  # nothing to compare it with
+    assert "it shards" not in message(run(*merge))
+
+
+@pytest.mark.parametrize("case", ["pipeline_8_to_2x4", "reshard_8_to_6"])
+def test_an_equal_strategy_in_another_file_is_the_strategy(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    written = ckpttool.read_strategy(GOLDEN / case / "dst_strategy.ckpt")
+    ckpttool.write_strategy(written, "same.json")
+    shutil.copyfile(GOLDEN / case / "dst_strategy.ckpt", "D.ckpt")
+    run_well("reshard", GOLDEN / case / "src", "-s", source_of(case), "-d", "D.ckpt", "-o", "set")
+    assert "strategy of set" not in message(run("merge", "set", "-s", "same.json", "-o", "x.h5"))
+    run_well("merge", "set", "-s", "D.ckpt", "-o", "y.h5")
+    run_well("diff", "x.h5", "y.h5")
 
 
 @pytest.mark.parametrize("case", ["tutorial_8_to_4_infer", "reshard_8_to_6"])

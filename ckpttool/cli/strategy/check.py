@@ -32,7 +32,7 @@ _VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not f
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        ("Strategies are named without an option.", ""),
+        options.Misplaced("Strategies are named without an option.", ""),
     ),
     help="""\b
     ckpttool strategy check checkpoint/ strategy.ckpt new_strategy.ckpt

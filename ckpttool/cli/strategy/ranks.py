@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import RANK_FILES, RANKS, StrategyFile, UsageProblem
-from ckpttool.problems import join_clauses, severities
-from ckpttool.wording import format_numbers, shorten
+from ckpttool.cli.params import RANK_FILES, RANKS, UsageProblem
+from ckpttool.problems import severities
+from ckpttool.records import replace
+from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.planning.needs import RankNeeds
 
 
-_STRATEGIES = {"src_strategy": "-s", "dst_strategy": "-d"}
-
-
-class _RanksCommand(options.GroupedCommand):
-    """The command.  It takes options only, and says which ones the paths without one are for."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; refuse paths, also where an option is missing."""
-        words = [*args]
-        try:
-            return super().parse_args(ctx, args)
-        except (click.MissingParameter, UsageProblem) as error:
-            if error.__cause__ is not None:
-                raise  # the options do not follow from the paths
-            given, paths, _ = self.make_parser(ctx).parse_args(words)
-            if not paths:
-                raise
-            raise _explain_paths(ctx, paths, {*given}) from error
-
-
-def _explain_paths(ctx: click.Context, paths: list[str], given: set[str]) -> UsageProblem:
-    """Return the problem of paths without an option; strategies are perhaps for -s and -d."""
-    from ckpttool.cli import retyped
-
-    free = [flag for name, flag in _STRATEGIES.items() if name not in given]
-    without = "the same command without it" if len(paths) == 1 else "the same command without them"
-    meant, why = retyped.as_meant(ctx)
-    hint = meant or without
-    if len(paths) <= len(free) and all(StrategyFile().fits(Path(path)) for path in paths):
-        hint = " ".join(f"{flag} {quote(path)}" for flag, path in zip(free, paths, strict=False))
-    message = f"strategy ranks takes no SRC, found {shorten(paths, 3)}"
-    facts = join_clauses("strategies alone say which ranks are needed", why)
-    return UsageProblem(message, hint, facts, ctx=ctx)
-
-
 @click.command(
-    cls=_RanksCommand,
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool strategy ranks -s strategy.ckpt -d new_strategy.ckpt --rank 0-7
 

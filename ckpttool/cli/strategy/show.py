@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        ("The strategy is named without an option.", "ckpttool strategy show STRATEGY"),
+        options.Misplaced("The strategy is named without an option.", ""),
     ),
     help="""\b
     ckpttool strategy show strategy.ckpt

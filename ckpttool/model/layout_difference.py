@@ -1,0 +1,77 @@
+"""What differs between the layouts that two strategies give to a name.
+
+Two layouts are equal if every rank holds the same slice, whatever their device matrices are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Rule, Strategy, fold_like, shard_equally
+from ckpttool.records import record, replace
+
+Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
+KINDS: tuple[Kind, ...] = (
+    *("only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"),
+)
+Layouts = tuple[Layout, ...]
+
+
+@record
+class LayoutDifference:
+    """What differs in the layouts of parameters; equal for parameters that differ alike.
+
+    ``a`` and ``b`` are the layouts of each stage; () if the side does not list the parameter.
+    """
+
+    kind: Kind
+    a: Layouts
+    b: Layouts
+
+
+def layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layouts]:
+    """Return the layouts of a name in two strategies; () where one has none."""
+    rules = [one.rules.find(name) if one.rules else None for one in (a, b)]
+    written = [rule.layout for rule in rules if rule is not None]
+    known = [*a.layouts.get(name, ()), *b.layouts.get(name, ()), *written]
+    ndim = max(len(one.tensor_map) for one in known)
+
+    def layouts(one: Strategy, rule: Rule | None) -> Layouts:
+        if rule is None or name in one.layouts:
+            return one.layouts.get(name) or layouts_of_rest(one, ndim)
+        return rule.layouts(ndim)
+
+    return layouts(a, rules[0]), layouts(b, rules[1])
+
+
+def layouts_of_rest(one: Strategy, ndim: int) -> Layouts:
+    """Return the layouts that ``otherwise`` gives; () without it."""
+    if one.rules is None or not one.rules.replicates_rest:
+        return ()
+    return tuple(
+        Layout.unsharded(ndim, one.stage_ranks, one.ranks_of(stage)[0])
+        for stage in range(one.stages)
+    )
+
+
+def kind_of_difference(a: Layouts, b: Layouts) -> Kind | None:
+    """Return what differs first between the layouts of a name; None if every rank is alike."""
+    if not a or not b:
+        return "only in A" if a else "only in B"
+    if [one.stage for one in a] != [one.stage for one in b]:
+        return "stages"
+    if not _hold_the_same(a, b):
+        without = [[replace(one, optimizer_shard=1) for one in side] for side in (a, b)]
+        return "optimizer shard" if _hold_the_same(*without) else "slices"
+    shapes = ((one.full_shape, other.full_shape) for one, other in zip(a, b, strict=True))
+    differ = any(None not in pair and pair[0] != pair[1] for pair in shapes)
+    return "shape" if differ else None
+
+
+def _hold_the_same(a: Sequence[Layout], b: Sequence[Layout]) -> bool:
+    """Return whether every rank has the same slice; the axes of one side may be expanded."""
+    return any(
+        shard_equally(*pair) for pair in ((a, b), (fold_like(a, b), b), (a, fold_like(b, a)))
+    )
