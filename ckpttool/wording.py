@@ -297,6 +297,8 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "-d": "target",
     "-o": "out",
     "--dec-key-file": "key",
+    "--b-step": "step",  # Python has one for both sides
+    "--b-pattern": "pattern",
     "--rank": "ranks",
     "--relative-to": "folder",
     "--tensor": "include",

@@ -357,8 +357,8 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
 START = ("", "_version", "cli", "cli.groups", "cli.main", "cli.signals", "problems", "wording")
 
 
-def loaded_by(*arguments: str) -> tuple[set[str], int]:
-    """Return the modules of the package that a command loads, and the number of all modules."""
+def loaded_by(*arguments: str) -> tuple[set[str], set[str]]:
+    """Return the modules of the package that a command loads, and all modules."""
     code = (
         "import click, sys\n"
         "before = set(sys.modules)\n"
@@ -369,20 +369,20 @@ def loaded_by(*arguments: str) -> tuple[set[str], int]:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    loaded = done.stderr.split()
-    return {name[9:] for name in loaded if name.startswith("ckpttool")}, len(loaded)
+    loaded = {*done.stderr.split()}
+    return {name[9:] for name in loaded if name.startswith("ckpttool")}, loaded
 
 
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_the_start_loads_click_and_next_to_nothing_else(argument):
-    ours, number = loaded_by(argument)
+    ours, loaded = loaded_by(argument)
     assert ours == {*START}
-    assert number <= 23  # it was 80 when every command was loaded
+    assert len(loaded) <= 23  # it was 80 when every command was loaded
 
 
 @pytest.mark.parametrize("command", ["inspect", "merge", "verify", "diff"])
 def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
-    ours, number = loaded_by(command, "--help")
+    ours, loaded = loaded_by(command, "--help")
     rooms = {name.partition(".")[0] for name in ours if name not in START}
     assert rooms == {
         "cli",
@@ -394,7 +394,7 @@ def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
         "system",
         "typed",
     }
-    assert number <= 125  # it was 175 when the steps of all commands were loaded
+    assert len(loaded) <= 125  # it was 175 when the steps of all commands were loaded
 
 
 def test_inspecting_a_file_loads_neither_plans_nor_documents():
@@ -403,6 +403,27 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
     assert not any(name.startswith("planning") for name in ours)
     assert not ours & {"operations.documents", "operations.convert", "execution.execute"}
     assert len(ours) <= 94
+
+
+MOST_MODULES = {  # of the package, that a small run loads
+    "merge SRC -s S -o OUT.h5 -q": 131,
+    "reshard SRC -s S -d D -o OUT -q": 131,
+    "convert SRC -o OUT --format safetensors -q": 130,
+    "verify SRC -s S": 111,
+    "inspect SRC -s S": 107,
+    "diff SRC SRC -s S": 124,
+    "strategy show S": 73,
+}
+
+
+@pytest.mark.parametrize(("line", "most"), MOST_MODULES.items())
+def test_a_command_loads_only_what_it_needs(tmp_path, line, most):
+    case = GOLDEN / "reshard_8_to_4"
+    names = {"SRC": "src", "S": "src_strategy.ckpt", "D": "dst_strategy.ckpt"}
+    words = [str(case / names[word]) if word in names else word for word in line.split()]
+    ours, loaded = loaded_by(*(word.replace("OUT", str(tmp_path / "o")) for word in words))
+    assert len(ours) <= most
+    assert loaded & {"numpy.ma", "secrets", "multiprocessing", "rich"} == set()
 
 
 ABOUT_OUTPUTS = {  # functions that look at the destination

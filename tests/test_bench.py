@@ -56,7 +56,9 @@ def test_the_cases_of_many_small_things_run(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     cases = [one["case"] for one in json.loads((tmp_path / "bench.json").read_text())["summaries"]]
     assert cases == [
+        "cp -r",
         "merge, 8 ranks x 20 tensors",
+        "reshard, 8 -> 6 ranks x 4 tensors",
         "reshard, 8 -> 16 ranks",
         "look, finished set of 16",
         "look, stopped set of 16",

@@ -219,6 +219,14 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     return Diagnostic("usage", message, hint=hint, facts=facts, where=where)
 
 
+def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
+    """Return a problem of B with the options of B that were typed, in place of those of A."""
+    typed = {word.partition("=")[0] for word in words if problem.side == "B"}
+    own = {one.replace("--b-", "--"): one for one in typed if one.startswith("--b-")}
+    hint = re.sub(r"--[a-z]+\b(?!-)", lambda one: own.get(one[0], one[0]), problem.hint)
+    return replace(problem, hint=hint)
+
+
 def _names_of(param: click.Parameter) -> str:
     """Return the names of an option, or the word for an argument in ``Usage:``."""
     word = param.human_readable_name.strip("[].")
@@ -234,6 +242,7 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     from ckpttool.cli.tables import print_diagnostic
 
     problems, exit_code = _diagnose(error)
+    problems = [_on_its_side(one, words) for one in problems]
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:

@@ -373,6 +373,15 @@ def too_many_paths(wanted: str, paths: Sequence[str]) -> UsageProblem:
     return UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
 
 
+def refuse_ranks(paths: Sequence[str]) -> None:
+    """Refuse folders of ranks where several checkpoints are taken: the shell has expanded them."""
+    if retyped.expanded(paths):
+        ctx = click.get_current_context()
+        hint, why = retyped.as_meant(ctx)
+        message = f"{words_of(ctx)} takes whole checkpoints, and ranks were given"
+        raise UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
+
+
 def refuse_options(what: str, used: Collection[str]) -> None:
     """Refuse options that were typed and do nothing, since SRC is ``what``, not a checkpoint.
 

@@ -190,6 +190,10 @@ def as_meant(
         for at, home in zip(left, homes, strict=False):
             line.words[at] = home
         line.dropped, why = {*left[len(homes) :]}, why or of_pattern
+    elif homes := expanded([line.words[at] for at in left]) if most is None else []:
+        for at, home in zip(left, homes, strict=False):
+            line.words[at] = home
+        line.dropped, why = {*left[len(homes) :]}, why or EXPANDED
     takes_both = any(isinstance(one.type, StrategyFile) for one in wanted[1:])
     is_mended = len(left) > 1 and takes_both and _order_source_first(line, left)
     missing = [
@@ -206,9 +210,9 @@ def as_meant(
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
-    """Return the checkpoints of which some paths are the ranks; none if no path is one."""
-    homes = [*dict.fromkeys(map(_checkpoint_of, paths))]
-    return homes if len(homes) < len(paths) else []
+    """Return the checkpoints of which some folders are the ranks; none if no folder is one."""
+    homes = [_checkpoint_of(path) if is_folder(path) else path for path in paths]
+    return [*dict.fromkeys(homes)] if homes != [*paths] else []
 
 
 def _mended(ctx: click.Context, words: Sequence[str]) -> str:

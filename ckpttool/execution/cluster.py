@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -251,7 +250,7 @@ def _temporary_marker(folder: str) -> Iterator[str]:
     """Create a file in a folder, and remove it; after an error, also remove new folders."""
     made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder, f".ckpttool-{secrets.token_hex(8)}")
+    path = Path(folder, f".ckpttool-{os.urandom(8).hex()}")
     try:
         path.touch(exist_ok=False)
         yield str(path)

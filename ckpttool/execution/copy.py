@@ -7,7 +7,7 @@ the same bytes to the same places.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
@@ -26,10 +26,23 @@ from ckpttool.records import record
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, find_runs, read_band, rounding_bytes
+from ckpttool.storage.region_io import (
+    BandStep,
+    FlatFiles,
+    PieceRead,
+    find_runs,
+    plan_band,
+    rounding_bytes,
+)
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
+
+
+# Units of a tensor that are planned once for all tensors of its kind: together they are small.
+KNOWN_BYTES = 1 << 20
+KNOWN_PIECES = 1 << 12  # of a task; each takes about 1 KiB of memory
+LOOK_BYTES = 1 << 20  # that are written before a worker looks again whether the file is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +280,66 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
+class _Band(NamedTuple):
+    """How a band of a unit is read; the same for all tensors of a kind."""
+
+    unit: int
+    band: Region
+    data: Bytes
+    steps: Iterable[BandStep]
+
+
+class _Reader:
+    """Reads the units of tensors into one buffer; what units of a kind take is planned once."""
+
+    def __init__(self, files: FlatFiles, buffer: Bytes, band_bytes: int) -> None:
+        self._files, self._buffer, self._band_bytes = files, buffer, band_bytes
+        self._known: dict[Hashable, list[_Band]] = {}
+        self._pieces = 0  # of those that are known
+
+    def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+        """Yield the bands of the units of one tensor, as `read_bands` does."""
+        self._files.forget()
+        for number, band, data, steps in self._bands(units):
+            unit = units[number]
+            for step in steps:
+                step.run(self._files, unit.output)
+            yield unit, band, data
+
+    def _bands(self, units: Sequence[TensorUnit]) -> Iterable[_Band]:
+        """Return the bands of units, from those of a kind that are known if there are some."""
+        if any(one.output.kind is None for one in units):
+            return self._plan(units)
+        key = tuple((one.output.kind, one.output.region, one.number) for one in units)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        pieces = sum(one.output.count_pieces(one.region) for one in units)
+        nbytes = sum(one.nbytes for one in units)
+        if nbytes > KNOWN_BYTES or pieces > KNOWN_PIECES:
+            return self._plan(units)
+        if self._pieces + pieces > KNOWN_PIECES:
+            self._known.clear()
+            self._pieces = 0
+        self._pieces += pieces
+        self._known[key] = known = [
+            one._replace(steps=[*map(_kept, one.steps)]) for one in self._plan(units)
+        ]
+        return known
+
+    def _plan(self, units: Sequence[TensorUnit]) -> Iterator[_Band]:
+        for step in merge(*(_steps(i, unit, self._band_bytes) for i, unit in enumerate(units))):
+            unit, band = units[step.unit], step.band
+            itemsize = unit.tensor.meta.itemsize
+            data = self._buffer[: band.size * itemsize]
+            out = data.reshape(*band.shape, itemsize)
+            yield _Band(step.unit, band, data, plan_band(self._files, unit.output, band, out))
+
+
+def _kept(step: BandStep) -> BandStep:
+    return step._replace(moves=[*step.moves]) if isinstance(step, PieceRead) else step
+
+
 def fill(task: FillTask) -> Filled:
     """Fill the units of a task, and hash the bytes while they are in memory.
 
@@ -282,11 +355,15 @@ def fill(task: FillTask) -> Filled:
     casts: dict[tuple[str, str], CastStats] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
+    unchecked: dict[str, int] = {}  # bytes written since the file was seen
     with FlatFiles(task.band_bytes, crc, read) as files:
         for unit, band, data in read_bands(task, files):
             path, meta = unit.tensor.file.path, unit.tensor.meta
-            if not is_there(path):  # the coordinator removed the file: the run has ended
-                raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+            if unchecked.get(path, LOOK_BYTES) >= LOOK_BYTES:
+                if not is_there(path):  # the coordinator removed the file: the run has ended
+                    raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+                unchecked[path] = 0
+            unchecked[path] += len(data)
             if files.caster is not None and unit.output.is_cast:
                 before = casts.get((path, meta.name), CastStats())
                 casts[path, meta.name] = before.merged(files.caster.take_stats())
@@ -313,21 +390,16 @@ def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, R
     unit, band, data
         A band of a unit, and its bytes, in a buffer that the next band overwrites.
     """
-    buffer = np.empty(task.buffer_bytes, np.uint8)
+    reader = _Reader(files, np.empty(task.buffer_bytes, np.uint8), task.band_bytes)
     for units in task.by_tensor():
-        yield from read_tensor(units, files, buffer, task.band_bytes)
+        yield from reader.read(units)
 
 
 def read_tensor(
     units: Sequence[TensorUnit], files: FlatFiles, buffer: Bytes, band_bytes: int
 ) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
     """Read the units of one tensor of a task, as `read_bands` does."""
-    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(units))):
-        unit, band = units[step.unit], step.band
-        itemsize = unit.tensor.meta.itemsize
-        data = buffer[: band.size * itemsize]
-        read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
-        yield unit, band, data
+    return _Reader(files, buffer, band_bytes).read(units)
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:

@@ -20,9 +20,10 @@ from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.records import record, replace
-from ckpttool.storage.counting import CountingFiles, Origin
+from ckpttool.storage.counting import CountingFiles
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
+from ckpttool.storage.region_io import Origin
 
 MAX_KNOWN = 10_000  # tensors whose counts are kept
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
-from ckpttool.execution.estimate import Work
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
@@ -15,6 +15,9 @@ from ckpttool.records import record
 from ckpttool.storage.region_io import rounding_bytes
 from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
+
+if TYPE_CHECKING:
+    from ckpttool.execution.estimate import Work
 
 MIB = 1 << 20
 MIN_BAND_BYTES = 64 << 10  # smaller copies take less time than their system calls

@@ -73,7 +73,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
@@ -729,12 +729,16 @@ def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
     """Return the bytes of a record before its content of ``nbytes`` bytes."""
     dims = (0,) if meta.text is not None else meta.shape
     tensor = _tensor_header(dims, meta.dtype, nbytes)
-    tag = encode_bytes(1, meta.name.encode())
-    value = tag + encode_key(2, LENGTH) + encode_varint(len(tensor) + nbytes) + tensor
-    return encode_key(1, LENGTH) + encode_varint(len(value) + nbytes) + value
+    name = meta.name.encode()
+    value = b"\x0a%b%b\x12%b%b" % (
+        *(encode_varint(len(name)), name),
+        *(encode_varint(len(tensor) + nbytes), tensor),
+    )
+    return b"\x0a%b%b" % (encode_varint(len(value) + nbytes), value)
 
 
-def _tensor_header(dims: Iterable[int], word: str, nbytes: int) -> bytes:
+@lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
+def _tensor_header(dims: tuple[int, ...], word: str, nbytes: int) -> bytes:
     """Return the bytes of a tensor before its content; ``word`` is its ``tensor_type``."""
     fields = b"".join(encode_number(1, size) for size in dims) + encode_bytes(2, word.encode())
     return fields + encode_key(3, LENGTH) + encode_varint(nbytes)

@@ -16,6 +16,7 @@ The protocol buffers documentation, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import eq, itemgetter
 from typing import NamedTuple, Protocol
 
@@ -269,6 +270,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+@lru_cache(maxsize=1 << 12)  # few numbers occur, and most of them often
 def encode_varint(value: int) -> bytes:
     """Return a varint; of a negative number as 64-bit two's complement, ten bytes long.
 

@@ -91,11 +91,15 @@ class OutputTensor:
     terms
         The sources of these elements.  An `excerpt` for another process has only the slices that it
         needs.
+    kind
+        Equal for tensors of a plan whose equal regions are read from equal places of equal slices;
+        None if nobody has compared them.
     """
 
     meta: TensorMeta
     region: Region
     terms: tuple[Term, ...]
+    kind: int | None = None
 
     @classmethod
     def full(cls, tensor: FullTensor, dtype: str = "") -> OutputTensor:
@@ -283,6 +287,12 @@ class Transfer:
     def copy_of(cls, tensor: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
         """Return the transfer of a tensor that keeps its name, type and elements."""
         return cls(tensor.name, tensor.meta.dtype, (Term(tensor),), layouts)
+
+    @property
+    def read_kind(self) -> Hashable:
+        """A value that is equal for transfers whose elements are in equal places of slices."""
+        sources = (term.source for term in self.terms)
+        return self.dtype, tuple((one.slicing.key, one.meta.dtype) for one in sources)
 
     def terms_of(self, rank: int) -> tuple[Term, ...]:
         """Return the sources of an output of ``rank``."""
@@ -484,17 +494,20 @@ class Plan(Brief):
         layouts, entries = self._distinct_layouts()
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         attrs = self.attrs
+        kinds: dict[Hashable, int] = {}
+        numbers = [
+            kinds.setdefault((index, transfer.read_kind), len(kinds)) for transfer, index in entries
+        ]
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
             stored = [
-                (region, transfer.terms_of(rank))
-                for transfer, index in entries
+                (region, transfer.terms_of(rank), kind)
+                for (transfer, index), kind in zip(entries, numbers, strict=True)
                 if (region := regions[index]) is not None
             ]
             tensors = tuple(
-                OutputTensor(meta, region, terms)
-                for meta, (region, terms) in zip(metas[rank], stored, strict=True)
+                OutputTensor(meta, *one) for meta, one in zip(metas[rank], stored, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, attrs)
 

@@ -75,6 +75,17 @@ class Slicing(Protocol):
             Index in the full tensor.
         """
 
+    def stretches(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[Hashable, Region, Region]]:
+        """Yield the slice, the source and the destination of each piece of `overlaps`.
+
+        They are equal for slicings with equal keys; `find` returns the stored tensor.
+        """
+
+    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
+        """Return the lowest rank that has the slice of a stretch, and the slice."""
+
     def count_overlaps(self, region: Region) -> int:
         """Return how many `overlaps` a region of the full tensor has."""
 
@@ -131,8 +142,24 @@ class LayoutSlicing:
 
     def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
         """See `Slicing`."""
+        for place, src, dst in self.stretches(within, origin):
+            yield Piece(*self.find(place), src, dst)
+
+    def stretches(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
+        """See `Slicing`; a slice is known by its owners."""
         for index, src, dst in self.layout.overlaps(within, origin, self.shape):
-            yield Piece(*self.find_slice(index), src, dst)
+            yield self.layout.owners(index), src, dst
+
+    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
+        """See `Slicing`."""
+        assert isinstance(place, tuple)
+        for rank in place:
+            tensor = self.tensors.get(rank)
+            if tensor is not None:
+                return rank, tensor
+        raise LookupError(f"no owner of the slice of ranks {place}")
 
     def count_overlaps(self, region: Region) -> int:
         """See `Slicing`."""
@@ -165,11 +192,7 @@ class LayoutSlicing:
 
     def find_slice(self, index: tuple[int, ...]) -> tuple[int, StoredTensor]:
         """Return the lowest owner that has the slice at ``index`` of the layout, and the slice."""
-        for rank in self.layout.owners(index):
-            tensor = self.tensors.get(rank)
-            if tensor is not None:
-                return rank, tensor
-        raise LookupError(f"no owner of slice {index}")
+        return self.find(self.layout.owners(index))
 
 
 RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
@@ -392,11 +415,24 @@ class BoxSlicing:
 
     def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
         """See `Slicing`."""
+        for place, src, dst in self.stretches(within, origin):
+            yield Piece(*self.find(place), src, dst)
+
+    def stretches(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[int, Region, Region]]:
+        """See `Slicing`; a slice is known by its number."""
         counts = self.slice_counts
         for index, _, in_full in grid_overlaps(self.cuts, counts, within.moved_by(origin)):
-            box = self.slices[self.cells[_cell_number(index, counts)]][0]
-            src, dst = in_full.relative_to(box.region.start), in_full.relative_to(origin)
-            yield Piece(box.rank, box.tensor, src, dst)
+            number = self.cells[_cell_number(index, counts)]
+            start = self.slices[number][0].region.start
+            yield number, in_full.relative_to(start), in_full.relative_to(origin)
+
+    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
+        """See `Slicing`."""
+        assert isinstance(place, int)
+        box = self.slices[place][0]
+        return box.rank, box.tensor
 
     def count_overlaps(self, region: Region) -> int:
         """See `Slicing`."""

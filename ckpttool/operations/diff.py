@@ -234,7 +234,8 @@ def diff(
     a, b
         The checkpoints, from `scan`.
     a_strategy, b_strategy
-        Their layouts; None for a file that holds full tensors, and for replicated ranks.
+        Their layouts; None for a file that holds full tensors, and for replicated ranks.  One
+        object for both is that of A, which B borrows.
     options
         How both sides are resolved to full tensors.  With ``replicated`` every rank of a folder
         without a strategy holds full tensors.  ``unlisted`` applies to parameters that are not in
@@ -287,7 +288,7 @@ def diff(
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
-            is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
+            is_borrowed = side == "B" and given is not None and given is a_strategy
             borrowed = [BORROWED] if is_borrowed and found.findings else []
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
             others = [one for one in wrong if one.code != "replica"]
@@ -362,11 +363,6 @@ def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
     facts = join_clauses(problem.facts, "read with the strategy of A")
     return replace(problem, hint=hint, facts=facts)
-
-
-def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:
-    """Return whether both strategies were read from the same files."""
-    return b is not None and a is not None and b.files == a.files
 
 
 @record

@@ -252,7 +252,8 @@ def load_sides(
     attempt = Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
-    if not (replicated or b.strategy or has_own_strategy(b.src)):
+    is_borrowed = bool(a.strategy) and not (replicated or b.strategy or has_own_strategy(b.src))
+    if is_borrowed:
         b = b._replace(strategy=a.strategy)
     for side, source in (("A", a), ("B", b)):
         call = partial(
@@ -268,7 +269,10 @@ def load_sides(
             strategies.append(None if is_of_a and not catalog.needs_strategy else strategy)
             catalogs.append(catalog)
     raise_all(error.on_side(side) for side, error in attempt.errors.items())
-    return catalogs[0], catalogs[1], strategies[0], strategies[1]
+    (of_a, of_b) = strategies
+    if is_borrowed and of_a is not None and of_b is not None:
+        of_b = of_a  # the same object says that it was borrowed
+    return catalogs[0], catalogs[1], of_a, of_b
 
 
 def has_own_strategy(src: str | Catalog, but: Strategy | None = None) -> bool:

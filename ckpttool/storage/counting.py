@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
-from ckpttool.model.region import Region
-from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, Runs, split_at_extents
+from ckpttool.storage.region_io import FlatFiles, Move, Origin, PieceRead, split_at_extents
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Origin(NamedTuple):
-    """A rank of a source, and the number of this source in ``Plan.inputs``."""
-
-    input: int
-    rank: int
 
 
 class CountingFiles(FlatFiles):
@@ -59,10 +50,10 @@ class CountingFiles(FlatFiles):
         used, self._used = self._used, Counter()
         return used
 
-    def read_piece(self, piece: Piece, out: Bytes, input: int = 0) -> None:
+    def read_piece(self, read: PieceRead, tensor: StoredTensor, origin: Origin) -> None:
         """Count the reads of a piece."""
-        self._used[Origin(input, piece.rank)] += piece.src.size * piece.tensor.meta.itemsize
-        super().read_piece(piece, out, input)
+        self._used[origin] += read.nbytes
+        super().read_piece(read, tensor, origin)
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Count the reads of a tensor's bytes."""
@@ -72,20 +63,15 @@ class CountingFiles(FlatFiles):
             self._requests += len(sizes)
             self._nbytes += sum(sizes)
 
-    def _read_runs(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
-        if len(tensor.extents) > 1 or tensor.file.cipher is not None:
-            super()._read_runs(tensor, region, runs, out)
-            return
-        self._requests += runs.count
-        self._nbytes += runs.nbytes
+    def _move(self, tensor: StoredTensor, moves: Iterable[Move]) -> None:
+        for offset, into, _, _ in moves:
+            if into is not None:
+                self.read_bytes(tensor, offset, into)
 
     def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
         found = super()._take_scratch(nbytes)
         self.scratch_peak = max(self.scratch_peak, self.scratch_used)
         return found
-
-    def _copy(self, out: Bytes, read: Bytes) -> None:
-        pass
 
     def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
         """Cast nothing."""

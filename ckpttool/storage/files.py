@@ -7,7 +7,6 @@ import fcntl
 import glob
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -343,7 +342,7 @@ def _create(path: Path) -> int:
 
 def name_attempt(path: str) -> str:
     """Return a new random name for an attempt at the file at ``path``."""
-    return f"{path}.{secrets.token_hex(8)}"
+    return f"{path}.{os.urandom(8).hex()}"
 
 
 def remove_attempts(path: Path) -> None:
@@ -388,11 +387,11 @@ def create(path: str, fd: int, output: OutputFile) -> FileIndex:
 
 def write_header(fd: int, header: Header) -> None:
     """Write the header of a new file, with holes in the place of contents."""
-    with os.fdopen(fd, "wb", closefd=False) as file:
-        for start, gap in zip(header.starts, header.gaps, strict=True):
-            file.seek(start)
-            file.write(gap)
-        file.truncate(header.index.nbytes)
+    for start, gap in zip(header.starts, header.gaps, strict=True):
+        while gap:
+            done = os.pwrite(fd, gap, start)
+            start, gap = start + done, gap[done:]
+    os.ftruncate(fd, header.index.nbytes)
 
 
 def stamp_at(path: Path) -> FileStamp | None:

@@ -11,20 +11,20 @@ import errno
 import mmap
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from operator import mul
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
-from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
+from ckpttool.model.plan import OutputTensor, Transfer, is_copy
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import Piece
-from ckpttool.model.tensors import StoredFile, StoredTensor
+from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.records import record
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
@@ -85,7 +85,7 @@ class FlatFiles:
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
         self.scratch_used = 0
-        self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
+        self._cached: dict[Hashable, _CachedBytes] = {}  # by stored tensor
         self._uses_dontcache = has_dontcache()
         self._stage: Bytes | None = None
         self._sum: WeightedSum | None = None
@@ -189,54 +189,79 @@ class FlatFiles:
             Array of ``region.shape`` and one last axis of ``itemsize`` bytes.  Its strides are
             free, except that the last axis is contiguous.
         """
+        meta = tensor.meta
+        self._move(tensor, self.plan_moves(_first_byte(tensor), meta, region, out))
+
+    def plan_moves(
+        self, key: Hashable, meta: TensorMeta, region: Region, out: Bytes
+    ) -> Iterator[Move]:
+        """Yield the moves of `read_region`, which are to be made in this order.
+
+        ``key`` tells the stored tensor from all others: what the scratch buffer has of it is not
+        read again.
+        """
         if not region.size:
             return
-        shape, itemsize = tensor.meta.shape, tensor.meta.itemsize
+        shape, itemsize = meta.shape, meta.itemsize
         runs = find_runs(region, shape, itemsize)
         if runs.count == 1 and out.flags.c_contiguous:
-            self.read_bytes(tensor, runs.first, out.reshape(-1))
+            yield Move(runs.first, out.reshape(-1), None, None)
         elif runs.are_close and runs.last - runs.first <= self._scratch_bytes:
-            self._read_through(tensor, region, runs, out)
+            yield self._through_scratch(key, meta, region, runs, out)
         elif not runs.are_close and out[(0,) * runs.axis].flags.c_contiguous:
-            self._read_runs(tensor, region, runs, out)
+            strides = _strides(shape, itemsize)
+            for index in product(*map(range, region.shape[: runs.axis])):
+                offset = runs.first + sum(map(mul, index, strides))
+                yield Move(offset, out[index].reshape(-1), None, None)
         else:
             for half, at in _split_in_half(region):
-                self.read_region(tensor, half, out[at])
+                yield from self.plan_moves(key, meta, half, out[at])
 
-    def read_piece(self, piece: Piece, out: Bytes, input: int = 0) -> None:
-        """Copy a piece of an input as `read_region` does; hash it if it is one run of bytes."""
-        tensor, region = piece.tensor, piece.src
-        self.read_region(tensor, region, out)
-        if self._read_hashes is None or not region.size:
-            return
-        runs = find_runs(region, tensor.meta.shape, tensor.meta.itemsize)
-        if runs.count == 1:
-            data = np.ascontiguousarray(out).reshape(-1).data
-            self._read_hashes.add(tensor, runs.first, data)
+    def _through_scratch(
+        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
+    ) -> Move:
+        """Return the move of runs through the scratch buffer, gaps included, if they are not there.
 
-    def _read_runs(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
-        """Read each run by itself."""
-        strides = _strides(tensor.meta.shape, tensor.meta.itemsize)
-        for index in product(*map(range, region.shape[: runs.axis])):
-            offset = runs.first + sum(map(mul, index, strides))
-            self.read_bytes(tensor, offset, out[index].reshape(-1))
-
-    def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
-        """Copy runs from the scratch buffer; first read them into it, gaps included, if needed."""
-        key = _first_byte(tensor)
-        cached = self._cached.get(key)
+        Whole rows are read, because the next region often needs their rest.
+        """
+        cached, into = self._cached.get(key), None
         if cached is None or runs.first < cached.first or cached.last < runs.last:
-            first, last = runs.rows  # whole rows, because the next region often needs their rest
+            first, last = runs.rows
             if last - first > self._scratch_bytes:
                 first, last = runs.first, runs.last
             scratch, at = self._take_scratch(last - first)
-            self.read_bytes(tensor, first, scratch[at : at + last - first])
+            into = scratch[at : at + last - first]
             cached = self._cached[key] = _CachedBytes(first, last, scratch[at:])
         part = cached.data[runs.first - cached.first :]
-        self._copy(out, _as_view(part, region, tensor.meta.shape, tensor.meta.itemsize))
+        return Move(cached.first, into, out, _as_view(part, region, meta.shape, meta.itemsize))
 
-    def _copy(self, out: Bytes, read: Bytes) -> None:
-        np.copyto(out, read)
+    def _move(self, tensor: StoredTensor, moves: Iterable[Move]) -> None:
+        """Make the moves of a stored tensor."""
+        for offset, into, dst, src in moves:
+            if into is not None:
+                self.read_bytes(tensor, offset, into)
+            if dst is not None and src is not None:
+                np.copyto(dst, src)
+
+    def read_piece(self, read: PieceRead, tensor: StoredTensor, origin: Origin) -> None:
+        """Make the moves of a piece; hash it if it is one run of bytes.
+
+        Parameters
+        ----------
+        read
+            The moves.
+        tensor, origin
+            The stored tensor, and where it is from.
+        """
+        self._move(tensor, read.moves)
+        if self._read_hashes is not None and read.first is not None:
+            data = np.ascontiguousarray(read.out).reshape(-1).data
+            self._read_hashes.add(tensor, read.first, data)
+
+    def forget(self) -> None:
+        """Clear the scratch buffer."""
+        self._cached.clear()
+        self.scratch_used = 0
 
     def stage(self, nbytes: int) -> Bytes:
         """Return a buffer for at most `STAGE_BYTES` that are cast; the next call overwrites it."""
@@ -282,10 +307,108 @@ class FlatFiles:
         if self._scratch is None:
             self._scratch = np.empty(self._scratch_bytes, np.uint8)
         if self.scratch_used + nbytes > self._scratch_bytes:
-            self._cached.clear()
-            self.scratch_used = 0
+            self.forget()
         at, self.scratch_used = self.scratch_used, self.scratch_used + nbytes
         return self._scratch, at
+
+
+class Move(NamedTuple):
+    """A read of a stored tensor's bytes from ``offset`` on, and a copy of what was read.
+
+    ``into`` is filled, unless it is None.  Then ``src`` is copied to ``dst``, unless they are None.
+    """
+
+    offset: int
+    into: Bytes | None
+    dst: Bytes | None
+    src: Bytes | None
+
+
+class Origin(NamedTuple):
+    """A rank of a source, and the number of this source in ``Plan.inputs``."""
+
+    input: int
+    rank: int
+
+
+class PieceRead(NamedTuple):
+    """How a piece of a term is read; the same for all tensors of a kind.
+
+    Attributes
+    ----------
+    term
+        The number of the term.
+    place
+        The slice; see `Slicing.find`.
+    nbytes
+        Bytes of the piece.
+    moves
+        The moves that read it.
+    first
+        The byte of the stored tensor where it begins, if it is one run of bytes.
+    out
+        The array that the moves fill.
+    """
+
+    term: int
+    place: Hashable
+    nbytes: int
+    moves: Iterable[Move]
+    first: int | None
+    out: Bytes
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        """Read the piece of a tensor."""
+        term = tensor.terms[self.term]
+        rank, stored = term.source.slicing.find(self.place)
+        files.read_piece(self, stored, Origin(term.input, rank))
+
+
+class _Cast(NamedTuple):
+    """A cast of elements that were read."""
+
+    data: Bytes
+    src: str
+    out: Bytes
+    dst: str
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        files.cast(*self)
+
+
+class _StartSum(NamedTuple):
+    """The beginning of a sum of so many elements."""
+
+    size: int
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        files.start_sum(self.size)
+
+
+class _Add(NamedTuple):
+    """Elements of a term that were read and belong to the sum."""
+
+    data: Bytes
+    term: int
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        term = tensor.terms[self.term]
+        files.add(self.data, term.source.meta.dtype, term.weight)
+
+
+class _TakeSum(NamedTuple):
+    """The end of a sum, which is rounded; ``part`` are its elements."""
+
+    part: Region
+    out: Bytes
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        at = files.take_sum(self.out, tensor.meta.dtype)
+        if at is not None:
+            raise _value_error(files, tensor, self.part, at)
+
+
+BandStep: TypeAlias = PieceRead | _Cast | _StartSum | _Add | _TakeSum
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -312,28 +435,34 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     SourceValueError
         A number of a sum is NaN or infinite.
     """
+    for step in plan_band(files, tensor, band, out):
+        step.run(files, tensor)
+
+
+def plan_band(
+    files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes
+) -> Iterator[BandStep]:
+    """Yield the steps of `read_band`, which are to be run in this order.
+
+    They are the same for all tensors of a kind (`OutputTensor.kind`), if ``files`` has been told to
+    `FlatFiles.forget` what it has read, and the buffer is the same.
+    """
     stored, wanted = tensor.terms[0].source.meta, tensor.meta
     if not is_copy(tensor.terms):
         for part in band.bands(SUM_SIZE):
-            _read_sum(files, tensor, part, out[_within(part, band)])
-        return
-    if stored.dtype == wanted.dtype:
-        _read_pieces(files, tensor, tensor.terms[0], band, out)
-        return
-    for part in band.bands(STAGE_BYTES // stored.itemsize):
-        data = _read_staged(files, tensor, tensor.terms[0], part)
-        files.cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
-
-
-def _read_sum(files: FlatFiles, tensor: OutputTensor, part: Region, out: Bytes) -> None:
-    """Read the weighted sum of the terms, of at most `SUM_SIZE` elements."""
-    files.start_sum(part.size)
-    for term in tensor.terms:
-        data = _read_staged(files, tensor, term, part)
-        files.add(data, term.source.meta.dtype, term.weight)
-    at = files.take_sum(out, tensor.meta.dtype)
-    if at is not None:
-        raise _value_error(files, tensor, part, at)
+            yield _StartSum(part.size)
+            for number, term in enumerate(tensor.terms):
+                data = files.stage(part.size * term.source.meta.itemsize)
+                yield from _plan_pieces(files, tensor, number, part, data)
+                yield _Add(data, number)
+            yield _TakeSum(part, out[_within(part, band)])
+    elif stored.dtype == wanted.dtype:
+        yield from _plan_pieces(files, tensor, 0, band, out)
+    else:
+        for part in band.bands(STAGE_BYTES // stored.itemsize):
+            data = files.stage(part.size * stored.itemsize)
+            yield from _plan_pieces(files, tensor, 0, part, data)
+            yield _Cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
 
 
 def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) -> SourceValueError:
@@ -341,8 +470,11 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
     index = np.unravel_index(at, part.shape)
     start = tuple(a + int(i) for a, i in zip(part.start, index, strict=True))
     one = Region(start, tuple(i + 1 for i in start))
-    for term in tensor.terms:
-        number = first_number(_read_staged(files, tensor, term, one), term.source.meta.dtype)
+    for i, term in enumerate(tensor.terms):
+        data = files.stage(term.source.meta.itemsize)
+        for read in _plan_pieces(files, tensor, i, one, data):
+            read.run(files, tensor)
+        number = first_number(data, term.source.meta.dtype)
         if not np.isfinite(number):
             (piece,) = term.pieces(one, tensor.region.start)
             where = [*one.moved_by(tensor.region.start).start]
@@ -355,22 +487,23 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
     return SourceValueError(path, [text], "--exclude with this tensor")
 
 
-def _read_staged(files: FlatFiles, tensor: OutputTensor, term: Term, part: Region) -> Bytes:
-    """Return the stored bytes of a part of a band; the next call overwrites them."""
-    itemsize = term.source.meta.itemsize
-    data = files.stage(part.size * itemsize)
-    _read_pieces(files, tensor, term, part, data.reshape(*part.shape, itemsize))
-    return data
-
-
-def _read_pieces(
-    files: FlatFiles, tensor: OutputTensor, term: Term, band: Region, out: Bytes
-) -> None:
-    """Read a band from the pieces of a term, in the stored element type."""
+def _plan_pieces(
+    files: FlatFiles, tensor: OutputTensor, number: int, band: Region, out: Bytes
+) -> Iterator[PieceRead]:
+    """Yield how a band is read from the pieces of a term, in the stored element type."""
+    source = tensor.terms[number].source
+    meta, slicing = source.meta, source.slicing
+    out = out.reshape(*band.shape, meta.itemsize)
     filled = 0
-    for piece in term.pieces(band, tensor.region.start):
-        files.read_piece(piece, out[_within(piece.dst, band)], term.input)
-        filled += piece.dst.size
+    for place, src, dst in slicing.stretches(band, tensor.region.start):
+        _, held = slicing.find(place)
+        stored, size = held.meta, src.size
+        at = out[_within(dst, band)]
+        runs = find_runs(src, stored.shape, stored.itemsize) if size else None
+        first = runs.first if runs is not None and runs.count == 1 else None
+        moves = files.plan_moves(_first_byte(held), stored, src, at)
+        yield PieceRead(number, place, size * stored.itemsize, moves, first, at)
+        filled += size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 
 
@@ -461,19 +594,21 @@ def _split_in_half(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]
 
 def split_at_extents(
     tensor: StoredTensor, offset: int, view: memoryview
-) -> Iterator[tuple[int, memoryview]]:
-    """Yield the file offset and the part of ``view`` for each extent that it overlaps."""
+) -> Sequence[tuple[int, memoryview]]:
+    """Return the file offset and the part of ``view`` for each extent that it overlaps."""
+    parts: list[tuple[int, memoryview]] = []
     for extent in tensor.extents:
         if not view:
-            return
+            break
         if offset < extent.nbytes:
             part = view[: extent.nbytes - offset]
-            yield extent.offset + offset, part
+            parts.append((extent.offset + offset, part))
             view, offset = view[len(part) :], 0
         else:
             offset -= extent.nbytes
     if view:
         raise ValueError(f"{tensor.meta.name}: {len(view)} bytes beyond its last extent")
+    return parts
 
 
 def _as_view(scratch: Bytes, region: Region, shape: tuple[int, ...], itemsize: int) -> Bytes:

@@ -131,7 +131,8 @@ def _find_bits(data: Bytes, meta: TensorMeta) -> float:
     """
     size = meta.itemsize
     elements = data.reshape(-1).view(f"{'u' if size <= 8 else 'V'}{size}")
-    values = len(np.unique(elements))
+    ordered = np.sort(elements)
+    values = min(len(elements), 1) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
     bits = 1.0 if meta.dtype == "Bool" else 8.0 * size
     if values <= 1 or values**2 <= len(elements):
         bits = min(bits, math.log2(max(values, 1)))

@@ -679,5 +679,6 @@ def _is_expanded(layout: Layout, folded: Layout) -> bool:
     """
     joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, folded)]
     has_more_axes = len(layout.tensor_map) > len(folded.tensor_map)
-    is_same = replace(layout, tensor_map=folded.tensor_map) == folded
-    return has_more_axes and joined[0] == joined[1] and is_same
+    if not has_more_axes or joined[0] != joined[1]:
+        return False
+    return replace(layout, tensor_map=folded.tensor_map) == folded

@@ -488,7 +488,10 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
 
 
 def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
-    """Yield which strategies differ between two runs; those of an old record have no roles."""
+    """Yield which strategies differ between two runs; those of an old record have no roles.
+
+    A file that is also that of the target has only that role.
+    """
     has_roles = all(one.role is not None for one in other.strategies)
     words = {"target": "target", "source": "strategy"} if has_roles else {None: "strategy"}
     for role, word in words.items():
@@ -499,7 +502,7 @@ def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
         if now.keys() == before.keys() and now != before:
             changed = sorted(name for name in now if now[name] != before[name])
             yield f"{word} {shorten(changed, 2)} has changed"
-        elif now != before:
+        elif now != before and (role != "source" or (now and before)):
             names = (shorten(sorted(of), 2) or f"no {word}" for of in (now, before))
             yield f"{word} {' in place of '.join(names)}"
 

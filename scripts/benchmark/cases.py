@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.files import strategy_path, write_checkpoint, write_strategy
-from benchmark.model import Mesh, Model, many_tensors, wide_model
+from benchmark.model import Mesh, Model, many_tensors, mixed_tensors, wide_model
 
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
@@ -262,8 +262,13 @@ def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
 
     Their bytes are few: what is measured is what a tensor costs, and what an output file costs.
     """
-    small, wide = work / "small", work / "wide"
-    write_checkpoint(small, many_tensors(tensors, (64, 4)), Mesh(8))
+    small, fifth, wide = work / "small", work / "fifth", work / "wide"
+    write_checkpoint(small, mixed_tensors(tensors), Mesh(4, data=2))
+    few = mixed_tensors(tensors // 5)
+    write_checkpoint(fifth, few, Mesh(4, data=2))
+    six = work / "six.strategy.ckpt"
+    write_strategy(six, few, Mesh(3, data=2, axis="last"))
+    across = (*CKPTTOOL, "reshard", str(fifth), "-s", str(strategy_path(fifth)), "-d", str(six))
     model = many_tensors(64, (outputs, 16))
     write_checkpoint(wide, model, Mesh(8))
     target = work / "outputs.strategy.ckpt"
@@ -278,7 +283,14 @@ def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
         subprocess.run((*write, *more, "-o", str(path)), check=True, capture_output=True)
     look = (sys.executable, "-c", LOOK)
     return [
-        Case(f"merge, 8 ranks x {tensors} tensors", (*merge, "-q"), merged),
+        Case(COPY, ("cp", "-r", str(small), str(work / "copy")), work / "copy"),
+        Case(f"merge, 8 ranks x {tensors} tensors", (*merge, "-q"), merged, COPY),
+        Case(
+            f"reshard, 8 -> 6 ranks x {tensors // 5} tensors",
+            (*across, "--format", "ckpt", "-q", "-o", str(work / "resharded")),
+            work / "resharded",
+            COPY,
+        ),
         Case(f"reshard, 8 -> {outputs} ranks", reshard, out),
         Case(f"look, finished set of {outputs}", (*look, str(finished))),
         Case(f"look, stopped set of {outputs}", (*look, str(stopped))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -31,13 +32,19 @@ MOMENTS = ("adam_m.", "adam_v.")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A full tensor: ``cut_axis`` is the one that MindFormers cuts, None for a vector."""
+    """A full tensor: ``cut_axis`` is the one that MindFormers cuts, None for a vector.
+
+    A ``tensor_map`` says more: the axis of the mesh that cuts each axis, 0 for tensor parallel and
+    1 for data parallel.  With ``is_shared_out`` data parallel ranks share the slices.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     layer: int
     cut_axis: int | None
+    tensor_map: tuple[tuple[int, ...], ...] = ()
+    is_shared_out: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -83,12 +90,15 @@ class Mesh:
     def layout(self, tensor: Tensor) -> Layout:
         """How a tensor is cut in its stage."""
         cut: list[tuple[int, ...]] = [()] * len(tensor.shape)
-        if tensor.cut_axis is not None:
+        if tensor.tensor_map:
+            cut = [*tensor.tensor_map[:: 1 if self.axis == "0" else -1]]
+        elif tensor.cut_axis is not None:
             usual = tensor.cut_axis
             axes = {"0": 0, "last": -1, "mixed": usual, "swapped": 1 - usual}
             cut[axes[self.axis]] = (0,)
         layout = Layout((self.data, self.tensor), tuple(cut))
-        shard = layout.replicas if self.optimizer_shard and tensor.cut_axis is not None else 1
+        is_shared_out = self.optimizer_shard and tensor.cut_axis is not None
+        shard = layout.replicas if is_shared_out or tensor.is_shared_out else 1
         return replace(layout, optimizer_shard=shard)
 
     def stage_of(self, tensor: Tensor, layers: int) -> int:
@@ -191,3 +201,26 @@ def many_tensors(count: int, shape: tuple[int, int]) -> Model:
         ),
         count,
     )
+
+
+def mixed_tensors(count: int) -> Model:
+    """A model of ``count`` small tensors of 40 shapes, 3 types and 5 layouts in random order.
+
+    Half of the weights have their moments.  All axes can be cut by 4 x 2 ranks and by 3 x 2.
+    """
+    sizes = sorted((r * c, r, c) for r in range(1, 15) for c in range(1, 15))[:40]
+    shapes = [(24 * rows, 12 * columns) for _, rows, columns in sizes]
+    layouts = ((), ((0,), ()), ((), (0,)), ((0,), (1,)), ((0,), ()))  # the last is shared out
+    choose = random.Random(36).randrange
+    tensors: list[Tensor] = []
+    for i in range(count // 2):
+        place, dtype = choose(len(layouts)), ("Float32", "BFloat16", "Float16")[choose(3)]
+        weight = Tensor(
+            *(f"model.layers.{i // 9}.matrix_{i % 9}.weight", dtype, shapes[choose(40)], i, None),
+            *(layouts[place], place == 4),
+        )
+        tensors.append(weight)
+        if i % 2:
+            names = (prefix + weight.name for prefix in MOMENTS)
+            tensors += (replace(weight, name=name, dtype="Float32") for name in names)
+    return Model(tuple(tensors), len(tensors))

@@ -462,3 +462,35 @@ def test_a_path_that_is_not_utf8_is_proposed_as_a_shell_reads_it(tmp_path, name)
     script = f"cd {shlex.quote(str(tmp_path))}; {shlex.join(words)} {line}"
     subprocess.run(["bash", "-c", script], check=True)
     assert (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_folders_of_ranks_among_the_inputs_of_an_average_are_their_checkpoints(sources, number):
+    shutil.copytree("ckpt", "later")
+    ranks = [f"{run}/rank_{rank}" for run in ("ckpt", "later") for rank in range(number)]
+    result = run("average", *ranks, "-s", "s.ckpt", "-o", "x.h5")
+    assert "the shell has expanded the pattern" in message(result)
+    assert advice(result) == "ckpttool average ckpt later -s s.ckpt -o x.h5"
+    run_well(*shlex.split(advice(result))[1:])
+
+
+@pytest.mark.parametrize("names", ["stages", "few"])
+def test_the_stages_of_a_strategy_are_checked_together(sources, names):
+    """As their folder, or merged where the folder has more than these."""
+    files = sorted(map(str, Path("stages").iterdir()))
+    if names == "few":
+        shutil.copytree("stages", "few")
+        shutil.copy("s.ckpt", "few")
+        files = [f"few/{Path(one).name}" for one in files]
+    said = advice(run("strategy", "check", "run", *files))
+    assert said == (
+        "ckpttool strategy check run stages"
+        if names == "stages"
+        else f"ckpttool strategy merge {' '.join(files)} -o merged.ckpt"
+    )
+    run_well(*said.split()[1:])
+
+
+@pytest.mark.parametrize("names", [("s.ckpt", "d.ckpt"), ("d.ckpt", "stages")])
+def test_strategies_that_do_not_go_together_are_no_mistake_of_ours(sources, names):
+    assert run("inspect", *names).exit_code == 4

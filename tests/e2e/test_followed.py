@@ -29,21 +29,7 @@ SHELL = {**os.environ, "PATH": f"{PYTHON}{os.pathsep}{os.environ['PATH']}"}
 
 
 # What cannot be typed as it stands: the beginning of the line and of the advice, and why.
-OPEN = (
-    (
-        "diff .*--b-step",
-        "omit --step",
-        "of B it is --b-step; the message is that of A and of Python",
-    ),
-    ("diff .*--b-strategy", "--replicated", "a strategy was typed beside it"),
-    ("explain ", "--(?:weights-only|exclude) ", "of a file that is cut short; explain has neither"),
-    ("diff .*", "--exclude a$", "of a file that is cut short, when nothing is left to compare"),
-)
-
-
-def is_open(line: str, part: str) -> bool:
-    """Return whether it is known that a piece of advice does not help."""
-    return any(re.match(of, line) and re.match(form, part) for of, form, _ in OPEN)
+OPEN = (("diff .*", "--exclude a$", "nothing of a file that is cut short is left to compare"),)
 
 
 class Following(Session):
@@ -57,7 +43,8 @@ class Following(Session):
         result = super().run(line)
         for complaint, hint in complaints(everything(result)):
             for part in parts_of(hint):
-                if not is_open(line, part):
+                is_open = (re.match(of, line) and re.match(form, part) for of, form, _ in OPEN)
+                if not any(is_open):
                     self._follow(line, complaint, part)
         return result
 

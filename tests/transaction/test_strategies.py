@@ -197,6 +197,19 @@ def test_another_target_into_a_finished_set_is_named(tmp_path, monkeypatch, case
     assert "files that differ" not in message(result)
 
 
+@pytest.mark.parametrize("case", ["tutorial_8_to_4_infer", "reshard_8_to_6"])
+def test_a_strategy_of_source_and_target_is_not_missed_as_that_of_the_source(
+    tmp_path, monkeypatch, case
+):
+    monkeypatch.chdir(tmp_path)
+    place = GOLDEN / case
+    words = ["reshard", place / "src", "-s", source_of(case), "-o", "n", "-d"]
+    run_well(*words, source_of(case))
+    said = message(run(*words, place / "dst_strategy.ckpt"))
+    assert "target dst_strategy.ckpt in place of src_strategy.ckpt" in said
+    assert "no strategy" not in said
+
+
 def test_a_set_with_other_names_takes_its_strategy_as_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = GOLDEN / "reshard_8_to_4"

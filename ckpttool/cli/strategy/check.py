@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables
+from ckpttool.cli import options, retyped, tables
 from ckpttool.cli.params import StrategyFile, UsageProblem, whole_number
-from ckpttool.problems import CkptToolError, join_alike
+from ckpttool.problems import CkptToolError, join_alike, join_clauses
 from ckpttool.wording import count, format_shape, shorten
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def check(
 
     if not strategies and devices is None:
         raise UsageProblem("strategy check needs STRATEGY, or --devices N")
+    if _are_stages(strategies):
+        raise _refuse_stages(source.path, strategies)
     try:
         catalog, found, _ = workflow.load(
             source, report, find_strategy=not strategies, command="inspect"
@@ -90,6 +92,29 @@ def check(
             _print_devices(fits)
     if candidates and not any(one.is_open for one in candidates):
         click.get_current_context().exit(1)
+
+
+def _are_stages(strategies: Sequence[str]) -> bool:
+    """Return whether strategies are one together, and some of them none by themselves."""
+    if len(strategies) < 2:
+        return False
+    try:
+        ckpttool.read_strategy(strategies)
+    except CkptToolError:
+        return False
+    return not all(StrategyFile().fits(Path(path)) for path in strategies)
+
+
+def _refuse_stages(src: str, strategies: Sequence[str]) -> UsageProblem:
+    """Return the problem of the files of stages, of which each would be a strategy of its own."""
+    ctx = click.get_current_context()
+    folder = retyped.folder_of(strategies)
+    facts = join_clauses(shorten(strategies, 3), retyped.EXPANDED if folder else "")
+    hint = f"{ctx.command_path} {join([src, folder])}"
+    if not folder:
+        hint = f"ckpttool strategy merge {join(strategies)} -o merged.ckpt"
+    text = "the strategies are the stages of one"
+    return UsageProblem(text, hint, facts, ctx=ctx)
 
 
 def _is_strategy(path: str) -> bool:

@@ -1,0 +1,94 @@
+"""Many small tensors: what tensors of a kind take is planned once, and each of them is checked."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.execution import copy, execute
+from ckpttool.storage import files as storage_files
+from ckpttool.storage import region_io
+from ckpttool.transaction import record
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from benchmark.files import strategy_path, write_checkpoint, write_strategy
+from benchmark.model import Mesh, mixed_tensors
+
+TENSORS = 400
+MODEL = mixed_tensors(TENSORS)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many") / "src"
+    write_checkpoint(folder, MODEL, Mesh(4, data=2))
+    write_strategy(folder.with_name("target.ckpt"), MODEL, Mesh(3, data=2, axis="last"))
+    return folder
+
+
+def plan_of(source, out, output_format, *, reshard=False):
+    catalog = ckpttool.scan(str(source))
+    strategy = ckpttool.read_strategy([str(strategy_path(source))])
+    options = ckpttool.OutputOptions(output_format)
+    if not reshard:
+        return ckpttool.plan_merge(catalog, strategy, str(out), output_options=options)
+    target = ckpttool.read_strategy([str(source.with_name("target.ckpt"))])
+    return ckpttool.plan_reshard(catalog, strategy, target, str(out), output_options=options)
+
+
+def count_calls(monkeypatch, owner, name, calls):
+    real = getattr(owner, name)
+
+    def spy(*args, **kwargs):
+        calls[name] += 1
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, spy)
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
+    source, tmp_path, monkeypatch, output_format
+):
+    calls = Counter()
+    count_calls(monkeypatch, copy, "plan_band", calls)
+    for name in ("write_bytes", "read_piece"):
+        count_calls(monkeypatch, region_io.FlatFiles, name, calls)
+    count_calls(monkeypatch, record, "hashed", calls)
+    count_calls(monkeypatch, storage_files, "verify_header", calls)
+    plan, assignment = plan_of(source, tmp_path / "out", output_format)
+    kinds = {tensor.kind for output in plan for tensor in output.tensors}
+    pieces = sum(len([*one.pieces(one.region)]) for output in plan for one in output.tensors)
+    execute.execute(plan, assignment)
+    assert len(kinds) < TENSORS
+    assert calls == {
+        "plan_band": len(kinds),
+        "read_piece": pieces,
+        "write_bytes": TENSORS,
+        "hashed": TENSORS,
+        "verify_header": 1,
+    }
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_outputs_are_those_of_tensors_that_are_planned_one_by_one(
+    source, tmp_path, monkeypatch, reshard
+):
+    written = []
+    for name, most in (("known", copy.KNOWN_BYTES), ("alone", 0)):
+        monkeypatch.setattr(copy, "KNOWN_BYTES", most)
+        (tmp_path / name).mkdir()
+        plan, assignment = plan_of(source, tmp_path / name / "out", "ckpt", reshard=reshard)
+        with ckpttool.open_engine("threads:2") as executor:
+            execute.execute(plan, assignment, executor)
+        folder = tmp_path / name
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        written.append(
+            {p.relative_to(folder): p.read_bytes() for p in paths if ".ckpttool" not in str(p)}
+        )
+    assert written[0] == written[1]
