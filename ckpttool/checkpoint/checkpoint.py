@@ -513,11 +513,8 @@ class Checkpoint(Brief):
             return error  # no choice of tensors helps
         whole, tensors = self.whole, self.options.tensors
         lost = whole.wanted.intersection(error.remains.lost)
-        left = (
-            whole.wanted - lost - (whole.training_state if lost & whole.training_state else set())
-        )
-        if tensors.shown_by not in ("", "--include") or not left:
-            return error  # the command takes no such choice, or nothing would be left
+        if tensors.shown_by not in ("", "--include"):
+            return error  # the command takes no such choice
         weights = sorted(lost - whole.training_state)
         words = [f"--exclude {quote(name)}" for name in weights]
         if len(weights) < len(lost):

@@ -283,7 +283,8 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
         yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
 
 
-OF_THE_RUN = "the strategy of the run, which `ckpttool strategy check` finds"
+FIND_FITTING = "`ckpttool strategy check SRC STRATEGY...` says which fits"
+OF_THE_RUN = f"the strategy of the run ({FIND_FITTING})"
 
 
 def contradiction(

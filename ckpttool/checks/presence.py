@@ -9,7 +9,7 @@ from itertools import chain, groupby, permutations
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checkpoint.optimizer_state import OF_THE_RUN
+from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import (
     REDUNDANCY_KEY,
     PartlyHeld,
@@ -91,7 +91,7 @@ def _extra_ranks_problem(
     facts = "; ".join(
         [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
     )
-    everyone = f"all {found[-1] + 1} ranks, which `ckpttool strategy check` finds,"
+    everyone = f"all {found[-1] + 1} ranks ({FIND_FITTING})"
     hint = f"the strategy of {everyone} or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"

@@ -37,7 +37,7 @@ from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
 from ckpttool.records import record, replace
-from ckpttool.strategy_files.folders import SUFFIXES, is_strategy
+from ckpttool.strategy_files.folders import SUFFIXES, are_strategies, is_strategy
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.wording import format_difference
 
@@ -136,12 +136,14 @@ MAX_CANDIDATES = 20  # strategies of a folder that are tried to propose one
 
 
 def find_fitting(src: str, folders: Iterable[Path], *, is_target: bool) -> str:
-    """Return a strategy file in some folders that fits a checkpoint best; "" if none does.
+    """Return a strategy in some folders, a file or one of stages, that fits a checkpoint best.
+
+    It is "" if none does.
 
     That of a target lists tensors of the checkpoint, and shards those that are full evenly.
     """
     inside = (path for one in dict.fromkeys(folders) for path in list_readable(one))
-    files = [p for p in inside if p.suffix in SUFFIXES and is_file(p) and is_strategy(p)]
+    files = [p for p in inside if _is_candidate(p)]
     try:
         catalog = scan(src)
         if is_target:
@@ -153,6 +155,13 @@ def find_fitting(src: str, folders: Iterable[Path], *, is_target: bool) -> str:
     except (CkptToolError, OSError):
         return ""  # the error that is explained says what is wrong with the command line
     return next((one.path for one in found if one.is_open and one.listed), "")
+
+
+def _is_candidate(path: Path) -> bool:
+    """Return whether a path is a strategy file, or a folder of nothing but these."""
+    if is_file(path):
+        return path.suffix in SUFFIXES and is_strategy(path)
+    return are_strategies([str(path)])
 
 
 def _may_be_target(catalog: Catalog, path: Path) -> bool:

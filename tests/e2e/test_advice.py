@@ -494,3 +494,10 @@ def test_the_stages_of_a_strategy_are_checked_together(sources, names):
 @pytest.mark.parametrize("names", [("s.ckpt", "d.ckpt"), ("d.ckpt", "stages")])
 def test_strategies_that_do_not_go_together_are_no_mistake_of_ours(sources, names):
     assert run("inspect", *names).exit_code == 4
+
+
+@pytest.mark.parametrize("absent", ["strat.ckpt", "none/"])
+def test_stages_that_fit_are_proposed_for_an_absent_strategy(sources, absent):
+    words = ["merge", "run", "-o", "x.h5", "-s"]
+    assert advice(run(*words, absent)) == "-s stages"
+    run_well(*words, "stages")
