@@ -31,6 +31,7 @@ from benchmark.cases import (  # noqa: E402
     prepare_copies,
     prepare_index,
     prepare_many,
+    prepare_ranks,
     start_cases,
 )
 from benchmark.model import Mesh, make_model  # noqa: E402
@@ -48,7 +49,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "cast", "average", "start", "index", "many")
+GROUPS = ("copy", "cast", "average", "start", "index", "many", "ranks")
 
 
 class Bench:
@@ -119,6 +120,14 @@ def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
 @click.option(
     "--many-outputs", default=1024, show_default=True, help="Ranks of the reshard to many files."
 )
+@click.option(
+    "--ranks",
+    default="256,1024,4096,16384",
+    show_default=True,
+    callback=_numbers,
+    help="Ranks whose headers are made: multiples of 32.",
+)
+@click.option("--ranks-tensors", default=2000, show_default=True, help="Tensors of each.")
 @click.option("--warm", is_flag=True, help="Do not empty the page cache before each run.")
 @click.option("--mindspore", metavar="PYTHON", help="A Python with MindSpore, to compare with.")
 @click.option(
@@ -143,6 +152,8 @@ def main(
     index_tensors: int,
     many_tensors: int,
     many_outputs: int,
+    ranks: tuple[float, ...],
+    ranks_tensors: int,
     warm: bool,
     mindspore: str | None,
     work: str | None,
@@ -191,6 +202,11 @@ def main(
             bench.run(prepare_index(folder, index_ranks, index_tensors), "", rounds)
         if "many" in groups:
             bench.run(prepare_many(folder, many_tensors, many_outputs), "", rounds)
+        for number in map(int, ranks) if "ranks" in groups else ():
+            _check_space(folder, number * ranks_tensors * 128)
+            bench.run(prepare_ranks(folder, number, ranks_tensors), "", rounds)
+            if not keep:
+                shutil.rmtree(folder / f"ranks_{number}")
     finally:
         if not keep:
             shutil.rmtree(folder)

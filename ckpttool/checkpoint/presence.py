@@ -480,7 +480,8 @@ def find_partly_held(
         stages[rank // strategy.stage_ranks].add(rank)
     missing: dict[tuple[int, ...], tuple[int, ...]] = {}
     for ranks in names:
-        members = {*chain(*(stages[rank // strategy.stage_ranks] for rank in ranks))}
+        held = {rank // strategy.stage_ranks for rank in ranks}
+        members = {*chain(*(stages[stage] for stage in held))}
         missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, FullTensor, RankGroups
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.records import record, replace
 
@@ -38,9 +38,9 @@ class SampledTensor:
     tensor
         The full tensor.
     replicas
-        The slices; only one of them in a spot check.
+        The slices; in a spot check only one of them, and of that only the sampled ranks.
     samples
-        Rank to sample, for each slice of ``replicas``; a spot check samples only some ranks.
+        Rank to sample, for each slice of ``replicas``.
     is_spot_check
         Whether only one slice was sampled.
     """
@@ -97,9 +97,10 @@ def sample_tensors(
     chosen, others = _choose_tensors(tensors, handwritten)
     all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
     to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
+    known: dict[Hashable, Sequence[int]] = {}
     for tensor in others:
-        largest = max(tensor.slicing.replicas(), key=len)
-        to_sample.append((tensor, [largest], [_first_and_last(tensor, largest)]))
+        some = _first_and_last(tensor, known)
+        to_sample.append((tensor, [some], [some]))
     stored = (one for *_, sampled in to_sample for ranks in sampled for one in ranks.values())
     samples = yield from ask(sample, stored)
     return [
@@ -134,11 +135,9 @@ def _choose_tensors(
     for group in by_layout.values():
         group.sort(key=_sampling_order)
         chosen += group[:TENSORS_PER_LAYOUT]
-        others += [
-            tensor
-            for tensor in group[TENSORS_PER_LAYOUT:]
-            if not parse_name(tensor.meta.name).is_gradient and _has_replicas(tensor)
-        ]
+        rest = group[TENSORS_PER_LAYOUT:]
+        if any(len(ranks) > 1 for ranks in group[0].slicing.owners()):
+            others += [one for one in rest if not parse_name(one.meta.name).is_gradient]
     return chosen, others
 
 
@@ -147,21 +146,31 @@ def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
     return parse_name(tensor.meta.name).same_shape_parameter is not None, -tensor.meta.nbytes
 
 
-def _has_replicas(tensor: FullTensor) -> bool:
-    return any(len(ranks) > 1 for ranks in tensor.slicing.owners())
-
-
 def _first_and_last(
-    tensor: FullTensor, ranks: Mapping[int, StoredTensor]
+    tensor: FullTensor, known: dict[Hashable, Sequence[int]]
 ) -> dict[int, StoredTensor]:
-    """Return the first and the last owner of a slice, or all owners if some are missing.
+    """Return the first and the last replica of the slice with most of them on disk.
 
-    The first and the last of ``n`` replicas hold different slices of any optimizer shard, since a
-    divisor of ``n`` does not divide ``n - 1``.  Owners that are left may hold equal slices.
+    Return all replicas if some are missing.  The first and the last of ``n`` replicas hold
+    different slices of any optimizer shard, since a divisor of ``n`` does not divide ``n - 1``.
+    Owners that are left may hold equal slices.  ``known`` has the ranks of tensors with equal
+    layouts on equal ranks.
     """
-    if len(ranks) < max(map(len, tensor.slicing.owners())):
-        return dict(ranks)
-    return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
+    slicing = tensor.slicing
+    ranks: Collection[int]
+    if isinstance(slicing, LayoutSlicing):
+        held: Mapping[int, StoredTensor] = slicing.tensors
+        key = slicing.layout, tuple(held)
+        if key not in known:
+            slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
+            known[key] = max(slices, key=len)
+        ranks = known[key]
+    else:
+        held = max(slicing.replicas(), key=len)
+        ranks = held.keys()
+    if len(ranks) == max(map(len, slicing.owners())):
+        ranks = min(ranks), max(ranks)
+    return {rank: held[rank] for rank in ranks}
 
 
 # Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from ckpttool.formats.base import Header, read_header
 from ckpttool.formats.local import open_descriptor
-from ckpttool.formats.wire import WireReader
+from ckpttool.formats.wire import Parts, WireReader
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.system import prefetch
 
@@ -26,8 +26,8 @@ class HeaderCache:
     """A cache of the headers of files.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._by_end: dict[tuple[str, int], Header] = {}  # by format and end of the header
-        self._by_size: dict[int, Header] = {}  # by size of the file
+        self._by_end: dict[tuple[str, int], tuple[Header, Parts]] = {}  # by format and its end
+        self._by_size: dict[int, Parts] = {}  # by size of the file
         self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
 
@@ -47,12 +47,13 @@ class HeaderCache:
 
     def lookup(self, format: str, reader: WireReader, end: int) -> FileIndex | None:
         """Return the header of a file, up to byte ``end``, if it equals a cached one, else None."""
-        header = self._by_end.get((format, end))
-        if header is None:
+        known = self._by_end.get((format, end))
+        if known is None:
             return None
         if reader.path not in self._prefetched:
             self.prefetch(reader.path)
-        return header.of_file(reader.file) if reader.has(header.starts, header.gaps) else None
+        header, parts = known
+        return header.of_file(reader.file) if reader.has(parts) else None
 
     def store(self, index: FileIndex, reader: WireReader) -> None:
         """Cache the header of a file, if there is room for it."""
@@ -60,11 +61,12 @@ class HeaderCache:
             return
         header, key = read_header(index, reader.read), (index.format, index.nbytes)
         replaced = self._by_end.get(key)
-        free = self._free_bytes + (0 if replaced is None else sum(map(len, replaced.gaps)))
+        free = self._free_bytes + (0 if replaced is None else sum(map(len, replaced[0].gaps)))
         nbytes = sum(map(len, header.gaps))
         if nbytes <= free:
             self._free_bytes = free - nbytes
-            self._by_end[key] = self._by_size[reader.size] = header
+            parts = self._by_size[reader.size] = Parts(header.starts, header.gaps)
+            self._by_end[key] = header, parts
 
     def prefetch(self, path: str) -> None:
         """Ask the disk for the bytes of a file that will be compared.
@@ -74,10 +76,10 @@ class HeaderCache:
         with suppress(OSError):  # reading the file raises it again
             fd = open_descriptor(StoredFile(path))
             try:
-                header = self._by_size.get(os.fstat(fd).st_size)
-                if header is not None:
+                parts = self._by_size.get(os.fstat(fd).st_size)
+                if parts is not None:
                     self._prefetched.add(path)
-                    for start, gap in zip(header.starts, header.gaps, strict=True):
-                        prefetch(fd, start, len(gap))
+                    for start, nbytes in parts.spans:
+                        prefetch(fd, start, nbytes)
             finally:
                 os.close(fd)

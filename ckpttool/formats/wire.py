@@ -15,9 +15,9 @@ The protocol buffers documentation, "Encoding".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from operator import eq
+from operator import eq, itemgetter
 from typing import NamedTuple, Protocol
 
 from ckpttool.formats.local import open_source
@@ -29,6 +29,8 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
 _DAMAGED = "damaged, or of another format"
+NEAR_BYTES = 4096  # between two parts; a call takes longer than to read as many
+MAX_CALL_BYTES = 256 << 10  # of parts that are read together, and of what lies between
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 
 
@@ -78,6 +80,46 @@ class Memory:
         """Do nothing: there is no file."""
 
 
+class Parts:
+    """Bytes at offsets of a file, to compare with many files.
+
+    Parts that lie close together are read in one call, with what lies between them.
+
+    Attributes
+    ----------
+    near
+        The first byte, the number of bytes, and the parts of each call; the function picks these.
+    starts, far
+        The offsets of all other parts, and these.
+    """
+
+    def __init__(self, starts: Iterable[int], parts: Iterable[bytes]) -> None:
+        groups: list[list[tuple[int, bytes]]] = []
+        last = -1
+        for start, part in zip(starts, parts, strict=True):
+            if groups and start - last <= NEAR_BYTES and last - groups[-1][0][0] < MAX_CALL_BYTES:
+                groups[-1].append((start, part))
+            else:
+                groups.append([(start, part)])
+            last = start + len(part)
+        self.near: list[tuple[int, int, Callable[[bytes], object], tuple[bytes, ...]]] = []
+        for group in groups:
+            if len(group) > 1:
+                first, (final, end) = group[0][0], group[-1]
+                places = (slice(at - first, at - first + len(part)) for at, part in group)
+                wanted = tuple(part for _, part in group)
+                self.near.append((first, final + len(end) - first, itemgetter(*places), wanted))
+        alone = [group[0] for group in groups if len(group) == 1]
+        self.starts = [start for start, _ in alone]
+        self.far = [part for _, part in alone]
+
+    @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The first byte and the number of bytes of each call."""
+        yield from ((start, nbytes) for start, nbytes, _, _ in self.near)
+        yield from zip(self.starts, map(len, self.far), strict=True)
+
+
 class WireReader:
     """A file of protobuf messages, addressed by byte offset; one window of it is in memory.
 
@@ -123,10 +165,12 @@ class WireReader:
             raise FormatError(self.path, start, "the file is cut short", facts=facts)
         return data
 
-    def has(self, starts: Iterable[int], parts: Sequence[bytes]) -> bool:
+    def has(self, parts: Parts) -> bool:
         """Return whether the file has all these bytes at these offsets."""
-        # A thousand ranks have millions of parts, so the loop runs in C.
-        return all(map(eq, map(self._source.pread, map(len, parts), starts), parts))
+        # A thousand ranks have millions of parts, so the loops run in C.
+        pread = self._source.pread
+        near = (pick(pread(nbytes, start)) == wanted for start, nbytes, pick, wanted in parts.near)
+        return all(near) and all(map(eq, map(pread, map(len, parts.far), parts.starts), parts.far))
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
         """Return bytes of the file, and the index of byte ``start`` in them.

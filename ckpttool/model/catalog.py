@@ -34,6 +34,7 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
 
     name: str
     files: Mapping[int, FileIndex]
+    ranks: tuple[int, ...]
 
     def __getitem__(self, rank: int) -> StoredTensor:
         return self.files[rank].tensors[self.name]
@@ -42,10 +43,10 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
         return isinstance(rank, int) and rank in self.files and self.name in self.files[rank].header
 
     def __iter__(self) -> Iterator[int]:
-        return (rank for rank, file in self.files.items() if self.name in file.header)
+        return iter(self.ranks)
 
     def __len__(self) -> int:
-        return sum(self.name in file.header for file in self.files.values())
+        return len(self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property
@@ -210,7 +211,7 @@ class Catalog(Brief):
 
     def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
         """Return rank to stored tensor of the parameter ``name``; ranks ascending."""
-        return _TensorsOfRanks(name, self.files)
+        return _TensorsOfRanks(name, self.files, self.holders.get(name, ()))
 
     def metas_of(self, name: str) -> dict[int, TensorMeta]:
         """Return rank to header entry of the parameter ``name``; ranks ascending."""

@@ -193,10 +193,11 @@ def _blocked(
     found: dict[str, Diagnostic] = {}
     replaced: list[str] = []
     is_one_file = target.is_merged and not target.is_numbered
+    outputs = {*target.paths.values()}
     for path in (*target.paths.values(), *documents, *manifest):
-        is_named = is_one_file and path in target.paths.values()
+        is_named = is_one_file and path in outputs
         hint = "-o with the name of a file" if is_named else f"move it away, or {ELSEWHERE}"
-        option = "-o" if path in target.paths.values() else "--write-strategy"
+        option = "-o" if path in outputs else "--write-strategy"
         problem = _name_of_others(Path(path), option) or _location_problem(path, hint, "-o")
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.files import strategy_path, write_checkpoint, write_strategy
-from benchmark.model import Mesh, Model, many_tensors, mixed_tensors
+from benchmark.model import Mesh, Model, many_tensors, mixed_tensors, wide_model
 
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
@@ -182,6 +182,23 @@ def prepare_index(work: Path, ranks: int, tensors: int) -> list[Case]:
             f"plan, {ranks} -> {ranks // 8 * 7} ranks x {tensors} tensors",
             (sys.executable, "-c", PLAN, *plan),
         ),
+    ]
+
+
+def prepare_ranks(work: Path, ranks: int, tensors: int) -> list[Case]:
+    """Write headers of so many ranks, and the cases that read them and count a reshard to 3/4."""
+    src = work / f"ranks_{ranks}"
+    model = wide_model(tensors, ranks, 64)
+    ways = [Mesh(8, n // 8, axis="mixed", optimizer_shard=True) for n in (ranks, ranks // 4 * 3)]
+    write_checkpoint(src, model, ways[0], sparse=True, format="safetensors")
+    fewer = work / f"fewer_{ranks}.strategy.ckpt"
+    write_strategy(fewer, model, ways[1])
+    common = (str(src), "-s", str(strategy_path(src)))
+    reshard = ("reshard", *common, "-d", str(fewer), "-o", str(work / "none"), "--dry-run")
+    size = f"ranks x {tensors} tensors"
+    return [
+        Case(f"inspect, {ranks} {size}", (*CKPTTOOL, "inspect", *common)),
+        Case(f"dry run, {ranks} -> {ways[1].ranks} {size}", (*CKPTTOOL, *reshard)),
     ]
 
 

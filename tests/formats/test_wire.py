@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats import wire
-from ckpttool.formats.wire import WireReader, encode_bytes, encode_key, encode_number, encode_varint
+from ckpttool.formats.wire import (
+    MAX_CALL_BYTES,
+    NEAR_BYTES,
+    Parts,
+    WireReader,
+    encode_bytes,
+    encode_key,
+    encode_number,
+    encode_varint,
+)
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import FormatError
 from tests.support.file_bytes import message, number, packed, varint
@@ -198,3 +207,34 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(open_bytes):
     os.truncate(reader.path, 100)
     with pytest.raises(FormatError, match="expected"):
         fields(reader)
+
+
+def test_near_parts_are_read_together_and_every_byte_of_all_is_compared(open_bytes):
+    gaps = [0, 3, NEAR_BYTES, NEAR_BYTES + 1, 1, 0, 3 * NEAR_BYTES, *[NEAR_BYTES] * 100]
+    starts, at = [], 0
+    for gap in gaps:
+        at += gap
+        starts.append(at)
+        at += 4
+    data = bytes(i % 251 for i in range(at))
+    parts = Parts(starts, [data[start : start + 4] for start in starts])
+    reader = open_bytes(data)
+    assert reader.has(parts)
+    assert [(start, nbytes) for start, nbytes in parts.spans][:2] == [
+        (0, 15 + NEAR_BYTES),
+        (starts[3], 13),
+    ]
+    assert len([*parts.spans]) == 4
+    assert max(nbytes for _, nbytes in parts.spans) < MAX_CALL_BYTES + NEAR_BYTES + 8
+    held = {start + i for start in starts for i in range(4)}
+    for changed in (
+        *(start + i for start in starts for i in range(4)),
+        4,
+        9,
+        starts[3] - 1,
+        at - 5,
+    ):
+        other = bytearray(data)
+        other[changed] ^= 1
+        assert open_bytes(bytes(other)).has(parts) is (changed not in held)
+    assert not open_bytes(data[:-1]).has(parts)
