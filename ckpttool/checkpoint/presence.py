@@ -629,13 +629,12 @@ def _note_other(
     kinds = _compare_with_named(catalog, strategy, *named)
     if kinds is not None and not any(kinds.values()):
         return
-    explained = "`ckpttool help other_strategy` explains"
     found = other.find()
-    options = " ".join(f"{option} {quote(name)}" for name in found)
+    options = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
     note = Diagnostic(
         "other_strategy",
         f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
-        hint=f"{options}; {explained}" if found else explained,
+        hint=f"{options}; `ckpttool help other_strategy` explains",
         facts="" if found else other.why_not_found,
         path=strategy.files[0],
     )

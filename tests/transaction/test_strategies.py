@@ -142,6 +142,10 @@ def test_another_strategy_is_one_error_that_says_so(tmp_path, monkeypatch, case,
     result = run("diff", src, "set", "-s", other, "--b-strategy", other)
     assert f"error[strategy]: B: {said}" in message(result)
     assert "Try: --b-strategy dst_strategy.ckpt" in message(result)
+    Path("dst_strategy.ckpt").unlink()  # nothing to propose but another one
+    assert "Try: -s STRATEGY; " in message(run("merge", "set", "-s", other, "-o", "x.h5"))
+    result = run("diff", src, "set", "-s", other)
+    assert "Try: --b-strategy STRATEGY; " in message(result)
 
 
 @pytest.mark.parametrize("case", ["reshard_4_to_8", "seed001_fc_4_to_2"])
