@@ -200,7 +200,7 @@ def test_a_signal_ends_a_run_that_waits(tmp_path, held, heeded_signals, number):
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("10", "10m"), ("10min", "10m"), ("2 hours", "2h"), ("soon", "10m"), ("-1s", "10m")],
+    [("10", "10m"), ("10min", "10m"), ("2 hours", "2h"), ("soon", "10m"), ("-1s", "1s")],
 )
 def test_a_time_without_its_unit_is_refused(tmp_path, typed, hint):
     small = SmallSet(tmp_path)
