@@ -611,11 +611,28 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
     return replace(strategy, notes=(*strategy.notes, *notes))
 
 
-def doubting_manifest(strategy: Strategy) -> Strategy:
-    """Return the strategy with only a warning that the manifest names one that shards otherwise."""
+def without_manifest(strategy: Strategy) -> Strategy:
+    """Return the strategy without the note that the manifest names another one."""
     other = noted_other_strategy(strategy)
-    notes = [replace(n, code="other_strategy") if n is other else n for n in strategy.notes]
-    return replace(strategy, notes=tuple(notes))
+    return replace(strategy, notes=tuple(one for one in strategy.notes if one is not other))
+
+
+def recorded_files(catalog: Catalog) -> tuple[str, ...]:
+    """Return the files of the strategy that the manifest names for all files of a checkpoint.
+
+    None if they are not there, or the tensors were renamed: the strategy has the old names.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not catalog.needs_strategy or not is_file(path):
+        return ()
+    try:
+        manifest = ManifestFile.read(path)
+        named = RecordedStrategy.of(manifest)
+        if named is None or manifest.provenance().renamed or not _lists_all(manifest, catalog):
+            return ()
+    except FormatError:
+        return ()  # `ckpttool.checks.manifest.check_source` reports it
+    return named.find()
 
 
 def _note_other(

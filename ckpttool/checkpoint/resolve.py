@@ -24,13 +24,13 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, 
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     as_recorded,
-    doubting_manifest,
     is_recorded,
     know_lost,
     miss_listed_ranks,
     note_written_ranks,
     quarantine_all_empty,
     quarantine_empty,
+    without_manifest,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
@@ -146,7 +146,7 @@ def resolving(
 
     strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
     if options.manifest == "ignore":
-        strategy = doubting_manifest(strategy)
+        strategy = without_manifest(strategy)
     strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(

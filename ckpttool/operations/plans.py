@@ -22,7 +22,7 @@ from shlex import quote
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.presence import recorded_files, take_remains
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -703,6 +703,7 @@ def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -
     """Return the target that writes each file of ranks again, under the same name below a folder.
 
     What all headers have in common beside tensors and checksums stays, where the format keeps it.
+    So does the strategy that a manifest names.
     """
     paths = {
         rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
@@ -719,7 +720,7 @@ def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -
         format,
         paths,
         ranks=ranks,
-        strategy=Strategy.without_layouts(ranks),
+        strategy=Strategy.without_layouts(ranks, recorded_files(catalog)),
         attrs={**attrs, **header_attrs(options.crc)},
         folder=folder,
     )

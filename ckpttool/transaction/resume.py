@@ -59,6 +59,7 @@ from ckpttool.typed import (
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
+ACCEPT_OR_AGAIN = "--resume accepts it, --overwrite writes it again"
 WAIT = "--wait 10m"  # hint
 
 
@@ -646,8 +647,8 @@ def _damage(run: Assignment) -> Iterator[Diagnostic]:
 def _already_written(run: Assignment) -> Diagnostic:
     """Return the problem that a run has nothing to do, without ``--resume``."""
     output, of = str(run.record.output), "" if run.part is None else f"part {run.part} of "
-    hint = "--resume accepts it, --overwrite writes it again"
-    return Diagnostic("destination", f"{of}{output} is already complete", hint=hint, path=output)
+    text = f"{of}{output} is already complete"
+    return Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, path=output)
 
 
 def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Diagnostic]:
@@ -678,7 +679,7 @@ def destination_changes(run: Assignment) -> Iterator[Diagnostic]:
         if run.options.resume:
             yield overtaken_problem(run.record, where)
         else:
-            yield Diagnostic("destination", text, hint="--overwrite", where=where)
+            yield Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, where=where)
 
 
 def overtaken_problem(record: Record, where: str) -> Diagnostic:

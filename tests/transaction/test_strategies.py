@@ -214,6 +214,19 @@ def test_a_strategy_of_source_and_target_is_not_missed_as_that_of_the_source(
     assert "no strategy" not in said
 
 
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+def test_what_is_written_again_names_the_same_strategy(made, format):
+    run_well("convert", "runs/n", "-o", "runs/again", "--format", format)
+    assert read_recorded("runs/again").find() == read_recorded("runs/n").find()
+    run_well("merge", "runs/again", "-o", "x.h5")
+    run_well("merge", "runs/n", "-o", "y.h5")
+    run_well("diff", "x.h5", "y.h5")
+    run_well("convert", "runs/again", "-o", "third", "--rename", "re:^=x.")
+    run_well("merge", "third", "-o", "z.h5")
+    run_well("convert", "third", "-o", "fourth")  # the strategy has other names than these files
+    assert read_recorded("fourth") is None
+
+
 def test_a_set_with_other_names_takes_its_strategy_as_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = GOLDEN / "reshard_8_to_4"
