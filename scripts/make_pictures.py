@@ -204,7 +204,7 @@ def draw_speed() -> str:
         parts.append(draw_text(20, y, size, size=14, weight=600))
         column = sizes.index(size) + 1  # the first cell of the heading is empty
         for case, colour in CASES.items():
-            (cells,) = (row for row in table if row[0] == case)
+            cells = next(row for row in table[table.index(sizes) :] if row[0] == case)
             seconds = float(cells[column].split()[0])
             y += 22
             width = round(seconds * 20)
