@@ -92,6 +92,7 @@ from ckpttool.discovery.described import (
     left_of,
     read_existing_files,
 )
+from ckpttool.discovery.file_names import ITERATION
 from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.discovery.saves import FoundStep
@@ -127,7 +128,7 @@ from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
-_ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"), _TRACKER)
+_ITERATIONS = NumberedSaves("iteration", ITERATION, _TRACKER)
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )

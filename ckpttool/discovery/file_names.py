@@ -35,6 +35,7 @@ _OTHER_COUNT = re.compile(
     re.IGNORECASE,
 )
 HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
+ITERATION = re.compile(r"iter(?:ation)?_(\d{1,18})")  # a folder of Checkpoint 2.0
 
 
 class Step(NamedTuple):

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
+    ITERATION,
     RANK_FOLDER,
     RANK_IN_NAME,
     RankFile,
@@ -348,6 +349,8 @@ def _marks_checkpoint(path: Path) -> bool:
     """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
+    if ITERATION.fullmatch(path.name) and is_folder(path):
+        return any(checkpoint_files(path))
     return any(_find_files(path, rank)[1] for _, rank, _ in named_folders([path]))
 
 
@@ -691,8 +694,6 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
         return problem("strategy files, not a checkpoint", hint, _names(root, files))
-    if len(files) == 1:
-        return problem("no ranks in it, but one file", f"{shlex.quote(str(files[0]))} as SRC")
     if models := _find_merged(root):
         text = "not a checkpoint, but a folder that holds one"
         if len(models) > 1:
@@ -705,6 +706,9 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if below := _find_checkpoints_below(root):
         text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
         return problem(text, f"{shlex.quote(str(below[0]))} as SRC", _names(root, below))
+    ones = files or [*islice(_files_below(root, _MAX_DEPTH), 2)]
+    if len(ones) == 1 and not is_strategy(ones[0]):
+        return problem("no ranks in it, but one file", f"{shlex.quote(str(ones[0]))} as SRC")
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if packed := _describe_packed(root):
         return problem(text, packed[1], packed[0])

@@ -109,6 +109,24 @@ def test_checkpoints_far_below_are_counted_and_three_of_them_named(case):
         assert hint_of(result) == "jobs/2024/net/try_0 as SRC"
 
 
+@pytest.mark.parametrize("saved", ["1.9.0_stages", "2.0.0_own_names"])
+def test_saves_of_checkpoint_2_far_below_are_named(tmp_path, monkeypatch, saved):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "mindformers" / saved, "jobs/output/checkpoint/saved")
+    for folder in ("jobs", "jobs/output", "jobs/output/checkpoint"):
+        result = run("merge", folder, "-o", "x.h5")
+        assert result.exit_code != 0
+        assert hint_of(result) == "jobs/output/checkpoint/saved as SRC"
+    run_well("inspect", "jobs/output/checkpoint/saved")
+
+
+@pytest.mark.parametrize("name", ["m.h5", "all.safetensors"])
+def test_one_merged_file_far_below_is_named(case, name):
+    run_well("merge", "run", "-s", "of_the_run.ckpt", "-o", f"out/2024/best/{name}")
+    for folder in ("out", "out/2024"):
+        assert hint_of(run("inspect", folder)) == f"out/2024/best/{name} as SRC"
+
+
 def test_the_root_of_a_cache_of_hugging_face_becomes_a_snapshot(case):
     snapshot = "cache/hub/models--a--b/snapshots/0f1e2d"
     words = ["merge", "run", "-s", "of_the_run.ckpt", "-o", snapshot]
