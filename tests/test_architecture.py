@@ -357,10 +357,10 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
 START = ("", "_version", "cli", "cli.groups", "cli.main", "cli.signals", "problems", "wording")
 
 
-def loaded_by(*arguments: str) -> tuple[set[str], set[str]]:
-    """Return the modules of the package that a command loads, and all modules."""
+def loaded_by(*arguments: str, beside: str = "click") -> tuple[set[str], set[str]]:
+    """Return the modules of the package that a command loads, and all that it loads ``beside``."""
     code = (
-        "import click, sys\n"
+        f"import {beside}, sys\n"
         "before = set(sys.modules)\n"
         "from ckpttool.cli.main import main\n"
         f"main({arguments!r}, standalone_mode=False)\n"
@@ -421,7 +421,8 @@ def test_a_command_loads_only_what_it_needs(tmp_path, line, most):
     case = GOLDEN / "reshard_8_to_4"
     names = {"SRC": "src", "S": "src_strategy.ckpt", "D": "dst_strategy.ckpt"}
     words = [str(case / names[word]) if word in names else word for word in line.split()]
-    ours, loaded = loaded_by(*(word.replace("OUT", str(tmp_path / "o")) for word in words))
+    words = [word.replace("OUT", str(tmp_path / "o")) for word in words]
+    ours, loaded = loaded_by(*words, beside="click, h5py, numpy")  # old ones load more themselves
     assert len(ours) <= most
     assert loaded & {"numpy.ma", "secrets", "multiprocessing", "rich"} == set()
 

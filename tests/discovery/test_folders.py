@@ -127,7 +127,8 @@ def test_a_missing_folder_is_an_error_of_the_system(tmp_path):
 def test_a_file_that_a_training_writes_beside_another_says_nothing_of_it(
     tmp_path, monkeypatch, name, is_written
 ):
-    paths = [tmp_path / name.format(number) for number in (0, 1)]
+    folder = tmp_path / "a" / "folder" / "below"  # folders of tests have numbers, as those of ranks
+    paths = [folder / name.format(number) for number in (0, 1)]
     suffix = {".ckpt": "ckpt", ".h5": "hdf5"}[paths[0].suffix]
     for path, value in zip(paths, (b"\x01", b"\x02"), strict=True):
         write_file(path, {"w": Entry("Float32", (2,), 8 * value)}, suffix)
