@@ -568,10 +568,8 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         recorded = RecordedStrategy.of(manifest)
         if recorded is None or not _lists_all(manifest, catalog):
             return False
-        if recorded.is_of(strategy.files):
-            return True
-        kinds = _compare_with_named(catalog, strategy, manifest, recorded)
-        return kinds is not None and not any(kinds.values())
+        is_it = recorded.is_of(strategy.files)
+        return is_it or _is_equal(_compare_with_named(catalog, strategy, manifest, recorded))
     except FormatError:
         return False
 
@@ -595,10 +593,9 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
     notes: list[Diagnostic] = []
     try:
         manifest = ManifestFile.read(path)
-        renamed = manifest.provenance().renamed
         if (other := other_strategy(manifest, strategy)) is not None:
             notes += _note_other(catalog, strategy, (manifest, other), option)
-        called = _old_names(strategy, renamed)
+        called = _old_names(strategy, manifest.provenance().renamed)
         if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
             text = "the strategy has the old names, read as the new ones"
             facts = f"{shorten(read, 2)}, as {path} says"
@@ -612,7 +609,7 @@ def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
 
 
 def without_manifest(strategy: Strategy) -> Strategy:
-    """Return the strategy without the note that the manifest names another one."""
+    """Return a strategy without the note that the manifest names another one."""
     other = noted_other_strategy(strategy)
     return replace(strategy, notes=tuple(one for one in strategy.notes if one is not other))
 
@@ -620,7 +617,8 @@ def without_manifest(strategy: Strategy) -> Strategy:
 def recorded_files(catalog: Catalog) -> tuple[str, ...]:
     """Return the files of the strategy that the manifest names for all files of a checkpoint.
 
-    None if they are not there, or the tensors were renamed: the strategy has the old names.
+    The result is empty if they are not there, or if tensors were renamed: the strategy has the old
+    names.
     """
     path = Path(catalog.root) / MANIFEST
     if not catalog.needs_strategy or not is_file(path):
@@ -644,7 +642,7 @@ def _note_other(
     """
     _, other = named
     kinds = _compare_with_named(catalog, strategy, *named)
-    if kinds is not None and not any(kinds.values()):
+    if _is_equal(kinds):
         return
     found = other.find()
     options = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
@@ -686,6 +684,11 @@ def _compare_with_named(
         for name in catalog.metas
         if any(one.has_entry(name) for one in both)
     }
+
+
+def _is_equal(kinds: Mapping[str, Kind | None] | None) -> bool:
+    """Return whether two strategies were compared and no tensor differs."""
+    return kinds is not None and not any(kinds.values())
 
 
 def _lists_all(manifest: ManifestFile, catalog: Catalog) -> bool:

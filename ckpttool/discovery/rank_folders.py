@@ -706,9 +706,9 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if below := _find_checkpoints_below(root):
         text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
         return problem(text, f"{shlex.quote(str(below[0]))} as SRC", _names(root, below))
-    ones = files or [*islice(_files_below(root, _MAX_DEPTH), 2)]
-    if len(ones) == 1 and not is_strategy(ones[0]):
-        return problem("no ranks in it, but one file", f"{shlex.quote(str(ones[0]))} as SRC")
+    found = files or [*islice(_files_below(root, _MAX_DEPTH), 2)]
+    if len(found) == 1 and not is_strategy(found[0]):
+        return problem("no ranks in it, but one file", f"{shlex.quote(str(found[0]))} as SRC")
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if packed := _describe_packed(root):
         return problem(text, packed[1], packed[0])

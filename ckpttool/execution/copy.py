@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # Units of a tensor that are planned once for all tensors of its kind: together they are small.
 KNOWN_BYTES = 1 << 20
 KNOWN_PIECES = 1 << 12  # of a task; each takes about 1 KiB of memory
-LOOK_BYTES = 1 << 20  # that are written before a worker looks again whether the file is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +336,7 @@ class _Reader:
 
 
 def _kept(step: BandStep) -> BandStep:
+    """Return a step that can be run again."""
     return step._replace(moves=[*step.moves]) if isinstance(step, PieceRead) else step
 
 
@@ -355,15 +355,11 @@ def fill(task: FillTask) -> Filled:
     casts: dict[tuple[str, str], CastStats] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
-    unchecked: dict[str, int] = {}  # bytes written since the file was seen
     with FlatFiles(task.band_bytes, crc, read) as files:
         for unit, band, data in read_bands(task, files):
             path, meta = unit.tensor.file.path, unit.tensor.meta
-            if unchecked.get(path, LOOK_BYTES) >= LOOK_BYTES:
-                if not is_there(path):  # the coordinator removed the file: the run has ended
-                    raise FileNotFoundError(errno.ENOENT, "it is gone", path)
-                unchecked[path] = 0
-            unchecked[path] += len(data)
+            if not is_there(path):  # the coordinator removed the file: the run has ended
+                raise FileNotFoundError(errno.ENOENT, "it is gone", path)
             if files.caster is not None and unit.output.is_cast:
                 before = casts.get((path, meta.name), CastStats())
                 casts[path, meta.name] = before.merged(files.caster.take_stats())
