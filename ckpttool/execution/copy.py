@@ -118,12 +118,12 @@ class TensorUnit:
 
 
 class UnitHash(NamedTuple):
-    """The SHA-256 of a unit of a tensor in the file at ``path``, in hexadecimal digits."""
+    """The SHA-256 of a unit of a tensor in the file at ``path``."""
 
     path: str
     name: str
     unit: int
-    sha256: str
+    sha256: bytes
 
 
 class TensorCast(NamedTuple):
@@ -367,7 +367,7 @@ def fill(task: FillTask) -> Filled:
             key = path, meta.name, unit.number
             states.setdefault(key, sha256()).update(data.data)
             if band.stop == unit.region.stop:  # the last band in C order
-                hashes.append(UnitHash(*key, states.pop(key).hexdigest()))
+                hashes.append(UnitHash(*key, states.pop(key).digest()))
     assert not states, f"units without their last band: {[*states]}"
     return Filled(
         task.nbytes,

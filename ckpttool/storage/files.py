@@ -202,7 +202,7 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
                 add_note(error, STUCK)
 
 
-def write_document(path: str, data: bytes | Iterable[str]) -> None:
+def write_document(path: str, data: bytes | Iterable[bytes]) -> None:
     """Write a small file, or a text in pieces, completely or not at all.
 
     Create the folder if necessary.
@@ -218,8 +218,7 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
     make_folder(partial.parent)
     with os.fdopen(claim(partial), "wb") as file:
         try:
-            for piece in (data,) if isinstance(data, bytes) else data:
-                file.write(piece if isinstance(piece, bytes) else piece.encode())
+            file.writelines((data,) if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
             require_name(partial, file.fileno())
@@ -232,9 +231,9 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
     sync_folder(partial.parent)
 
 
-def create_document(path: Path, text: Iterable[str]) -> None:
+def create_document(path: Path, text: Iterable[bytes]) -> None:
     """Write a small file that is not there yet; raises `FileExistsError` if it is."""
-    with path.open("x", encoding="ascii") as file:
+    with path.open("xb") as file:
         try:
             file.writelines(text)
             file.flush()
