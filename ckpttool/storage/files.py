@@ -101,6 +101,8 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 
 ELSEWHERE = "-o with another path"  # hint
+NEAR_BYTES = 16 << 10  # zeros between parts of a header; a call takes longer than to write them
+HEADER_BUFFER_BYTES = 1 << 20  # of a header that are written at a time
 PARTIAL = ".partial"  # suffix of temporary files
 ATTEMPT = r"\.[0-9a-f]{16}"  # suffix of an attempt at a file, which `name_attempt` adds
 PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
@@ -385,12 +387,25 @@ def create(path: str, fd: int, output: OutputFile) -> FileIndex:
 
 
 def write_header(fd: int, header: Header) -> None:
-    """Write the header of a new file, with holes in the place of contents."""
+    """Write the header of a new file, with zeros or holes in the place of contents."""
+    at, joined = 0, bytearray()
     for start, gap in zip(header.starts, header.gaps, strict=True):
-        while gap:
-            done = os.pwrite(fd, gap, start)
-            start, gap = start + done, gap[done:]
+        end = at + len(joined)
+        if start - end > NEAR_BYTES or len(joined) > HEADER_BUFFER_BYTES:
+            _write_at(fd, at, joined)
+            at, joined = start, bytearray()
+        else:
+            joined += bytes(start - end)
+        joined += gap
+    _write_at(fd, at, joined)
     os.ftruncate(fd, header.index.nbytes)
+
+
+def _write_at(fd: int, at: int, data: bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        at, view = at + done, view[done:]
 
 
 def stamp_at(path: Path) -> FileStamp | None:
@@ -412,14 +427,18 @@ def verify_header(file: StoredFile, output: OutputFile) -> int:
         The header does not describe the tensors of the output.
     """
     index = get_format(output.format).read_index(file)
-    expected = {meta.name: meta for meta in output.metas}
-    found = {name: tensor.meta for name, tensor in index.tensors.items()}
-    problems = [
-        f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
-        for name in sorted({*found, *expected})
-        if found.get(name) != expected.get(name)
-    ]
-    if problems:
+    missing = {tensor.meta.name: tensor.meta for tensor in output.tensors}
+    wrong: dict[str, tuple[TensorMeta | None, TensorMeta | None]] = {}
+    for name, tensor in index.tensors.items():
+        expected = missing.pop(name, None)
+        if expected != tensor.meta:
+            wrong[name] = expected, tensor.meta
+    wrong |= {name: (expected, None) for name, expected in missing.items()}
+    if wrong:
+        problems = [
+            f"{name}: expected {_describe(expected)}, found {_describe(found)}"
+            for name, (expected, found) in sorted(wrong.items())
+        ]
         raise VerifyError(output.path, problems)
     return index.nbytes
 
