@@ -192,8 +192,12 @@ class Layout:
     rows: tuple[int, ...] = ()
     fields: int = 1
     split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        numbers = self.optimizer_shard, self.first_rank, self.fields
+        key = self.device_matrix, self.tensor_map, numbers, self.rows, self.split_shape
+        object.__setattr__(self, "_hash", hash(key))  # computed once: caches have layouts as keys
         if any(size < 1 for size in self.device_matrix):
             raise ValueError(f"device matrix {list(self.device_matrix)} has an axis below 1")
         used = [axis for axes in self.tensor_map for axis in axes]
@@ -217,6 +221,9 @@ class Layout:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
         if not self.is_even:
             self._check_embedding()
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def _check_embedding(self) -> None:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
