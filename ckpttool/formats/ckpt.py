@@ -492,10 +492,10 @@ def _read_usual(
     """
     window, at = reader.window(start, _USUAL_BYTES)
     match = _USUAL_HEADER.match(window, at)
-    found = match and _usual_record(match[1], match[2])
-    if not match or not found or found[1] != match[0]:
+    meta = match and _usual_meta(match[1], match[2])
+    if not match or not meta or _record_header(meta, meta.nbytes) != match[0]:
         return None
-    meta, first = found[0], start + match.end() - at
+    first = start + match.end() - at
     stop = first + meta.nbytes
     if stop > end:
         return None
@@ -509,16 +509,13 @@ def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
-def _usual_record(name: bytes, tensor: bytes) -> tuple[TensorMeta, bytes] | None:
-    """Return the tensor with this name and header, and the header of its record as written."""
+def _usual_meta(name: bytes, tensor: bytes) -> TensorMeta | None:
+    """Return the tensor with this name and header, if these are possible."""
     kind = _usual_kind(tensor)
-    if kind is None:
-        return None
     try:
-        meta = TensorMeta(intern(name.decode()), *kind)
+        return None if kind is None else TensorMeta(intern(name.decode()), *kind)
     except UnicodeDecodeError:
         return None
-    return meta, _record_header(meta, meta.nbytes)
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
