@@ -47,7 +47,6 @@ from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.records import record, replace
 from ckpttool.storage.files import is_within
-from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
 
@@ -433,6 +432,8 @@ class StrategySidecar:
         The result is None, with an error in ``diagnostics``, if MindSpore's format cannot hold that
         strategy.
         """
+        from ckpttool.strategy_files.writer import encode_strategy
+
         assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
             data = encode_strategy(written_strategy(plan, plan.target.strategy), self.path)
