@@ -41,6 +41,9 @@ GAP_BYTES = 128 * 1024
 # that returns free memory to its host must request such pages again.  That takes ten times as long
 # as the copy (measured: 1 GiB in 4.0 s, in calls of 1 MiB in 0.3 s).
 WRITE_BYTES = 1 << 20
+# Fewer bytes are one write and stay in the cache.  Their incomplete pages, first and last, would take
+# calls of their own (measured for 10 KB: three calls of 8 microseconds, instead of one of 6).
+SMALL_BYTES = 1 << 16
 STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
 CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
@@ -153,7 +156,7 @@ class FlatFiles:
                 raise
             # The write to disk then runs while the next band is read, and leaves little for the
             # final sync.
-            if not self._uses_dontcache:
+            if not self._uses_dontcache and at - start >= SMALL_BYTES:
                 start_writing(fd, start, at - start)
 
     def _write(self, fd: int, part: memoryview, at: int) -> int:
@@ -162,7 +165,7 @@ class FlatFiles:
         An incomplete page stays in the cache, because another call writes the rest of it.
         Otherwise that call would read the page from disk again.
         """
-        if not self._uses_dontcache:
+        if not self._uses_dontcache or len(part) < SMALL_BYTES:
             return write_at(fd, part[:WRITE_BYTES], at)
         nbytes = min(len(part), -at % mmap.PAGESIZE or WRITE_BYTES)
         whole = 0 if at % mmap.PAGESIZE else nbytes // mmap.PAGESIZE * mmap.PAGESIZE
