@@ -279,12 +279,27 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
-class _Band(NamedTuple):
-    """How a band of a unit is read; the same for all tensors of a kind."""
+class Band(NamedTuple):
+    """A band of a unit and how it is read; the same for all tensors of a kind.
+
+    Attributes
+    ----------
+    unit
+        The number of the unit among those that are read together.
+    offset
+        The first byte in the output tensor.
+    is_last
+        Whether it is the last one of its unit, in C order.
+    data
+        The bytes, in a buffer that the next band overwrites.
+    steps
+        What fills ``data``.
+    """
 
     unit: int
-    band: Region
-    data: Bytes
+    offset: int
+    is_last: bool
+    data: memoryview
     steps: Iterable[BandStep]
 
 
@@ -293,19 +308,20 @@ class _Reader:
 
     def __init__(self, files: FlatFiles, buffer: Bytes, band_bytes: int) -> None:
         self._files, self._buffer, self._band_bytes = files, buffer, band_bytes
-        self._known: dict[Hashable, list[_Band]] = {}
+        self._known: dict[Hashable, list[Band]] = {}
         self._pieces = 0  # of those that are known
 
-    def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Band]]:
         """Yield the bands of the units of one tensor, as `read_bands` does."""
-        self._files.forget()
-        for number, band, data, steps in self._bands(units):
-            unit = units[number]
-            for step in steps:
-                step.run(self._files, unit.output)
-            yield unit, band, data
+        files = self._files
+        files.forget()
+        for band in self._bands(units):
+            unit = units[band.unit]
+            for step in band.steps:
+                step.run(files, unit.output)
+            yield unit, band
 
-    def _bands(self, units: Sequence[TensorUnit]) -> Iterable[_Band]:
+    def _bands(self, units: Sequence[TensorUnit]) -> Iterable[Band]:
         """Return the bands of units, from those of a kind that are known if there are some."""
         if any(one.output.kind is None for one in units):
             return self._plan(units)
@@ -326,13 +342,19 @@ class _Reader:
         ]
         return known
 
-    def _plan(self, units: Sequence[TensorUnit]) -> Iterator[_Band]:
+    def _plan(self, units: Sequence[TensorUnit]) -> Iterator[Band]:
         for step in merge(*(_steps(i, unit, self._band_bytes) for i, unit in enumerate(units))):
             unit, band = units[step.unit], step.band
-            itemsize = unit.tensor.meta.itemsize
-            data = self._buffer[: band.size * itemsize]
-            out = data.reshape(*band.shape, itemsize)
-            yield _Band(step.unit, band, data, plan_band(self._files, unit.output, band, out))
+            meta = unit.tensor.meta
+            data = self._buffer[: band.size * meta.itemsize]
+            steps = plan_band(
+                self._files, unit.output, band, data.reshape(*band.shape, meta.itemsize)
+            )
+            offset, is_last = (
+                _offset(band, meta.shape) * meta.itemsize,
+                band.stop == unit.region.stop,
+            )
+            yield Band(step.unit, offset, is_last, data.data, steps)
 
 
 def _kept(step: BandStep) -> BandStep:
@@ -356,18 +378,21 @@ def fill(task: FillTask) -> Filled:
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
-        for unit, band, data in read_bands(task, files):
-            path, meta = unit.tensor.file.path, unit.tensor.meta
+        for unit, band in read_bands(task, files):
+            path, name = unit.tensor.file.path, unit.tensor.meta.name
             if not is_there(path):  # the coordinator removed the file: the run has ended
                 raise FileNotFoundError(errno.ENOENT, "it is gone", path)
             if files.caster is not None and unit.output.is_cast:
-                before = casts.get((path, meta.name), CastStats())
-                casts[path, meta.name] = before.merged(files.caster.take_stats())
-            files.write_bytes(unit.tensor, _offset(band, meta.shape) * meta.itemsize, data)
-            key = path, meta.name, unit.number
-            states.setdefault(key, sha256()).update(data.data)
-            if band.stop == unit.region.stop:  # the last band in C order
-                hashes.append(UnitHash(*key, states.pop(key).hexdigest()))
+                before = casts.get((path, name), CastStats())
+                casts[path, name] = before.merged(files.caster.take_stats())
+            files.write_bytes(unit.tensor, band.offset, band.data)
+            key = path, name, unit.number
+            state = states.pop(key, None) or sha256()
+            state.update(band.data)
+            if band.is_last:
+                hashes.append(UnitHash(*key, state.hexdigest()))
+            else:
+                states[key] = state
     assert not states, f"units without their last band: {[*states]}"
     return Filled(
         task.nbytes,
@@ -378,14 +403,8 @@ def fill(task: FillTask) -> Filled:
     )
 
 
-def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
-    """Read what a task writes, band by band in the order of the full tensors.
-
-    Yields
-    ------
-    unit, band, data
-        A band of a unit, and its bytes, in a buffer that the next band overwrites.
-    """
+def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Band]]:
+    """Read what a task writes, band by band in the order of the full tensors."""
     reader = _Reader(files, np.empty(task.buffer_bytes, np.uint8), task.band_bytes)
     for units in task.by_tensor():
         yield from reader.read(units)
@@ -393,7 +412,7 @@ def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, R
 
 def read_tensor(
     units: Sequence[TensorUnit], files: FlatFiles, buffer: Bytes, band_bytes: int
-) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+) -> Iterator[tuple[TensorUnit, Band]]:
     """Read the units of one tensor of a task, as `read_bands` does."""
     return _Reader(files, buffer, band_bytes).read(units)
 

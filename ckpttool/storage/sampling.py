@@ -57,7 +57,7 @@ def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
             data = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(tensor, offset, data)
+            files.read_bytes(tensor, offset, data.data)
             yield data
 
 
@@ -71,7 +71,7 @@ def _hash_spans(
             state = hashlib.sha256()
             for offset in range(start, stop, len(buffer)):
                 data = buffer[: stop - offset]
-                files.read_bytes(tensor, offset, data)
+                files.read_bytes(tensor, offset, data.data)
                 state.update(data.data)
             yield state.hexdigest()
 
@@ -192,5 +192,5 @@ def _read_pages(files: FlatFiles, tensor: StoredTensor) -> Bytes:
     starts = sorted({0, middle, nbytes - count})
     data = np.empty((len(starts), count), np.uint8)
     for page, start in zip(data, starts, strict=True):
-        files.read_bytes(tensor, start, page)
+        files.read_bytes(tensor, start, page.data)
     return data
