@@ -389,7 +389,7 @@ def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypat
     monkeypatch.setattr(region_io, "open_descriptor", lambda file, flags: limited(file, -1))
     before -= most  # a worker that has no file open cannot close one
     with FlatFiles(16) as files, pytest.raises(OSError, match=r"Too many open files.*/0'"):
-        files.read_bytes(tensors[0], 0, out)
+        files.read_bytes(tensors[0], 0, out.data)
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
