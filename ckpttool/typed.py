@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from decimal import Decimal
 from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
 
@@ -123,8 +122,10 @@ def _bytes_of(text: str) -> int:
     """Return the bytes of a size; 0 for what is none."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kKMGT])(|B|iB?)|B)\s*", text, re.ASCII)
     number, prefix, end = ("0", None, "") if match is None else match.groups()
-    unit = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
-    return int(Decimal(number) * unit)
+    unit: int = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
+    whole, _, decimals = number.partition(".")
+    scale: int = 10 ** len(decimals)
+    return int(whole + decimals) * unit // scale
 
 
 NAME_FIELDS = ("model", "rank", "step")

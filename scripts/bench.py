@@ -32,7 +32,7 @@ from benchmark.cases import (  # noqa: E402
     prepare_index,
     prepare_many,
     prepare_ranks,
-    start_cases,
+    prepare_start,
 )
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
@@ -196,7 +196,7 @@ def main(
                 bench.run(cases, label(size), rounds)
                 shutil.rmtree(folder / "average")
         if "start" in groups:
-            bench.run(start_cases(), "", max(rounds, START_ROUNDS))
+            bench.run(prepare_start(folder), "", max(rounds, START_ROUNDS))
         if "index" in groups:
             _check_space(folder, 4096 * index_ranks * index_tensors)  # a block for each header
             bench.run(prepare_index(folder, index_ranks, index_tensors), "", rounds)

@@ -175,6 +175,29 @@ class _Stage:
 
 
 @record
+class _Case:
+    """How a tensor is laid out: the same for all tensors of its kind with an equal listing.
+
+    Attributes
+    ----------
+    layouts
+        Those that the strategy lists, as its slices correct them; those of the parameter of a
+        state; () for a tensor that is neither listed nor a state.
+    is_corrected
+        Whether the strategy lists others.
+    stages
+        What its slices make in each stage.
+    problem
+        Why they make nothing.
+    """
+
+    layouts: tuple[Layout, ...] = ()
+    is_corrected: bool = False
+    stages: tuple[_Stage, ...] = ()
+    problem: Diagnostic | None = None
+
+
+@record
 class _Ranks:
     """The files of ranks, and what says how they fit together; see `interpret`."""
 
@@ -182,7 +205,7 @@ class _Ranks:
     strategy: Strategy
     states: ParameterOfState
     contents: ContentGroups
-    stages: dict[object, _Stage] = field(default_factory=dict)  # thousands of tensors have few
+    cases: dict[Hashable, _Case] = field(default_factory=dict)  # thousands of tensors have few
 
     def tensor(self, name: str, held: Sequence[int]) -> Tensor:
         """Return the record of a tensor that some ranks hold."""
@@ -212,61 +235,51 @@ class _Ranks:
 
     def _laid_out(self, name: str, held: Sequence[int]) -> Tensor | None:
         """Return a tensor that the strategy lists, or a state of one."""
+        key = self._listing(name), self._listing(self.states.get(name, "")), parse_name(name).prefix
+        case = self.cases.get(key)
+        if case is None:
+            case = self._find_case(name, held)
+            if case.problem is None:  # which names the tensor
+                self.cases[key] = case
+        if name in self.strategy.layouts:
+            return self._join(name, case, Listed())
+        owners = (ranks for layout in case.layouts for ranks in layout.slice_owners())
+        if not case.layouts or self._is_contradicted(name, owners):
+            return None
+        return self._join(name, case, Follows(self.states[name]))
+
+    def _listing(self, name: str) -> Hashable:
+        """Return all that decides how a tensor is laid out, but for its parameter and its role."""
+        layouts = self.strategy.layouts.get(name, ())
+        full_shapes = tuple(layout.full_shape for layout in layouts)  # no part of a layout's key
+        is_handwritten = name in self.strategy.handwritten
+        return self.catalog.kinds.get(name), layouts, full_shapes, is_handwritten
+
+    def _find_case(self, name: str, held: Sequence[int]) -> _Case:
+        """Return how a tensor is laid out."""
         catalog, strategy, states = self.catalog, self.strategy, self.states
-        if name in strategy.layouts:
+        listed = layouts = strategy.layouts.get(name, ())
+        if listed:
             layouts = correct_layouts(catalog, strategy, name, states)
-            tensor = self._join(name, layouts, Listed())
-            is_corrected = layouts != strategy.layouts[name]
-            return replace(tensor, is_corrected=True) if is_corrected else tensor
-        parameter = followed_parameter(catalog, strategy, name, held, states)
-        if parameter is None:
-            return None
-        layouts = state_layouts(strategy, name, states)
-        owners = (ranks for layout in layouts for ranks in layout.slice_owners())
-        if self._is_contradicted(name, owners):
-            return None
-        return self._join(name, layouts, Follows(parameter))
-
-    def _join(self, name: str, layouts: Sequence[Layout], known_by: KnownBy) -> Tensor:
-        """Return the tensor that slices of these layouts make, one for each stage.
-
-        A tensor that stages share is taken from the lowest stage that holds all of it.
-        """
-        catalog, meta = self.catalog, self.catalog.metas[name]
-        broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
-        kind = tuple(
-            (number, one.dtype, one.shape, one.whole_shape)
-            for number, header in enumerate(catalog.headers.values())
-            if (one := header[name].meta if name in header else None) is not None
-        )
-        if len({dtype for _, dtype, *_ in kind}) > 1:
-            dtypes = group_by_meta(catalog.metas_of(name), lambda meta: meta.dtype)
+        elif followed_parameter(catalog, strategy, name, held, states) is not None:
+            layouts = state_layouts(strategy, name, states)
+        case = _Case(layouts, is_corrected=bool(listed) and layouts != listed)
+        metas = catalog.metas_of(name)
+        if layouts and len({meta.dtype for meta in metas.values()}) > 1:
+            dtypes = group_by_meta(metas, lambda meta: meta.dtype)
             problem = disagreement("dtype", catalog, name, "element type", dtypes)
-            return replace(broken, problem=problem)
-        gaps: tuple[tuple[int, ...], ...] = ()
-        partial: list[LayoutSlicing] = []
-        for listed in layouts:
-            stage = self.stages.get((listed, kind)) or self._join_stage(name, listed)
+            return replace(case, problem=problem)
+        stages = []
+        for layout in layouts:
+            stage = self._join_stage(layout, metas)
             if isinstance(stage, Diagnostic):
-                return replace(broken, problem=stage)
-            self.stages[listed, kind] = stage
-            gaps = gaps or stage.gaps
-            if stage.shape is not None:
-                slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
-                (partial if stage.gaps else complete).append(slicing)
-        if not complete:
-            gaps = gaps or (tuple(layouts[0].ranks),)
-            return replace(broken, gaps=gaps, partial=tuple(partial))
-        slicing, *copies = complete
-        if any(copy.shape != slicing.shape for copy in copies):
-            return replace(broken, problem=_stage_shapes_problem(name, complete))
-        full = meta.of_shape(slicing.shape)
-        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial))
+                return replace(case, problem=stage)
+            stages.append(stage)
+        return replace(case, stages=tuple(stages))
 
-    def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
-        """Return what the slices of one stage make; the same for all tensors of a kind."""
-        metas = self.catalog.metas_of(name).items()
-        held = {rank: meta for rank, meta in metas if rank in listed.ranks}
+    def _join_stage(self, listed: Layout, metas: Mapping[int, TensorMeta]) -> _Stage | Diagnostic:
+        """Return what the slices of one stage make."""
+        held = {rank: meta for rank, meta in metas.items() if rank in listed.ranks}
         if not held:
             return _Stage(listed)
         joined = infer_full_tensor(self.catalog, listed, held)
@@ -274,6 +287,31 @@ class _Ranks:
             return joined
         layout, meta = joined
         return _Stage(layout, meta.shape, layout.gaps(tuple(held)))
+
+    def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
+        """Return the tensor that its slices make, one for each stage.
+
+        A tensor that stages share is taken from the lowest stage that holds all of it.
+        """
+        catalog, meta, is_corrected = self.catalog, self.catalog.metas[name], case.is_corrected
+        broken = BrokenTensor(meta, known_by, problem=case.problem, is_corrected=is_corrected)
+        if case.problem is not None:
+            return broken
+        complete: list[LayoutSlicing] = []
+        partial: list[LayoutSlicing] = []
+        for stage in case.stages:
+            if stage.shape is not None:
+                slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
+                (partial if stage.gaps else complete).append(slicing)
+        if not complete:
+            gaps = next((stage.gaps for stage in case.stages if stage.gaps), ())
+            gaps = gaps or (tuple(case.layouts[0].ranks),)
+            return replace(broken, gaps=gaps, partial=tuple(partial))
+        slicing, *copies = complete
+        if any(copy.shape != slicing.shape for copy in copies):
+            return replace(broken, problem=_stage_shapes_problem(name, complete))
+        full = meta.of_shape(slicing.shape)
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial), is_corrected)
 
     def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
         """Return whether contents show that a tensor is not an optimizer state.

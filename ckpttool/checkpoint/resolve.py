@@ -22,14 +22,12 @@ from ckpttool.checkpoint.contents import (
 )
 from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
-from ckpttool.checkpoint.presence import (
+from ckpttool.checkpoint.presence import know_lost, quarantine_all_empty, quarantine_empty
+from ckpttool.checkpoint.recorded import (
     as_recorded,
     is_recorded,
-    know_lost,
     miss_listed_ranks,
     note_written_ranks,
-    quarantine_all_empty,
-    quarantine_empty,
     without_manifest,
 )
 from ckpttool.model.catalog import Catalog

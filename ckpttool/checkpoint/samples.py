@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups, Slicing
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.records import record, replace
 
@@ -61,8 +61,10 @@ class SampledTensor:
 
         They are those of the first slice whose replicas differ.
         """
-        samples = next((found for found in self.samples if len({*found.values()}) > 1), {})
-        return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
+        for samples in self.samples:
+            if len({*samples.values()}) > 1:
+                return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
+        return ()
 
     @property
     def groups(self) -> RankGroups:
@@ -97,7 +99,7 @@ def sample_tensors(
     chosen, others = _choose_tensors(tensors, handwritten)
     all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
     to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
-    known: dict[Hashable, Sequence[int]] = {}
+    known: dict[Hashable, Collection[int]] = {}
     for tensor in others:
         some = _first_and_last(tensor, known)
         to_sample.append((tensor, [some], [some]))
@@ -147,7 +149,7 @@ def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
 
 
 def _first_and_last(
-    tensor: FullTensor, known: dict[Hashable, Sequence[int]]
+    tensor: FullTensor, known: dict[Hashable, Collection[int]]
 ) -> dict[int, StoredTensor]:
     """Return the first and the last replica of the slice with most of them on disk.
 
@@ -157,20 +159,21 @@ def _first_and_last(
     layouts on equal ranks.
     """
     slicing = tensor.slicing
-    ranks: Collection[int]
-    if isinstance(slicing, LayoutSlicing):
-        held: Mapping[int, StoredTensor] = slicing.tensors
-        key = slicing.layout, tuple(held)
-        if key not in known:
-            slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
-            known[key] = max(slices, key=len)
-        ranks = known[key]
-    else:
-        held = max(slicing.replicas(), key=len)
-        ranks = held.keys()
-    if len(ranks) == max(map(len, slicing.owners())):
-        ranks = min(ranks), max(ranks)
-    return {rank: held[rank] for rank in ranks}
+    if not isinstance(slicing, LayoutSlicing):
+        largest = max(slicing.replicas(), key=len)
+        return {rank: largest[rank] for rank in _ends(largest, slicing)}
+    held = slicing.tensors
+    key = slicing.layout, tuple(held)
+    if key not in known:
+        slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
+        known[key] = _ends(max(slices, key=len), slicing)
+    return {rank: held[rank] for rank in known[key]}
+
+
+def _ends(ranks: Collection[int], slicing: Slicing) -> Collection[int]:
+    """Return the first and the last of the ranks that hold a slice; all if some owners lack it."""
+    are_all = len(ranks) == max(map(len, slicing.owners()))
+    return (min(ranks), max(ranks)) if are_all else ranks
 
 
 # Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by

@@ -11,7 +11,7 @@ from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import noted_other_strategy
+from ckpttool.checkpoint.recorded import noted_other_strategy
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
 from ckpttool.records import record, replace

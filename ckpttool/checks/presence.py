@@ -10,11 +10,7 @@ from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
-from ckpttool.checkpoint.presence import (
-    REDUNDANCY_KEY,
-    PartlyHeld,
-    has_redundancy_mark,
-)
+from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,10 +183,12 @@ def print_markdown(text: str) -> None:
     if not sys.stdout.isatty() or not has_utf8(sys.stdout):
         echo(text.rstrip("\n"))
         return
+    from shutil import get_terminal_size
+
     from rich.console import Console
     from rich.theme import Theme
 
-    size = shutil.get_terminal_size()
+    size = get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
     text = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", text)))

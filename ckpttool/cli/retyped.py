@@ -30,7 +30,10 @@ OPTIONS: Mapping[str, str] = {  # of other programs -> ours
     "--src-strategy-file": "-s",
 }
 EXPANDED = "the shell has expanded the pattern"
-_OUTPUT = "The output is named with -o."
+NAMED: Mapping[str, str] = {  # options of what need not be there yet, and what says so
+    "-o": "The output is named with -o.",
+    "--tensor": "Tensors are named with --tensor.",
+}
 
 
 @dataclass
@@ -162,7 +165,7 @@ def as_meant(
 
     A strategy belongs to the option before it, from which the shell has parted it, or else to the
     first that takes strategies and was not typed.  A path that is not there is the output if -o was
-    not typed.  Ranks and files of a checkpoint are the checkpoint.
+    not typed, or the name of a tensor.  Ranks and files of a checkpoint are the checkpoint.
 
     Parameters
     ----------
@@ -178,8 +181,8 @@ def as_meant(
     line = take_apart(ctx, words)
     wanted = [one for one in ctx.command.params if isinstance(one, click.Argument)]
     meant, why = _place_strategies(ctx, line)
-    if (at := _find_output(ctx, line)) is not None:
-        meant[at], why = "-o", why or _OUTPUT
+    for at, flag in _find_named(ctx, line):
+        meant[at], why = flag, why or NAMED[flag]
     left = [at for at in line.paths if at not in meant]
     if most is None and all(one.nargs == 1 for one in wanted):
         most = len(wanted)
@@ -311,12 +314,17 @@ def _is_strategy(path: str) -> bool:
     return os.path.lexists(path) and are_strategies([path])
 
 
-def _find_output(ctx: click.Context, line: Line) -> int | None:
-    """Return where the output stands without -o: the last path, if it alone is not there."""
-    if line.has("-o") or not any("-o" in one.opts for one in _options(ctx)):
-        return None
-    absent = [at for at in line.paths if _is_absent(ctx, line.words[at])]
-    return absent[0] if absent == line.paths[-1:] and absent else None
+def _find_named(ctx: click.Context, line: Line) -> Iterator[tuple[int, str]]:
+    """Yield where the output or a tensor stands without its option, and that option.
+
+    It is the last path, if it alone is not there.
+    """
+    known = {name for one in _options(ctx) for name in one.opts}
+    flag = next((flag for flag in NAMED if flag in known), "")
+    if flag and not line.has(flag):
+        absent = [at for at in line.paths if _is_absent(ctx, line.words[at])]
+        if len(absent) == 1 and absent == line.paths[-1:]:
+            yield absent[0], flag
 
 
 def _is_absent(ctx: click.Context, path: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -136,8 +135,10 @@ def terminal_columns(stream: TextIO) -> int | None:
     """Return the width of a terminal; None if the stream is a pipe or a file."""
     if not stream.isatty():
         return None
+    from shutil import get_terminal_size
+
     own = os.get_terminal_size(stream.fileno())
-    return shutil.get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
+    return get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
 
 
 def _room(stream: TextIO) -> float:

@@ -125,8 +125,9 @@ _DTYPES_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5
 _USUAL_BYTES = 512
 _VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
 _DIM = re.compile(rb"\x08(%b)" % _VARINT)
+_USUAL_TENSOR = re.compile(rb"((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % (_VARINT, _VARINT))
 _USUAL_HEADER = re.compile(
-    rb"\x0a%b\x0a%b([^\x00-\x1f]+)\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 5)
+    rb"\x0a%b\x0a%b([^\x00-\x1f]+)\x12%b((?:\x08%b)*\x12[\x01-\x20]\w+\x1a%b)" % ((_VARINT,) * 5)
 )
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
@@ -246,13 +247,25 @@ def _read_tensors(
     """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
-    current = _Record("", [])
+    current = _Record("", [])  # it has no tensors if the last one is complete, and in `tensors`
     start = stop = 0
     while stop < end:
         start = stop
         usual = _read_usual(reader, start, end)
+        if usual is not None and usual[0].name not in starts:
+            meta, extents, stop = usual
+            if current.tensors:
+                tensors |= _finish_all(reader, current, file)
+                current = _Record("", [])
+            tensors[meta.name] = StoredTensor(meta, file, extents)
+            starts[meta.name] = start
+            continue
+        if tensors and not current.tensors:
+            name, last = tensors.popitem()
+            current = _whole_record(last.meta, starts[name], last.extents)
         if usual is not None:
-            record, stop = usual
+            meta, extents, stop = usual
+            record = _whole_record(meta, start, extents)
         else:
             if mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
@@ -470,40 +483,23 @@ def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTe
 # -------------------------------------------------------- reading: one record with the usual header
 
 
-def _read_usual(reader: WireReader, start: int, end: int) -> tuple[_Record, int] | None:
-    """Return a record with a usual header and a complete tensor, and the byte behind it.
+def _read_usual(
+    reader: WireReader, start: int, end: int
+) -> tuple[TensorMeta, tuple[Extent, ...], int] | None:
+    """Return a complete tensor with a usual header, its extents, and the byte behind its record.
 
-    Return None for any other record, damaged ones included.  Ranks have equal headers, so parsed
-    headers are cached: a file takes a third of the time.
+    Return None for any other record, damaged ones included.
     """
     window, at = reader.window(start, _USUAL_BYTES)
     match = _USUAL_HEADER.match(window, at)
-    meta = match and _parse_usual_header(match[0])
-    if not match or not meta:
+    meta = match and _usual_meta(match[1], match[2])
+    if not match or not meta or _record_header(meta, meta.nbytes) != match[0]:
         return None
     first = start + match.end() - at
     stop = first + meta.nbytes
     if stop > end:
         return None
-    extents = _one_extent(first, meta.nbytes) if meta.nbytes else ()
-    tensor = _RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
-    return _Record(meta.name, [tensor]), stop
-
-
-@lru_cache(maxsize=_CACHED_HEADERS)
-def _parse_usual_header(header: bytes) -> TensorMeta | None:
-    """Return the tensor of a usual header; None if it is not as it would be written."""
-    match = _USUAL_HEADER.fullmatch(header)
-    assert match is not None, "_read_usual passes a header that matched"
-    dtype, shape = find_dtype(match[3].decode()), _shape(match[2])
-    try:
-        name = intern(match[1].decode())
-    except UnicodeDecodeError:
-        return None
-    if dtype is None or len(shape) > MAX_AXES:
-        return None
-    meta = TensorMeta(name, dtype.name, shape)
-    return meta if _record_header(meta, meta.nbytes) == header else None
+    return meta, _one_extent(first, meta.nbytes) if meta.nbytes else (), stop
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # many ranks have tensors at the same offsets
@@ -512,10 +508,30 @@ def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
     return (Extent(offset, nbytes),)
 
 
+@lru_cache(maxsize=_CACHED_HEADERS)
+def _usual_meta(name: bytes, tensor: bytes) -> TensorMeta | None:
+    """Return the tensor with this name and header, if these are possible."""
+    kind = _usual_kind(tensor)
+    try:
+        return None if kind is None else TensorMeta(intern(name.decode()), *kind)
+    except UnicodeDecodeError:
+        return None
+
+
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
-def _shape(dims: bytes) -> tuple[int, ...]:
-    """Return the numbers in the encoded fields ``dims``."""
-    return tuple(decode_varint(size) for size in _DIM.findall(dims))
+def _usual_kind(tensor: bytes) -> tuple[str, tuple[int, ...]] | None:
+    """Return the element type and the shape in the header of a tensor, if both are possible."""
+    match = _USUAL_TENSOR.fullmatch(tensor)
+    assert match is not None, "it is part of a usual header"
+    dtype = find_dtype(match[2].decode())
+    shape = tuple(decode_varint(size) for size in _DIM.findall(match[1]))
+    return None if dtype is None or len(shape) > MAX_AXES else (dtype.name, shape)
+
+
+def _whole_record(meta: TensorMeta, start: int, extents: tuple[Extent, ...]) -> _Record:
+    """Return the record at byte ``start`` of a complete tensor, which others may follow."""
+    tensor = _RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
+    return _Record(meta.name, [tensor])
 
 
 # --------------------------------------------------------------- reading: the record at the end
@@ -589,10 +605,10 @@ def _take_length(data: bytes, at: int, keys: bytes) -> tuple[int, int]:
 
 def _meta_of_part(header: re.Match[bytes], nbytes: int) -> TensorMeta | None:
     """Return the tensor of a usual header, which may have the content of several records."""
-    dtype, shape = find_dtype(header[3].decode()), _shape(header[2])
-    if dtype is None or len(shape) > MAX_AXES:
+    kind = _usual_kind(header[2])
+    if kind is None:
         return None
-    meta = TensorMeta(intern(header[1].decode()), dtype.name, shape)
+    meta = TensorMeta(intern(header[1].decode()), *kind)
     return meta if _record_header(meta, nbytes - header.end()) == header[0] else None
 
 

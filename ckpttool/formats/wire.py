@@ -32,6 +32,7 @@ _DAMAGED = "damaged, or of another format"
 NEAR_BYTES = 4096  # between two parts; a call takes longer than to read as many
 MAX_CALL_BYTES = 256 << 10  # of parts that are read together, and of what lies between
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
+NEXT_BYTES = 64 << 10  # of small tensors one after the other, with their contents
 
 
 class Field(NamedTuple):
@@ -155,9 +156,7 @@ class WireReader:
         """Return the bytes from ``start`` to ``stop``."""
         at = start - self._window_start
         if at < 0 or at + stop - start > len(self._window):
-            wanted = max(WINDOW_BYTES, stop - start)
-            self._window = self._source.pread(wanted, start)
-            self._window_start = start
+            self._read_window(start, stop - start)
             at = 0
         data = self._window[at : at + stop - start]
         if len(data) < stop - start:
@@ -179,10 +178,17 @@ class WireReader:
         """
         at = start - self._window_start
         if at < 0 or at + nbytes > len(self._window):
-            self._window = self._source.pread(WINDOW_BYTES, start)
-            self._window_start = start
+            self._read_window(start, nbytes)
             at = 0
         return self._window, at
+
+    def _read_window(self, start: int, nbytes: int) -> None:
+        """Read the window from ``start`` on; a larger one if it continues the one before."""
+        behind = self._window_start + len(self._window)
+        is_next = self._window_start < start <= behind + NEAR_BYTES and self._window
+        nbytes = max(NEXT_BYTES if is_next else WINDOW_BYTES, nbytes)
+        self._window = self._source.pread(nbytes, start)
+        self._window_start = start
 
     def varint(self, start: int, stop: int) -> tuple[int, int]:
         """Return the unsigned number at ``start`` and the offset behind it, at most ``stop``."""

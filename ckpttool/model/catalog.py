@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -208,6 +208,21 @@ class Catalog(Brief):
             groups: tuple(sorted(chain(*groups))) for groups in map(tuple, groups_of.values())
         }
         return {name: joined[tuple(groups)] for name, groups in groups_of.items()}
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Hashable]:
+        """Name to kind: tensors of one have equal types and shapes, and lie in the same files.
+
+        What follows from headers is the same for all tensors of a kind.
+        """
+        kinds: dict[str, int] = {}
+        numbers: dict[Hashable, int] = {}
+        for place, header in enumerate(self.headers.values()):
+            for name, tensor in header.items():
+                meta = tensor.meta
+                key = kinds.get(name), place, meta.dtype, meta.shape, meta.whole_shape
+                kinds[name] = numbers.setdefault(key, len(numbers))
+        return kinds
 
     def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
         """Return rank to stored tensor of the parameter ``name``; ranks ascending."""

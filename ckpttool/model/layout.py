@@ -67,7 +67,7 @@ class Grid:
     index
         Position of each rank's slice along each axis; ranks of the stage ascending.
     owners
-        Position of a slice to the ranks that hold it, ascending.
+        Position of a slice to the ranks that hold it, ascending; slices in C order.
     """
 
     slice_counts: tuple[int, ...]
@@ -104,7 +104,8 @@ def make_grid(
     slice_counts = [math.prod(device_matrix[i] for i in cut) for cut in axes]
     if optimizer_shard > 1:
         slice_counts[0] *= optimizer_shard
-    return Grid(tuple(slice_counts), tuple(index), {at: tuple(held) for at, held in owners.items()})
+    ordered = {at: tuple(held) for at, held in sorted(owners.items())}
+    return Grid(tuple(slice_counts), tuple(index), ordered)
 
 
 def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
@@ -192,8 +193,12 @@ class Layout:
     rows: tuple[int, ...] = ()
     fields: int = 1
     split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        numbers = self.optimizer_shard, self.first_rank, self.fields
+        key = self.device_matrix, self.tensor_map, numbers, self.rows, self.split_shape
+        object.__setattr__(self, "_hash", hash(key))  # computed once: caches have layouts as keys
         if any(size < 1 for size in self.device_matrix):
             raise ValueError(f"device matrix {list(self.device_matrix)} has an axis below 1")
         used = [axis for axes in self.tensor_map for axis in axes]
@@ -217,6 +222,9 @@ class Layout:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
         if not self.is_even:
             self._check_embedding()
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def _check_embedding(self) -> None:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
@@ -306,8 +314,7 @@ class Layout:
 
     def slice_owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that hold each slice, slices in C order, ranks ascending."""
-        owners = self._grid.owners
-        return (owners[index] for index in self.slice_indices())
+        return iter(self._grid.owners.values())
 
     def cuts_like(self, other: Layout) -> bool:
         """Return whether every rank has the same slice, whatever the device matrices.
@@ -343,7 +350,7 @@ class Layout:
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all slices, in C order."""
-        return product(*(range(n) for n in self.slice_counts))
+        return iter(self._grid.owners)
 
     def boundaries(self, axis: int, size: int) -> Sequence[int]:
         """Return the boundaries of slices along an axis of ``size`` elements, from 0 to ``size``.

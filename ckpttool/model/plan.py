@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Literal
 
@@ -327,7 +328,7 @@ class Transfer:
         return replace(stored, name=self.name, dtype=self.dtype)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)  # no slots, for cached_property
 class Plan(Brief):
     """The outputs and the sources of each; iterating it yields the output files.
 
@@ -401,18 +402,20 @@ class Plan(Brief):
         """Return the plan of only the outputs of ``ranks``, in the same order."""
         return replace(self, target=self.target.limited_to(ranks))
 
-    @property
-    def headers(self) -> dict[tuple[int, ...], tuple[TensorMeta, ...]]:
+    @cached_property
+    def headers(self) -> Mapping[tuple[int, ...], tuple[TensorMeta, ...]]:
         """The distinct headers of the outputs, by the ranks that share each."""
-        layouts, entries = self._distinct_layouts()
-        ranks_of: dict[tuple[tuple[int, ...] | None, ...], list[int]] = {}
+        layouts, entries = self._distinct_layouts
+        stages = dict.fromkeys(layout.ranks for layout, _ in layouts)
+        uneven = [one for one in layouts if not one[0].has_equal_slices]
+        ranks_of: dict[Hashable, list[int]] = {}
         for rank in self.target.paths:
-            regions = _regions(layouts, rank)
-            shapes = tuple(None if region is None else region.shape for region in regions)
-            ranks_of.setdefault(shapes, []).append(rank)
+            places = [rank in ranks for ranks in stages]
+            ranks_of.setdefault((*places, *_shapes(uneven, rank)), []).append(rank)
         last = [transfer.meta for transfer, _ in entries]  # headers share equal metas
         headers = {}
-        for shapes, ranks in ranks_of.items():
+        for ranks in ranks_of.values():
+            shapes = _shapes(layouts, ranks[0])
             metas = []
             for i, (_, index) in enumerate(entries):
                 shape = shapes[index]
@@ -422,8 +425,8 @@ class Plan(Brief):
             headers[tuple(ranks)] = tuple(metas)
         return headers
 
-    @property
-    def sizes(self) -> dict[int, int]:
+    @cached_property
+    def sizes(self) -> Mapping[int, int]:
         """Rank to the bytes of the tensors of its output."""
         nbytes = {}
         for ranks, metas in self.headers.items():
@@ -455,16 +458,19 @@ class Plan(Brief):
                     found[rank].update(names)
         return {rank: frozenset(names) for rank, names in found.items()}
 
-    @property
+    @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of the outputs, those with equal tensors together; data parallel ranks have."""
-        layouts, _ = self._distinct_layouts()
-        ranks_of: dict[tuple[Region | None, ...], list[int]] = {}
+        layouts, _ = self._distinct_layouts
+        even = dict.fromkeys(one for one, shape in layouts if one.is_even and 0 not in shape)
+        others = [(one, shape) for one, shape in layouts if one not in even]
+        ranks_of: dict[Hashable, list[int]] = {}
         for rank in self.target.paths:
-            ranks_of.setdefault(tuple(_regions(layouts, rank)), []).append(rank)
+            places = [one.slice_index(rank) if rank in one.ranks else None for one in even]
+            ranks_of.setdefault((*places, *_regions(others, rank)), []).append(rank)
         return tuple(map(tuple, ranks_of.values()))
 
-    @property
+    @cached_property
     def kinds(self) -> Mapping[str, tuple[Transfer, ...]]:
         """The transfers of each kind, by the name of the first.
 
@@ -477,9 +483,9 @@ class Plan(Brief):
         return {transfers[0].name: tuple(transfers) for transfers in found.values()}
 
     def _kind_of_term(self, term: Term) -> Hashable:
-        source, headers = term.source, self.inputs[term.input].headers.values()
-        held = tuple(source.name in header for header in headers)
-        return source.slicing.key, source.meta.dtype, term.weight, term.input, held
+        source, kinds = term.source, self.inputs[term.input].kinds
+        key = source.slicing.key
+        return key, source.meta.dtype, term.weight, term.input, kinds.get(source.name)
 
     @property
     def of_kinds(self) -> Plan:
@@ -491,7 +497,7 @@ class Plan(Brief):
 
     def outputs(self, ranks: Iterable[int]) -> Iterator[OutputFile]:
         """Yield the output files of ``ranks``, in their order."""
-        layouts, entries = self._distinct_layouts()
+        layouts, entries = self._distinct_layouts
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         attrs = self.attrs
         kinds: dict[Hashable, int] = {}
@@ -511,6 +517,7 @@ class Plan(Brief):
             )
             yield OutputFile(rank, path, self.target.format, tensors, attrs)
 
+    @cached_property
     def _distinct_layouts(
         self,
     ) -> tuple[tuple[_LayoutOfShape, ...], tuple[tuple[Transfer, int], ...]]:
@@ -520,7 +527,7 @@ class Plan(Brief):
         """
         numbers: dict[_LayoutOfShape, int] = {}
         entries = [
-            (transfer, numbers.setdefault((layout, transfer.meta.shape), len(numbers)))
+            (transfer, numbers.setdefault((layout, transfer.source.meta.shape), len(numbers)))
             for transfer in self.transfers
             for layout in transfer.layouts
         ]
@@ -528,6 +535,14 @@ class Plan(Brief):
 
 
 _LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape
+
+
+def _shapes(layouts: Iterable[_LayoutOfShape], rank: int) -> list[tuple[int, ...] | None]:
+    """Return the shape of the slice of a rank by each layout; None if it is not for the rank."""
+    return [
+        layout.slice_shape(rank, shape) if rank in layout.ranks else None
+        for layout, shape in layouts
+    ]
 
 
 def _regions(layouts: Iterable[_LayoutOfShape], rank: int) -> list[Region | None]:

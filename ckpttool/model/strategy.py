@@ -340,13 +340,14 @@ def join_stages(
         raise StrategyError(origin, f"{text}{format_ranks(missing, 'stage')}", hint)
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
-    distinct: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
     for stage in sorted(stages):
+        # Equal layouts share one object, so that caches by layout find it faster.
+        placed: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
         for name, layout in stages[stage].items():
-            placed = replace(layout, first_rank=stage * stage_ranks)
-            # Equal layouts share one object, so that caches by layout find it faster.
-            placed = distinct.setdefault((placed, placed.full_shape), placed)
-            layouts[name] = (*layouts.get(name, ()), placed)
+            key = layout, layout.full_shape
+            if key not in placed:
+                placed[key] = replace(layout, first_rank=stage * stage_ranks)
+            layouts[name] = (*layouts.get(name, ()), placed[key])
     return Strategy(layouts, len(stages), stage_ranks, files)
 
 

@@ -72,6 +72,9 @@ class TensorMeta:
         object.__setattr__(self, "itemsize", itemsize)  # computed once, as they are needed often
         object.__setattr__(self, "nbytes", nbytes)
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # few have the same; a hash of all fields takes five times as long
+
     def __reduce__(self) -> tuple[type[TensorMeta], tuple[object, ...]]:
         # Of classes with many objects: a dataclass with slots takes twice the time by itself.
         return TensorMeta, (self.name, self.dtype, self.shape, self.text, self.whole_shape)
@@ -185,6 +188,9 @@ class StoredTensor:
             held += extent.nbytes
         if self.meta.text is None and held != self.meta.nbytes:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+    def __hash__(self) -> int:
+        return hash((self.meta.name, self.file.path))
 
     def __reduce__(self) -> tuple[type[StoredTensor], tuple[object, ...]]:
         return StoredTensor, (self.meta, self.file, self.extents)

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint.presence import limit_to_written_ranks, take_remains
+from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices

@@ -22,7 +22,8 @@ from shlex import quote
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import recorded_files, take_remains
+from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.recorded import recorded_files
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress

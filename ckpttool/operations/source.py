@@ -10,7 +10,6 @@ from ckpttool.checkpoint import resolve as steps
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checks import is_refused, run_checks
-from ckpttool.checks.replicas import replica_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
@@ -91,6 +90,8 @@ def _compare_replicas(
     is_read = checkpoint.are_joined and not checkpoint.is_refused and checkpoint.unread is None
     if not checkpoint.options.check_replicas or not is_read:
         return checkpoint
+    from ckpttool.checks.replicas import replica_problems
+
     nbytes = sum(file.nbytes for file in checkpoint.catalog.files.values())
     try:
         with open_progress(nbytes, "comparing replicas") as on_progress:

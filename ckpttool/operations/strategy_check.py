@@ -23,7 +23,7 @@ from typing import Literal
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
-from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import Purpose, resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks

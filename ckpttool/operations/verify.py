@@ -19,7 +19,8 @@ from ckpttool.checkpoint.checkpoint import (
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
 from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
-from ckpttool.checkpoint.presence import limit_to_written_ranks, take_remains
+from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks import is_refused, run_checks

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
@@ -50,12 +51,17 @@ def fused_axes(name: str, ndim: int) -> tuple[int, ...]:
     if name.endswith(_GROUPED):
         return (ndim - 1,)
     components = name.lower().split(".")
-    if not any(map(_FUSED.fullmatch, components)):
+    if not any(map(_is_fused, components)):
         return ()
     if ndim > 2:
         return tuple(range(1, ndim))
     may_be_transposed = "c_attn" in components or components[-2:-1] == ["experts"]
     return tuple(range(ndim)) if may_be_transposed else (0,)
+
+
+@lru_cache(maxsize=1024)  # the names of a model have few components
+def _is_fused(component: str) -> bool:
+    return _FUSED.fullmatch(component) is not None
 
 
 def fused_notes(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -40,14 +40,13 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
-from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Term, Transfer
 from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.records import record, replace
 from ckpttool.storage.files import is_within
-from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
 
@@ -129,7 +128,7 @@ def layouts_in_target(
     target, problems = _resolve_names(target, checkpoint, options)
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in () if problems else checkpoint.tensors:
-        yield tensor, chooser.folded_layouts(tensor)
+        yield tensor, chooser.fit(tensor)[0]
 
 
 def _resolve_names(
@@ -174,15 +173,13 @@ def _find_transfers(
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
-        shape = tensor.meta.shape
-        layouts = chooser.folded_layouts(tensor)
-        reasons = {_why_not(one, shape) or why_not_sliced(tensor.meta, one) for one in layouts}
-        if reasons := reasons - {None}:
-            diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
+        layouts, reasons = chooser.fit(tensor)
+        if reasons:
+            diagnostics.add(_mismatch_problem(tensor.name, reasons, target))
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
-            transfers.append(replace(Transfer.copy_of(tensor, layouts), name=name, dtype=dtype))
+            transfers.append(Transfer(name, dtype, (Term(tensor),), layouts))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
@@ -226,10 +223,21 @@ class _LayoutChooser:
         self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
+        self._fitted: dict[Hashable, tuple[tuple[Layout, ...], list[str]]] = {}
 
-    def folded_layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
-        """Return the layouts of a tensor in the target, expanded ones folded if possible."""
-        return tuple(_fold(layout, tensor.meta.shape) for layout in self.layouts(tensor))
+    def fit(self, tensor: FullTensor) -> tuple[tuple[Layout, ...], list[str]]:
+        """Return the layouts of a tensor in the target, and why they cannot shard it.
+
+        Expanded ones are folded if possible.
+        """
+        layouts, meta = self.layouts(tensor), tensor.meta
+        full_shapes = tuple(layout.full_shape for layout in layouts)  # equal layouts may differ
+        key = layouts, full_shapes, meta.dtype, meta.shape, meta.whole_shape
+        if key not in self._fitted:
+            folded = tuple(_fold(layout, meta.shape) for layout in layouts)
+            reasons = {_why_not(one, meta.shape) or why_not_sliced(meta, one) for one in folded}
+            self._fitted[key] = folded, sorted(reason for reason in reasons if reason is not None)
+        return self._fitted[key]
 
     def layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
         """Return the layouts of a tensor in the target; none if no rank takes it."""
@@ -424,6 +432,8 @@ class StrategySidecar:
         The result is None, with an error in ``diagnostics``, if MindSpore's format cannot hold that
         strategy.
         """
+        from ckpttool.strategy_files.writer import encode_strategy
+
         assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
             data = encode_strategy(written_strategy(plan, plan.target.strategy), self.path)

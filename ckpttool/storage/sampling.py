@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +15,14 @@ from ckpttool.model.manifest import hashed, unit_starts
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor
-from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.model.tensors import Extent, StoredTensor, TensorMeta
 from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
 
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
+_NEAR_BYTES = SAMPLE_BYTES  # between two pages; a call takes longer than to read as many
+_SMALL_BYTES = 3 * SAMPLE_BYTES + 2 * _NEAR_BYTES  # of a tensor with its pages that near
+_CALL_BYTES = 1 << 20  # of small tensors that are read together
 NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near
 
 BUFFER_BYTES = 4 << 20  # read at a time while contents are compared
@@ -112,16 +116,39 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
 
     All tensors are in one file.
     """
-    samples = []
+    samples: dict[StoredTensor, Sample] = {}
+    for tensor in tensors:
+        if tensor.meta.text is not None:
+            samples[tensor] = Sample(tensor.meta.text.encode(), False)
     with FlatFiles(SAMPLE_BYTES) as files:
-        for tensor in tensors:
-            if tensor.meta.text is not None:
-                samples.append(Sample(tensor.meta.text.encode(), False))
-                continue
-            data = _read_pages(files, tensor)
-            digest, element_bits = hashlib.sha256(data.data).digest(), _find_bits(data, tensor.meta)
-            samples.append(Sample(digest, element_bits == 0, element_bits))
-    return samples
+        for near in _neighbours(one for one in tensors if one.meta.text is None):
+            for tensor, data in zip(near, _read_pages(files, near), strict=True):
+                element_bits = _find_bits(data, tensor.meta)
+                digest = hashlib.sha256(data.data).digest()
+                samples[tensor] = Sample(digest, element_bits == 0, element_bits)
+    return [samples[tensor] for tensor in tensors]
+
+
+def _neighbours(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]:
+    """Yield small tensors that lie near each other together, in one run, and all others alone."""
+    small = []
+    for tensor in tensors:
+        if len(tensor.extents) == 1 and tensor.meta.nbytes <= _SMALL_BYTES:
+            small.append((tensor.file.cipher is not None, tensor.extents[0].offset, tensor))
+        else:
+            yield [tensor]
+    near: list[StoredTensor] = []
+    first = last = 0
+    for _, start, tensor in sorted(small, key=itemgetter(0, 1)):
+        stop = start + tensor.meta.nbytes
+        is_near = first <= start <= last + _NEAR_BYTES and stop - first <= _CALL_BYTES
+        if near and not (is_near and tensor.file is near[0].file):
+            yield near
+            near = []
+        first, last = (first if near else start), stop
+        near.append(tensor)
+    if near:
+        yield near
 
 
 def _find_bits(data: Bytes, meta: TensorMeta) -> float:
@@ -131,10 +158,13 @@ def _find_bits(data: Bytes, meta: TensorMeta) -> float:
     """
     size = meta.itemsize
     elements = data.reshape(-1).view(f"{'u' if size <= 8 else 'V'}{size}")
+    bits = 1.0 if meta.dtype == "Bool" else 8.0 * size
+    few = math.isqrt(len(elements))
+    if len({*elements[: 2 * few + 2].tolist()}) > few:
+        return bits  # the first elements show it, mostly
     ordered = np.sort(elements)
     values = min(len(elements), 1) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
-    bits = 1.0 if meta.dtype == "Bool" else 8.0 * size
-    if values <= 1 or values**2 <= len(elements):
+    if values <= max(1, few):
         bits = min(bits, math.log2(max(values, 1)))
     return bits
 
@@ -171,10 +201,10 @@ def nearness(pair: tuple[StoredTensor, StoredTensor]) -> float | None:
 
     Elements that are zero in both tensors do not count; return None if all are.
     """
-    a, b = pair
     with FlatFiles(SAMPLE_BYTES) as files:
-        x, y = (decode(_read_pages(files, t).reshape(-1), t.meta.dtype) for t in (a, b))
-    if x is None or y is None or a.meta.dtype == "Bool":
+        pages = (next(_read_pages(files, [one])).reshape(-1) for one in pair)
+        x, y = (decode(data, one.meta.dtype) for data, one in zip(pages, pair, strict=True))
+    if x is None or y is None or pair[0].meta.dtype == "Bool":
         return None
     magnitudes = np.maximum(find_magnitudes(x), find_magnitudes(y))
     is_compared = np.isfinite(magnitudes) & (magnitudes > 0)
@@ -184,13 +214,35 @@ def nearness(pair: tuple[StoredTensor, StoredTensor]) -> float | None:
     return float(np.count_nonzero(is_near)) / int(np.count_nonzero(is_compared))
 
 
-def _read_pages(files: FlatFiles, tensor: StoredTensor) -> Bytes:
-    """Return the first, middle and last page of a tensor, one row each; a small one has fewer."""
-    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-    count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
-    middle = (nbytes - count) // 2 // itemsize * itemsize
-    starts = sorted({0, middle, nbytes - count})
-    data = np.empty((len(starts), count), np.uint8)
-    for page, start in zip(data, starts, strict=True):
-        files.read_bytes(tensor, start, page.data)
-    return data
+def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Bytes]:
+    """Yield the first, middle and last page of each tensor, one row each; fewer of a small one.
+
+    `_neighbours` are read in one call.
+    """
+    run = _join(near) if len(near) > 1 else None
+    joined = np.empty(0 if run is None else run.meta.nbytes, np.uint8)
+    if run is not None:
+        files.read_bytes(run, 0, joined.data)
+    for tensor in near:
+        nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+        count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
+        middle = (nbytes - count) // 2 // itemsize * itemsize
+        starts = sorted({0, middle, nbytes - count})
+        if run is not None:
+            at = tensor.extents[0].offset - run.extents[0].offset
+            pages = [joined[at + start : at + start + count] for start in starts]
+            yield np.stack(pages) if len(pages) > 1 else pages[0]
+            continue
+        data = np.empty((len(starts), count), np.uint8)
+        for page, start in zip(data, starts, strict=True):
+            files.read_bytes(tensor, start, page.data)
+        yield data
+
+
+def _join(near: Sequence[StoredTensor]) -> StoredTensor:
+    """Return the bytes of neighbours, and what lies between them, as one tensor."""
+    first, last = near[0], near[-1]
+    start = first.extents[0].offset
+    nbytes = last.extents[0].offset + last.meta.nbytes - start
+    meta = TensorMeta(f"{first.meta.name} to {last.meta.name}", "UInt8", (nbytes,))
+    return StoredTensor(meta, first.file, (Extent(start, nbytes),))

@@ -62,7 +62,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from shlex import quote
 from sys import intern
@@ -331,12 +331,18 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
         is_merged = False
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
+    made: dict[_LayoutEntry, Layout] = {}  # thousands of parameters have few layouts
     for stage, of_stage in by_stage.items():
+        layouts = stages.setdefault(stage, {})
         for name, entry in of_stage.items():
-            try:
-                stages.setdefault(stage, {})[name] = _make_layout(entry)
-            except ValueError as error:
-                errors.append(StrategyError(f"{path}: {name}", str(error)))
+            layout = made.get(entry)
+            if layout is None:
+                try:
+                    layout = made[entry] = _make_layout(entry)
+                except ValueError as error:
+                    errors.append(StrategyError(f"{path}: {name}", str(error)))
+                    continue
+            layouts[name] = layout
     raise_all(errors)
     return _StrategyFile(path, stages, from_json, is_merged, bool(operator_stages))
 
@@ -390,23 +396,23 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
 # --------------------------------------------------------------------------------------- one layout
 
 
-@dataclass(slots=True)
+@record
 class _LayoutEntry:
     """The layout of one parameter in the JSON form; nested lists are several messages."""
 
-    tensor_map: list[int | list[int]]
-    dev_matrix: list[int] = field(default_factory=list)
-    param_split_shape: list[int] = field(default_factory=list)
-    indices_offset: list[int] = field(default_factory=list)
-    tensor_shape: list[int] | None = None
+    tensor_map: tuple[int | tuple[int, ...], ...]
+    dev_matrix: tuple[int, ...] = ()
+    param_split_shape: tuple[int, ...] = ()
+    indices_offset: tuple[int, ...] = ()
+    tensor_shape: tuple[int, ...] | None = None
     opt_weight_shard_size: int = 0
     field: int = 0
 
 
 def _make_layout(entry: _LayoutEntry) -> Layout:
     """Return the layout that an entry encodes; raise ValueError if it is impossible."""
-    maps = [[axes] if isinstance(axes, int) else axes for axes in entry.tensor_map]
-    matrix, shard = tuple(entry.dev_matrix), entry.opt_weight_shard_size
+    maps = [(axes,) if isinstance(axes, int) else axes for axes in entry.tensor_map]
+    matrix, shard = entry.dev_matrix, entry.opt_weight_shard_size
     axes = max(len(matrix), len(maps), *(len(axes) for axes in maps), 0)
     if axes > MAX_LAYOUT_AXES or math.prod(matrix) > MAX_RANKS:
         raise ValueError(
@@ -421,24 +427,23 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
         raise ValueError(f"opt_weight_shard_size {shard}, expected -1 or more")
     if shard == -1:
         shard = whole.replicas if tensor_map else 1  # a scalar cannot be sharded
-    split = tuple(entry.param_split_shape) if any(entry.param_split_shape) else ()
+    split = entry.param_split_shape if any(entry.param_split_shape) else ()
     rows = split if len(entry.indices_offset) == len(split) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    if rows and entry.indices_offset != starts:
+    if rows and [*entry.indices_offset] != starts:
         raise ValueError(
-            f"a manual split of {list(rows)} rows with indices_offset {entry.indices_offset}, "
-            f"expected {starts}"
+            f"a manual split of {list(rows)} rows with indices_offset "
+            f"{[*entry.indices_offset]}, expected {starts}"
         )
     if entry.field < 0:
         raise ValueError(f"field {entry.field}, expected 0 or more")
     shape = () if rows else split
     if min(shape, default=0) < 0:
         raise ValueError(f"param_split_shape {list(shape)}, expected 0 or more")
-    full_shape = None if entry.tensor_shape is None else tuple(entry.tensor_shape)
     return replace(
         whole,
         optimizer_shard=max(1, shard),
-        full_shape=full_shape,
+        full_shape=entry.tensor_shape,
         rows=rows,
         fields=max(1, entry.field),
         split_shape=shape,
@@ -501,24 +506,27 @@ def _read_layout_item(
 def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
     """Return the layout in one message, or in several that complement each other."""
 
-    def dims(message: Field) -> list[int]:
-        return [n for numbers in _inside(reader, message, 1) for n in reader.numbers(numbers)]
+    def dims(message: Field) -> tuple[int, ...]:
+        return tuple(n for one in _inside(reader, message, 1) for n in reader.numbers(one))
 
-    maps: list[int | list[int]] = []
-    entry = _LayoutEntry(maps)
-    lists = {1: entry.dev_matrix, 3: entry.param_split_shape, 4: entry.indices_offset}
+    maps: list[tuple[int, ...]] = []
+    lists: dict[int, tuple[int, ...]] = {1: (), 3: (), 4: ()}
+    numbers = {5: 0, 7: 0}
     for subfield in (one for message in messages for one in _message_fields(reader, message)):
         if subfield.number == 2:
             maps.append(dims(subfield))
         elif subfield.number in lists:
-            lists[subfield.number][:] = dims(subfield)
-        elif subfield.number == 5:
-            entry.field = reader.number(subfield)
-        elif subfield.number == 7:
-            entry.opt_weight_shard_size = reader.number(subfield)
-    if len(maps) == 1 and isinstance(maps[0], list):
-        entry.tensor_map = [*maps[0]]
-    return entry
+            lists[subfield.number] = dims(subfield)
+        elif subfield.number in numbers:
+            numbers[subfield.number] = reader.number(subfield)
+    return _LayoutEntry(
+        maps[0] if len(maps) == 1 else tuple(maps),
+        dev_matrix=lists[1],
+        param_split_shape=lists[3],
+        indices_offset=lists[4],
+        opt_weight_shard_size=numbers[7],
+        field=numbers[5],
+    )
 
 
 def _inside(reader: WireReader, message: Field, number: int) -> Iterator[Field]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from ckpttool.transaction.states import Record, look
 look(Record.of(Path(sys.argv[1])))
 """
-COPY, CLICK = "cp -r", "import click"  # what the others are compared with
+# What the others are compared with.
+COPY, CLICK, LIBRARIES = "cp -r", "import click", "import numpy, h5py"
 
 MINDSPORE = """
 import sys
@@ -151,12 +152,21 @@ def _frugal(case: Case) -> Case:
     return Case(f"{case.name}, --max-memory {BUDGET}", command, case.output, case.yardstick)
 
 
-def start_cases() -> list[Case]:
-    """How long it takes until anything happens."""
+def prepare_start(work: Path) -> list[Case]:
+    """Write a checkpoint of a few KiB, and the cases: how long it takes until anything happens."""
+    src = work / "tiny"
+    write_checkpoint(src, many_tensors(4, (16, 16)), Mesh(4))
+    merge = (*CKPTTOOL, "merge", str(src), "-s", str(strategy_path(src)), "-q", "-o")
+    outputs = [work / f"tiny{suffix}" for suffix in FORMATS.values()]
     return [
         Case(CLICK, (sys.executable, "-c", "import click")),
         Case("ckpttool --version", (*CKPTTOOL, "--version"), None, CLICK),
         Case("ckpttool --help", (*CKPTTOOL, "--help"), None, CLICK),
+        Case(LIBRARIES, (sys.executable, "-c", LIBRARIES)),
+        *(
+            Case(f"merge of a few KiB, {out.suffix}", (*merge, str(out)), out, LIBRARIES)
+            for out in outputs
+        ),
     ]
 
 

@@ -340,6 +340,10 @@ def follow(line: str) -> str:
         ("reshard ckpt s.ckpt d.ckpt new -j 2", "reshard ckpt -s s.ckpt -d d.ckpt -o new -j 2"),
         ("convert ckpt 'new out'", "convert ckpt -o 'new out'"),
         ("average run run out.ckpt -s stages", "average run run -o out.ckpt -s stages"),
+        (
+            "explain ckpt lm_head.weight -s s.ckpt",
+            "explain ckpt --tensor lm_head.weight -s s.ckpt",
+        ),
         # one dash, and words of other programs
         ("verify ckpt -strategy s.ckpt", "verify ckpt --strategy s.ckpt"),
         ("merge ckpt -src-strategy=s.ckpt -out x", "merge ckpt --src-strategy=s.ckpt --output x"),
