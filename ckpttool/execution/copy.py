@@ -119,12 +119,12 @@ class TensorUnit:
 
 
 class UnitHash(NamedTuple):
-    """The SHA-256 of a unit of a tensor in the file at ``path``, in hexadecimal digits."""
+    """The SHA-256 of a unit of a tensor in the file at ``path``."""
 
     path: str
     name: str
     unit: int
-    sha256: str
+    sha256: bytes
 
 
 class TensorCast(NamedTuple):
@@ -434,7 +434,7 @@ def fill(task: FillTask) -> Filled:
             state = states.pop(key, None) or sha256()
             state.update(band.data)
             if band.is_last:
-                hashes.append(UnitHash(*key, state.hexdigest()))
+                hashes.append(UnitHash(*key, state.digest()))
             else:
                 states[key] = state
     assert not states, f"units without their last band: {[*states]}"

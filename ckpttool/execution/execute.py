@@ -26,7 +26,7 @@ from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats.local import describe_os_error, more_files_hint
-from ckpttool.model.manifest import CastStats
+from ckpttool.model.manifest import CastStats, UnitHashes
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
@@ -98,23 +98,34 @@ class Job:
     output: OutputFile
     file: PartialFile | RemoteFile
     open_tasks: int = 1  # and one until all are submitted
-    hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
     crcs: list[CrcExtent] = field(default_factory=list)
     casts: dict[str, CastStats] = field(default_factory=dict)  # by tensor
+    _hashes: UnitHashes | None = None  # until the first tensor is written
 
-    def accept(self, filled: Filled) -> None:
-        """Add the part of a call's result that belongs to this output."""
-        if isinstance(self.file, RemoteFile):
-            path = self.file.attempt = filled.attempt
+    @property
+    def hashes(self) -> UnitHashes:
+        """The hashes of what was written."""
+        if self._hashes is None:
+            self._hashes = UnitHashes(self.output.metas)
+        return self._hashes
+
+
+def _accept(filled: Filled, jobs: Sequence[Job]) -> None:
+    """Add the result of a call to its jobs."""
+    by_path: dict[str, Job] = {}
+    for job in jobs:
+        if isinstance(job.file, RemoteFile):
+            job.file.attempt = filled.attempt
+            by_path[filled.attempt] = job
         else:
-            path = self.file.index.path
-        for unit_hash in filled.hashes:
-            if unit_hash.path == path:
-                self.hashes.setdefault(unit_hash.name, {})[unit_hash.unit] = unit_hash.sha256
-        for of, name, stats in filled.casts:
-            if of == path:
-                self.casts[name] = self.casts.get(name, CastStats()).merged(stats)
-        self.crcs += (crc_extent for crc_extent in filled.crcs if crc_extent.path == path)
+            by_path[job.file.index.path] = job
+    for path, name, unit, digest in filled.hashes:
+        by_path[path].hashes.add(name, unit, digest)
+    for path, name, stats in filled.casts:
+        casts = by_path[path].casts
+        casts[name] = casts.get(name, CastStats()).merged(stats)
+    for crc_extent in filled.crcs:
+        by_path[crc_extent.path].crcs.append(crc_extent)
 
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
@@ -314,8 +325,8 @@ class _Run:
                 continue
             self._check_read(result)
             self.on_progress(result.nbytes)
+            _accept(result, jobs)
             for job in jobs:
-                job.accept(result)
                 self._commit_if_done(job)
 
     def refuse_overflow(self) -> None:

@@ -50,7 +50,7 @@ def fit_memory(
     Returns
     -------
     CopyOptions
-        For `ckpttool.execute`; the default if the memory is not limited.
+        For `ckpttool.execute`.
 
     Raises
     ------
@@ -58,9 +58,11 @@ def fit_memory(
         The memory is too small; the error names the least that works.
     """
     max_bytes, engine = options.max_memory_bytes, options.engine
-    if max_bytes is None:
-        return CopyOptions()
     workers, base_bytes = _workers(engine, executor, peak_bytes())
+    if max_bytes is None:
+        return (
+            CopyOptions() if is_cluster(engine) else CopyOptions(max_in_flight=IN_FLIGHT * workers)
+        )
     tensors, header_bytes = _headers(plan)
     transfers = () if plan is None else plan.transfers
     of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES + max(

@@ -71,6 +71,42 @@ def read_header(index: FileIndex, read: Callable[[int, int], bytes]) -> Header:
     return Header(index, starts, tuple(gaps))
 
 
+class _NewTensors(Mapping[str, StoredTensor]):
+    """The tensors of a new file, which has many; looking one up makes it.
+
+    Nearly all have one extent, so an offset for each says where they lie.
+    """
+
+    def __init__(self, tensors: Sequence[TensorMeta]) -> None:
+        self._tensors = tensors
+        self._numbers = {meta.name: number for number, meta in enumerate(tensors)}
+        self._offsets = array("q", [-1]) * len(tensors)
+        self._split: dict[str, tuple[Extent, ...]] = {}  # those with several extents
+
+    def add(self, name: str, offset: int, nbytes: int) -> None:
+        """Add an extent of a tensor."""
+        number = self._numbers[name]
+        if nbytes == self._tensors[number].nbytes:
+            self._offsets[number] = offset
+        else:
+            self._split[name] = (*self._split.get(name, ()), Extent(offset, nbytes))
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        number = self._numbers[name]
+        meta, offset = self._tensors[number], self._offsets[number]
+        extents = self._split.get(name, ()) if offset < 0 else (Extent(offset, meta.nbytes),)
+        return StoredTensor(meta, UNNAMED, extents)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 def lay_out(
     format: str,
     tensors: Sequence[TensorMeta],
@@ -78,17 +114,16 @@ def lay_out(
     parts: Iterable[HeaderPart],
 ) -> Header:
     """Return the header of a new file."""
-    extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
+    stored = _NewTensors(tensors)
     starts, gaps, at = array("q"), [], 0
     for gap, name, nbytes in parts:
         if gap:
             starts.append(at)
             gaps.append(gap)
-        at += len(gap)
+            at += len(gap)
         if nbytes:
-            extents[name].append(Extent(at, nbytes))
-        at += nbytes
-    stored = {m.name: StoredTensor(m, UNNAMED, tuple(extents[m.name])) for m in tensors}
+            stored.add(name, at, nbytes)
+            at += nbytes
     return Header(FileIndex((UNNAMED,), format, at, stored, attrs), starts, tuple(gaps))
 
 

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, islice, pairwise
@@ -449,12 +449,52 @@ def unit_starts(meta: TensorMeta) -> Iterator[int]:
     return accumulate((unit.size * meta.itemsize for unit in units(meta)), initial=0)
 
 
-def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
-    """Return the entry of a tensor from the hashes of its units; compute that of a string."""
-    if meta.text is not None:
-        of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
-    found = tuple(of_units[number] for number in range(len(of_units)))
-    return TensorEntry(meta.name, meta.dtype, meta.shape, found)
+def count_units(meta: TensorMeta) -> int:
+    """Return the number of `units` of a tensor."""
+    if meta.nbytes <= UNIT_BYTES:  # most tensors; spares the regions
+        return int(meta.text is None and meta.nbytes > 0)
+    return sum(1 for _ in units(meta))
+
+
+def hash_text(text: str) -> str:
+    """Return the hash of a string entry."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class UnitHashes:
+    """The SHA-256 of all units of an output, which come in any order; 32 bytes each.
+
+    Parameters
+    ----------
+    metas
+        The tensors of the output, in order.
+    """
+
+    def __init__(self, metas: Sequence[TensorMeta]) -> None:
+        self._metas = metas
+        ends = accumulate(map(count_units, metas), initial=0)
+        self._first = dict(zip((meta.name for meta in metas), ends, strict=False))
+        self._missing = sum(map(count_units, metas))
+        self._digests = bytearray(DIGEST_BYTES * self._missing)
+
+    def add(self, name: str, number: int, digest: bytes) -> None:
+        """Add the hash of a unit of a tensor."""
+        at = DIGEST_BYTES * (self._first[name] + number)
+        self._digests[at : at + DIGEST_BYTES] = digest
+        self._missing -= 1
+
+    def entries(self) -> Iterator[TensorEntry]:
+        """Yield the tensors with all hashes; those of strings are computed."""
+        assert not self._missing, f"{self._missing} units without a hash"
+        at = 0
+        for meta in self._metas:
+            end = at + DIGEST_BYTES * count_units(meta)
+            ats = range(at, end, DIGEST_BYTES)
+            found = [self._digests[one : one + DIGEST_BYTES].hex() for one in ats]
+            if meta.text is not None:
+                found = [hash_text(meta.text)]
+            yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(found))
+            at = end
 
 
 def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:

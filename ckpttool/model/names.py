@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
 
 from ckpttool.model.dtypes import FLOATS
 from ckpttool.model.tensors import TensorMeta
@@ -71,7 +70,7 @@ _REDUCED_AXES = {
     "exp_avg_insta_col_": -2,
 }
 _SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot; longer ones first
-_DOTTED_PREFIXES = frozenset(STATE_PREFIXES).difference(_SECOND_MOMENTS)
+_DOTTED_PREFIXES = {one: one for one in STATE_PREFIXES if one not in _SECOND_MOMENTS}
 
 # State that is no copy of a parameter: counters, rates and scales of optimizers, loss scaling,
 # fault tolerance and callbacks, and what THOR, LARS and ASGD compute.
@@ -151,7 +150,6 @@ class Name:
             yield ".".join(parts[:number]) + ".", ".".join(parts[number:])
 
 
-@lru_cache(maxsize=2**17)  # many ranks and many checks share the names; large models have 100,000
 def parse_name(text: str) -> Name:
     """Parse the name of a tensor.
 
@@ -165,14 +163,39 @@ def parse_name(text: str) -> Name:
     >>> parse_name("emb.__map_keys__").map
     'emb'
     """
-    prefix = text[: text.find(".") + 1]
-    if prefix not in _DOTTED_PREFIXES:
-        prefix = next((one for one in _SECOND_MOMENTS if text.startswith(one)), "")
+    return _KNOWN[text]
+
+
+class _Known(dict[str, Name]):
+    """The parsed names.
+
+    Many ranks and many checks share the names, and large models have 100,000.  A cache that knows
+    the order of its use takes twice the memory.
+    """
+
+    MOST = 1 << 17
+
+    def __missing__(self, text: str) -> Name:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[text] = name = _parse_name(text)
+        return name
+
+
+_KNOWN = _Known()
+
+
+def _parse_name(text: str) -> Name:
+    prefix = _DOTTED_PREFIXES.get(text[: text.find(".") + 1], "")
+    prefix = prefix or next((one for one in _SECOND_MOMENTS if text.startswith(one)), "")
     suffix = next((one for one in _MAP_SUFFIXES if text.endswith(one)), None)
     tag = None if suffix is None else text.removesuffix(suffix)
     if prefix in ("", text):
         return Name(text, map=tag)
-    return Name(text, prefix, text.removeprefix(prefix), _REDUCED_AXES.get(prefix), tag)
+    parameter = text.removeprefix(prefix)
+    if parameter in _KNOWN:
+        parameter = _KNOWN[parameter].text  # the same string, which large models have 50,000 of
+    return Name(text, prefix, parameter, _REDUCED_AXES.get(prefix), tag)
 
 
 def map_component_names(tag: str) -> tuple[str, ...]:

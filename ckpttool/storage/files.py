@@ -101,6 +101,8 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 
 ELSEWHERE = "-o with another path"  # hint
+NEAR_BYTES = 16 << 10  # zeros between parts of a header; a call takes longer than to write them
+HEADER_BUFFER_BYTES = 1 << 20  # of a header that are written at a time
 PARTIAL = ".partial"  # suffix of temporary files
 ATTEMPT = r"\.[0-9a-f]{16}"  # suffix of an attempt at a file, which `name_attempt` adds
 PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
@@ -202,7 +204,7 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
                 add_note(error, STUCK)
 
 
-def write_document(path: str, data: bytes | Iterable[str]) -> None:
+def write_document(path: str, data: bytes | Iterable[bytes]) -> None:
     """Write a small file, or a text in pieces, completely or not at all.
 
     Create the folder if necessary.
@@ -218,8 +220,7 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
     make_folder(partial.parent)
     with os.fdopen(claim(partial), "wb") as file:
         try:
-            for piece in (data,) if isinstance(data, bytes) else data:
-                file.write(piece if isinstance(piece, bytes) else piece.encode())
+            file.writelines((data,) if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
             require_name(partial, file.fileno())
@@ -232,9 +233,9 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
     sync_folder(partial.parent)
 
 
-def create_document(path: Path, text: Iterable[str]) -> None:
+def create_document(path: Path, text: Iterable[bytes]) -> None:
     """Write a small file that is not there yet; raises `FileExistsError` if it is."""
-    with path.open("x", encoding="ascii") as file:
+    with path.open("xb") as file:
         try:
             file.writelines(text)
             file.flush()
@@ -386,12 +387,25 @@ def create(path: str, fd: int, output: OutputFile) -> FileIndex:
 
 
 def write_header(fd: int, header: Header) -> None:
-    """Write the header of a new file, with holes in the place of contents."""
+    """Write the header of a new file, with zeros or holes in the place of contents."""
+    at, joined = 0, bytearray()
     for start, gap in zip(header.starts, header.gaps, strict=True):
-        while gap:
-            done = os.pwrite(fd, gap, start)
-            start, gap = start + done, gap[done:]
+        end = at + len(joined)
+        if start - end > NEAR_BYTES or len(joined) > HEADER_BUFFER_BYTES:
+            _write_at(fd, at, joined)
+            at, joined = start, bytearray()
+        else:
+            joined += bytes(start - end)
+        joined += gap
+    _write_at(fd, at, joined)
     os.ftruncate(fd, header.index.nbytes)
+
+
+def _write_at(fd: int, at: int, data: bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        at, view = at + done, view[done:]
 
 
 def stamp_at(path: Path) -> FileStamp | None:
@@ -413,14 +427,18 @@ def verify_header(file: StoredFile, output: OutputFile) -> int:
         The header does not describe the tensors of the output.
     """
     index = get_format(output.format).read_index(file)
-    expected = {meta.name: meta for meta in output.metas}
-    found = {name: tensor.meta for name, tensor in index.tensors.items()}
-    problems = [
-        f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
-        for name in sorted({*found, *expected})
-        if found.get(name) != expected.get(name)
-    ]
-    if problems:
+    missing = {tensor.meta.name: tensor.meta for tensor in output.tensors}
+    wrong: dict[str, tuple[TensorMeta | None, TensorMeta | None]] = {}
+    for name, tensor in index.tensors.items():
+        expected = missing.pop(name, None)
+        if expected != tensor.meta:
+            wrong[name] = expected, tensor.meta
+    wrong |= {name: (expected, None) for name, expected in missing.items()}
+    if wrong:
+        problems = [
+            f"{name}: expected {_describe(expected)}, found {_describe(found)}"
+            for name, (expected, found) in sorted(wrong.items())
+        ]
         raise VerifyError(output.path, problems)
     return index.nbytes
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckpttool.model.manifest import hashed, unit_starts
+from ckpttool.model.manifest import hash_text, unit_starts
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor
@@ -93,8 +93,9 @@ def hash_unit(tensor: StoredTensor, number: int) -> str:
 
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     """Return the SHA-256 of each unit of a stored tensor, as in a manifest; runs on a worker."""
-    digests = _hash_spans(tensor, pairwise(unit_starts(tensor.meta)), UNIT_BUFFER_BYTES)
-    return hashed(tensor.meta, dict(enumerate(digests))).sha256
+    if tensor.meta.text is not None:
+        return (hash_text(tensor.meta.text),)
+    return tuple(_hash_spans(tensor, pairwise(unit_starts(tensor.meta)), UNIT_BUFFER_BYTES))
 
 
 def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:

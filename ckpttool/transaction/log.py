@@ -29,7 +29,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -42,6 +42,7 @@ from ckpttool.records import asdict, record, replace
 from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
+PIECE_BYTES = 1 << 20  # of a line that are read at a time
 # The beginnings of lines.
 BEGIN, ENTRY, STAMP = b'{"process": ', b'{"rank": ', b'{"path": '
 DONE = b'{"done": true}'
@@ -116,19 +117,27 @@ class LoggedOutput:
     plan: str
     stamp: FileStamp | None = None
 
-    def read_line(self) -> str:
-        """Return the text of the output's line; raises `FormatError` if it has changed."""
+    def read_line(self) -> Iterator[bytes]:
+        """Yield the text of the output's line in pieces.
+
+        Raises
+        ------
+        FormatError
+            The line has changed, which shows behind the last piece.
+        """
+        left, crc = self.stop - self.start - len(SEAL), 0
         with open_file(self.log) as file:
             file.seek(self.start)
-            line = file.read(self.stop - self.start)
-        try:
-            return _unseal(line).decode("ascii")
-        except ValueError as error:
-            raise FormatError(str(self.log), self.start, NOT_AS_WRITTEN) from error
+            while (piece := file.read(min(left, PIECE_BYTES))) and piece.isascii():
+                crc = crc32(piece, crc)
+                left -= len(piece)
+                yield piece
+            if left or file.read(len(SEAL)) != _seal(crc):
+                raise FormatError(str(self.log), self.start, NOT_AS_WRITTEN)
 
     def read_entry(self) -> OutputEntry:
         """Return the output's entry in the manifest."""
-        return parse_entries(self.log, OutputEntry, self.read_line().encode())
+        return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
 
 
 @dataclass(slots=True)
@@ -220,15 +229,15 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             start += len(line)
 
 
-def _seal(text: str) -> bytes:
-    data = text.encode("ascii")
-    return b"%b %08x\n" % (data, crc32(data))
+def _seal(crc: int) -> bytes:
+    """Return the end of a line whose text has this CRC-32."""
+    return b" %08x\n" % crc
 
 
 def _unseal(line: bytes) -> bytes:
     """Return the text of a line; raise `ValueError` if its checksum does not match."""
     text = line[: -len(SEAL)]
-    if not text or line != b"%b %08x\n" % (text, crc32(text)):
+    if not text or line[-len(SEAL) :] != _seal(crc32(text)):
         raise ValueError(NOT_AS_WRITTEN)
     return text
 
@@ -262,30 +271,41 @@ class LogWriter:
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        self._append(json.dumps({**asdict(Writer.this()), "plan": plan, "command": command}))
+        begin = {**asdict(Writer.this()), "plan": plan, "command": command}
+        self._append([json.dumps(begin).encode()])
 
-    def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
-        """Append the line of an output, and sync it if it is to be durable; return where it is."""
+    def add(self, line: Iterable[bytes], *, is_durable: bool = True) -> LoggedOutput:
+        """Append the line of an output, and sync it if it is to be durable; return where it is.
+
+        ``line`` is the text of `ckpttool.transaction.manifest.entry_text`.
+        """
         start = self._end
         self._append(line, is_durable=is_durable)
         return LoggedOutput(self.path, start, self._end, self._plan)
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""
-        self._append(json.dumps({"path": name, "stamp": stamp}), is_durable=False)
+        text = json.dumps({"path": name, "stamp": stamp})
+        self._append([text.encode()], is_durable=False)
 
     def end(self) -> None:
         """Append that the part is written."""
-        self._append(DONE.decode())
+        self._append([DONE])
 
     def sync(self) -> None:
         """Make all lines durable."""
         os.fsync(self._fd)
 
-    def _append(self, text: str, *, is_durable: bool = True) -> None:
-        data = _seal(text)
+    def _append(self, text: Iterable[bytes], *, is_durable: bool = True) -> None:
+        crc = 0
+        for piece in text:
+            crc = crc32(piece, crc)
+            self._write(piece)
+        self._write(_seal(crc))
+        if is_durable:
+            self.sync()
+
+    def _write(self, data: bytes) -> None:
         self._end += len(data)
         while data:
             data = data[os.write(self._fd, data) :]
-        if is_durable:
-            self.sync()

@@ -27,6 +27,7 @@ from ckpttool.model.manifest import (
     LeftOut,
     OutputEntry,
     Provenance,
+    TensorEntry,
 )
 from ckpttool.problems import (
     Diagnostic,
@@ -39,6 +40,7 @@ S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
+PIECE_TENSORS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
@@ -87,35 +89,44 @@ class Manifest:
         return CastStats.sum(one.cast for one in self.outputs)
 
 
-def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
-    lines = (f"{',' if number else ''}\n{line}" for number, line in enumerate(outputs))
-    for piece in chain((json.dumps(head).removesuffix("}") + OPEN,), lines, ("\n",)):
-        state.update(piece.encode("ascii"))
+    lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
+    first = f"{json.dumps(head).removesuffix('}')}{OPEN}".encode("ascii")
+    for piece in chain((first,), chain.from_iterable(lines), (b"\n",)):
+        state.update(piece)
         yield piece
     yield _seal(state.hexdigest())
 
 
-def digest_in(last_line: str) -> str:
+def digest_in(last_line: bytes) -> str:
     """Return the SHA-256 in the last line of a sealed document."""
-    return last_line.removeprefix(CLOSE).removesuffix(END)
+    return last_line.decode().removeprefix(CLOSE).removesuffix(END)
 
 
-def _seal(digest: str) -> str:
+def _seal(digest: str) -> bytes:
     """Return the last line of a sealed document, with the SHA-256 of the other lines."""
-    return f"{CLOSE}{digest}{END}"
+    return f"{CLOSE}{digest}{END}".encode()
 
 
-def entry_text(output: OutputEntry) -> str:
-    """Return the line of an output, without a newline."""
-    tensors = [  # asdict() takes ten times as long, and a set may have millions of tensors
-        {"name": t.name, "dtype": t.dtype, "shape": t.shape, "sha256": t.sha256}
-        for t in output.tensors
-    ]
+def entry_text(output: OutputEntry, tensors: Iterable[TensorEntry]) -> Iterator[bytes]:
+    """Yield the line of an output with these tensors in pieces, without a newline."""
     head = {"rank": output.rank, "path": output.path, "format": output.format}
     cast = {} if output.cast is None else {"cast": asdict(output.cast)}
-    return json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": tensors})
+    yield _encode({**head, "nbytes": output.nbytes, **cast, "tensors": []}).removesuffix(b"]}")
+    entries = (  # asdict() takes ten times as long, and a set may have millions of tensors
+        {"name": t.name, "dtype": t.dtype, "shape": t.shape, "sha256": t.sha256} for t in tensors
+    )
+    separator = b""
+    while some := [*islice(entries, PIECE_TENSORS)]:
+        yield separator + _encode(some)[1:-1]
+        separator = b", "
+    yield b"]}"
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value).encode("ascii")
 
 
 def written_strategies(manifest: Path) -> frozenset[str]:
@@ -190,7 +201,7 @@ class SealedFile:
         with opened(path) as file:
             lines = _verified_lines(path, file)
             first, rest = next(lines), deque(lines, maxlen=1)
-        file_read = cls(path, _entries_of_head(path, first), digest_in(rest[0].decode()))
+        file_read = cls(path, _entries_of_head(path, first), digest_in(rest[0]))
         schema = file_read.entries(_Schema).schema
         if schema != MANIFEST_SCHEMA:
             reason = f"schema: expected {MANIFEST_SCHEMA}, got {schema}"
@@ -302,7 +313,7 @@ def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
             state.update(line)
             yield line
         line = next_line
-    if line == _seal(state.hexdigest()).encode():
+    if line == _seal(state.hexdigest()):
         yield line
         return
     reason = "changed since it was written: its checksum does not match"

@@ -23,10 +23,11 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, hashed
+from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, UnitHashes
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
     BusyError,
@@ -107,7 +108,7 @@ class Transaction(Claim):
         finished = self._run.destination.stamps
         stamps = {**(finished.outputs if finished is not None else {}), **self._run.kept}
         for entry in ManifestFile.read(self._record.manifest).outputs():
-            self.log.add(entry_text(entry), is_durable=False)
+            self.log.add(entry_text(entry, entry.tensors), is_durable=False)
             if stamp := stamps.get(entry.path):
                 self.log.add_stamp(entry.path, stamp)
         self.log.sync()
@@ -139,7 +140,7 @@ class Transaction(Claim):
         self,
         output: OutputFile,
         nbytes: int,
-        hashes: Mapping[str, Mapping[int, str]],
+        hashes: UnitHashes,
         cast: CastStats | None = None,
     ) -> None:
         """Record that an output is on disk and about to be renamed.
@@ -149,7 +150,7 @@ class Transaction(Claim):
         output, nbytes
             The output, and the size of its file.
         hashes
-            SHA-256 of each unit, by tensor and number of the unit.
+            The hashes of all units of the output.
         cast
             See `OutputEntry`.
 
@@ -161,13 +162,14 @@ class Transaction(Claim):
             The record cannot be written.
         """
         name = os.path.relpath(output.path, self._record.folder)
-        tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
-        line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors, cast))
+        entry = OutputEntry(output.rank, name, output.format, nbytes, (), cast)
         before = self._entries.get(name)
-        if before is not None and before.read_line() != line:
-            text = "differs from what the same command wrote before: a source file has changed"
-            raise VerifyError(output.path, [text], "--overwrite, without --resume")
-        self._entries[name] = self.log.add(line)
+        if before is not None:
+            line = b"".join(entry_text(entry, hashes.entries()))
+            if b"".join(before.read_line()) != line:
+                text = "differs from what the same command wrote before: a source file has changed"
+                raise VerifyError(output.path, [text], "--overwrite, without --resume")
+        self._entries[name] = self.log.add(entry_text(entry, hashes.entries()))
         if not self._has_replaced:
             self._remove_older_set()
             self._has_replaced = True
@@ -258,10 +260,10 @@ def finish_set(
         A document cannot be written.
     """
 
-    def manifest_text() -> Iterator[str]:
+    def manifest_text() -> Iterator[bytes]:
         return sealed_text(provenance.head(), (entry.read_line() for entry in entries.values()))
 
-    *_, seal = manifest_text()
+    (seal,) = deque(manifest_text(), maxlen=1)
     stamps = {name: entry.stamp for name, entry in entries.items() if entry.stamp is not None}
     finished = FinishedStamps(provenance, digest_in(seal), stamps)
     write_document(str(record.stamps), finished.text())

@@ -163,6 +163,11 @@ class _ManifestDigest:
     manifest: str
 
 
+def _line(output: Mapping[str, object]) -> bytes:
+    """Return the line of an output in a sealed document."""
+    return json.dumps(output).encode("ascii")
+
+
 @record
 class RecordedPlan:
     """What a run, or several runs of one plan, write.
@@ -205,7 +210,7 @@ class RecordedPlan:
         documents = file.entries(_Documents).documents
         return cls(file.entries(Writer), file.provenance(), outputs, documents)
 
-    def text(self) -> Iterator[str]:
+    def text(self) -> Iterator[bytes]:
         """Return the text of the document."""
         documents = [
             {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
@@ -213,9 +218,7 @@ class RecordedPlan:
         ]
         head = {**self.provenance.head_with_stamps(), **asdict(self.writer), "documents": documents}
         outputs = self.outputs.items()
-        return sealed_text(
-            head, (json.dumps({"rank": rank, "path": path}) for path, rank in outputs)
-        )
+        return sealed_text(head, ([_line({"rank": rank, "path": path})] for path, rank in outputs))
 
 
 @record
@@ -243,11 +246,11 @@ class FinishedStamps:
         outputs = {line.path: line.stamp for line in file.lines(StampedOutput)}
         return cls(file.provenance(), file.entries(_ManifestDigest).manifest, outputs)
 
-    def text(self) -> Iterator[str]:
+    def text(self) -> Iterator[bytes]:
         """Return the text of the document."""
         head = {**self.provenance.head_with_stamps(), "manifest": self.manifest}
         outputs = self.outputs.items()
-        return sealed_text(head, (json.dumps({"path": path, "stamp": at}) for path, at in outputs))
+        return sealed_text(head, ([_line({"path": path, "stamp": at})] for path, at in outputs))
 
 
 @record

@@ -10,9 +10,9 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import copy, execute
+from ckpttool.model.manifest import UnitHashes
 from ckpttool.storage import files as storage_files
 from ckpttool.storage import region_io
-from ckpttool.transaction import record
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -59,7 +59,7 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
     count_calls(monkeypatch, copy, "plan_band", calls)
     for name in ("write_bytes", "read_piece"):
         count_calls(monkeypatch, region_io.FlatFiles, name, calls)
-    count_calls(monkeypatch, record, "hashed", calls)
+    count_calls(monkeypatch, UnitHashes, "add", calls)
     count_calls(monkeypatch, storage_files, "verify_header", calls)
     plan, assignment = plan_of(source, tmp_path / "out", output_format)
     kinds = {tensor.kind for output in plan for tensor in output.tensors}
@@ -70,7 +70,7 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
         "plan_band": len(kinds),
         "read_piece": pieces,
         "write_bytes": TENSORS,
-        "hashed": TENSORS,
+        "add": TENSORS,
         "verify_header": 1,
     }
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 
-from ckpttool.model.manifest import InputFile, Provenance, StrategyFile, units
+from ckpttool.model.manifest import (
+    InputFile,
+    Provenance,
+    StrategyFile,
+    UnitHashes,
+    count_units,
+    units,
+)
 from ckpttool.model.tensors import FileStamp, TensorMeta
 from ckpttool.records import replace
 
@@ -47,3 +56,24 @@ def test_units_are_cuts_that_do_not_depend_on_options():
     assert [unit.shape for unit in units(TensorMeta("s", "Int8", ()))] == [()]
     assert not list(units(TensorMeta("e", "Int8", (0, 3))))
     assert not list(units(TensorMeta("t", "str", (), "text")))
+
+
+def test_hashes_come_in_any_order_and_leave_in_that_of_the_tensors():
+    metas = [
+        TensorMeta("w", "Float32", (3, 5 << 18)),
+        TensorMeta("e", "Int8", (0, 3)),
+        TensorMeta("s", "Int8", ()),
+        TensorMeta("t", "str", (), "text"),
+        TensorMeta("u", "Int8", (8 << 20,)),
+    ]
+    assert [*map(count_units, metas)] == [3, 0, 1, 0, 1]
+    for meta in metas:
+        assert count_units(meta) == len([*units(meta)])
+    hashes = UnitHashes(metas)
+    for name, number in [("u", 0), ("w", 2), ("s", 0), ("w", 0), ("w", 1)]:
+        hashes.add(name, number, sha256(f"{name}{number}".encode()).digest())
+    found = {entry.name: entry.sha256 for entry in hashes.entries()}
+    expected = {"w": ["w0", "w1", "w2"], "e": [], "s": ["s0"], "t": ["text"], "u": ["u0"]}
+    assert [*found] == [*expected]
+    for name, texts in expected.items():
+        assert found[name] == tuple(sha256(text.encode()).hexdigest() for text in texts)

@@ -82,7 +82,7 @@ def test_a_merge_parses_each_name_once_and_matches_the_same_names_once(tmp_path,
     words = ["merge", case / "src", "-s", case / "src_strategy.ckpt", "-o"]
     run_well(*words, tmp_path / "first.ckpt")  # imports all modules that it needs
     name_of, match = names.Name, names.match_states
-    parse_name.cache_clear()
+    names._KNOWN.clear()
     monkeypatch.setattr(names, "Name", count_name)
     for name, module in sys.modules.items():
         if name.startswith("ckpttool.") and vars(module).get("match_states") is match:

@@ -200,10 +200,10 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
         with pytest.raises(OSError, match="Input/output error"):
-            write_document(str(path), "new")
+            write_document(str(path), b"new")
     assert files_below(tmp_path) == ["index.json"]
     assert path.read_text(encoding="utf-8") == "old"
-    write_document(str(path), "new")
+    write_document(str(path), b"new")
     assert path.read_text(encoding="utf-8") == "new"
 
 

@@ -30,6 +30,17 @@ def entry_of(name, rank=0):
     return OutputEntry(rank, name, "ckpt", 4, TENSORS)
 
 
+def line_of(name, rank=0):
+    """Return the text of an output's line."""
+    return b"".join(entry_text(entry_of(name, rank), TENSORS))
+
+
+def sealed(text):
+    """Return the line of a log with a text."""
+    data = text if isinstance(text, bytes) else text.encode()
+    return data + _seal(crc32(data))
+
+
 def open_log(path):
     """Go on behind the last whole line, as a run does."""
     kept = Log.read(path).nbytes if path.exists() else 0
@@ -41,7 +52,7 @@ def write(path, *names, is_done=False):
     """Write outputs, and the lines of them."""
     log = open_log(path)
     for rank, name in enumerate(names):
-        log.add(entry_text(entry_of(name, rank)))
+        log.add([line_of(name, rank)])
         (path.parent / name).write_text("data")
         log.add_stamp(name, stamp_at(path.parent / name))
     if is_done:
@@ -60,7 +71,7 @@ def test_a_log_tells_of_its_writer_and_of_outputs_with_their_stamps(path):
     assert log.nbytes == path.stat().st_size
     for rank, (name, output) in enumerate(log.outputs.items()):
         assert output.stamp == stamp_at(path.parent / name)
-        assert output.read_line() == entry_text(entry_of(name, rank))
+        assert b"".join(output.read_line()) == line_of(name, rank)
         assert output.read_entry() == entry_of(name, rank)
 
 
@@ -69,7 +80,7 @@ def test_the_lines_are_those_that_the_documentation_shows(path):
     lines = [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
     run, output, stamp, done = map(json.loads, lines)
     assert run.keys() == {"process", "host", "time", "plan", "command"}
-    assert lines[1] == entry_text(entry_of("a"))
+    assert lines[1].encode() == line_of("a")
     assert output["path"] == "a"
     assert stamp == {"path": "a", "stamp": [*stamp_at(path.parent / "a")]}
     assert done == {"done": True}
@@ -130,7 +141,7 @@ def test_lines_behind_a_damaged_one_make_it_an_error(path):
     write(path, "a")
     size = path.stat().st_size
     with path.open("ab") as file:
-        file.write(b"torn\n" + _seal('{"done": true}'))
+        file.write(b"torn\n" + sealed('{"done": true}'))
     with pytest.raises(FormatError, match="a line has changed since it was written") as caught:
         Log.read(path)
     assert (caught.value.path, caught.value.offset) == (str(path), size)
@@ -163,8 +174,8 @@ def test_the_last_line_of_an_output_counts(path):
 
 def test_an_output_without_a_stamp_is_named_by_its_line(path):
     log = open_log(path)
-    log.add(entry_text(entry_of("a")))
-    log.add(entry_text(entry_of("b")))
+    log.add([line_of("a")])
+    log.add([line_of("b")])
     log.add_stamp("b", stamp_at(path))
     os.close(log._fd)
     found = Log.read(path).outputs
@@ -176,10 +187,10 @@ def test_an_output_without_a_stamp_is_named_by_its_line(path):
 def test_an_output_is_durable_and_its_stamp_need_not_be(path, monkeypatch):
     log, synced = open_log(path), []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
-    log.add(entry_text(entry_of("a")))
+    log.add([line_of("a")])
     assert synced == [path.stat().st_size]
     log.add_stamp("a", stamp_at(path))
-    log.add(entry_text(entry_of("b")), is_durable=False)
+    log.add([line_of("b")], is_durable=False)
     assert len(synced) == 1
     log.sync()
     assert synced[1:] == [path.stat().st_size]
@@ -230,18 +241,18 @@ BEFORE = "path: expected the output in the line before"
         ([RUN, '{"rank": 0, "path": "../x"}'], "path: expected a path below the folder"),
         ([RUN, '{"rank": 0, "path": "/etc/x"}'], "path: expected a path below the folder"),
         (
-            [RUN, entry_text(entry_of("a")), f'{{"path": "../a", {STAMP}}}'],
+            [RUN, line_of("a"), f'{{"path": "../a", {STAMP}}}'],
             "path: expected a path below the folder",
         ),
-        ([RUN, entry_text(entry_of("a")), f'{{"path": "b", {STAMP}}}'], BEFORE),
+        ([RUN, line_of("a"), f'{{"path": "b", {STAMP}}}'], BEFORE),
         ([RUN, f'{{"path": "a", {STAMP}}}'], BEFORE),
-        ([RUN, entry_text(entry_of("a")), '{"path": "a"}'], "missing required field stamp"),
+        ([RUN, line_of("a"), '{"path": "a"}'], "missing required field stamp"),
         ([RUN.replace("h", "x", 1) + RUN], "not valid JSON"),
         ([RUN[:-1] + ', "plan": "q"}'], "plan: stored twice"),
     ],
 )
 def test_another_file_of_that_name_is_named_and_not_believed(path, lines, reason):
-    path.write_bytes(b"".join(map(_seal, lines)))
+    path.write_bytes(b"".join(map(sealed, lines)))
     with pytest.raises(FormatError, match=reason) as caught:
         Log.read(path)
     assert caught.value.path == str(path)
@@ -257,7 +268,7 @@ def test_a_file_without_checksums_is_no_log(path, text):
 @pytest.mark.parametrize(
     "reader", [Log.read, RecordedPlan.read, FinishedStamps.read, ManifestFile.read]
 )
-@pytest.mark.parametrize("text", [b"{", b"{\n", b'{"rank": ', _seal(RUN)])
+@pytest.mark.parametrize("text", [b"{", b"{\n", b'{"rank": ', sealed(RUN)])
 def test_of_another_file_no_more_is_read_than_a_line_may_have(path, reader, text, monkeypatch):
     path.write_bytes(text)
     os.truncate(path, 1 << 40)  # a hole: to read all of it would take a TiB
@@ -283,8 +294,8 @@ def test_what_is_no_regular_file_is_refused(path, reader, kind):
 
 
 def test_a_line_that_is_not_ascii_is_damage(path):
-    line = _seal(entry_text(entry_of("a"))).rpartition(b" ")[0].replace(b"ckpt", b"ckp\xff")
-    path.write_bytes(_seal(RUN) + b"%b %08x\n" % (line, crc32(line)))
+    line = line_of("a").replace(b"ckpt", b"ckp\xff")
+    path.write_bytes(sealed(RUN) + sealed(line))
     with pytest.raises(FormatError, match=r"whole\.log: "):
         Log.read(path)
 

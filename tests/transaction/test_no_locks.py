@@ -221,8 +221,8 @@ def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks,
     def create_second(path, text):
         if not seen:
             seen.append(None)
-            lines = list(text)
-            create(path, (line.replace(socket.gethostname(), "node7") for line in lines))
+            lines, host = list(text), socket.gethostname().encode()
+            create(path, (line.replace(host, b"node7") for line in lines))
             text = lines
         return create(path, text)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.model.manifest import UnitHashes, count_units
 from ckpttool.storage.files import stamp_at
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.states import Record, State, look
@@ -38,13 +39,22 @@ def kill(transaction):
     transaction.release()
 
 
+def hashes_of(output):
+    """Return some hash for each unit of an output."""
+    hashes = UnitHashes(output.metas)
+    for meta in output.metas:
+        for number in range(count_units(meta)):
+            hashes.add(meta.name, number, bytes(32))
+    return hashes
+
+
 def complete_first(transaction, plan):
     """Complete the first output, whatever is in it."""
     output = next(iter(plan))
     partial = Path(f"{output.path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(b"data")
-    transaction.record_complete(output, 4, {meta.name: {} for meta in output.metas})
+    transaction.record_complete(output, 4, hashes_of(output))
     partial.replace(output.path)
     transaction.record_placed(output)
 
@@ -109,8 +119,10 @@ def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_pat
     with pytest.raises(
         ckpttool.VerifyError, match="differs from what the same command wrote before"
     ):
-        transaction.record_complete(output, 5, {meta.name: {} for meta in output.metas})
-    transaction.record_complete(output, 4, {meta.name: {} for meta in output.metas})
+        transaction.record_complete(output, 5, hashes_of(output))
+    transaction.record_complete(output, 4, hashes_of(output))
+    with pytest.raises(AssertionError, match="units without a hash"):
+        transaction.record_complete(output, 4, UnitHashes(output.metas))
     transaction.abandon()
 
 
