@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Units of a tensor that are planned once for all tensors of its kind: together they are small.
 KNOWN_BYTES = 1 << 20
-KNOWN_PIECES = 1 << 12  # of a task; each takes about 1 KiB of memory
+KNOWN_PIECES = 1 << 14  # of a task; each takes about 1 KiB of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +86,28 @@ class TensorUnit:
         The sources of the elements.  Pieces are computed when they are read: there may be many.
     number
         The number of the unit in its tensor, from 0.
+    nbytes
+        Bytes of the unit.
+    kind
+        Equal for units of a batch that are read in the same way; None if nobody has compared them.
     """
 
     tensor: StoredTensor
     region: Region
     output: OutputTensor
     number: int
+    nbytes: int
+    kind: int | None
 
-    def __reduce__(self) -> tuple[type[TensorUnit], tuple[StoredTensor, Region, OutputTensor, int]]:
+    def __reduce__(self) -> tuple[type[TensorUnit], tuple[object, ...]]:
         """Pickle without the slices that the unit does not need."""
         output = self.output.excerpt(self.region)
-        return TensorUnit, (self.tensor, self.region, output, self.number)
+        return TensorUnit, (self.tensor, self.region, output, self.number, self.nbytes, self.kind)
 
     @property
     def dtype(self) -> str:
         """The element type of the output."""
         return self.tensor.meta.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the unit."""
-        return self.region.size * self.tensor.meta.itemsize
 
     @property
     def origin(self) -> tuple[int, ...]:
@@ -229,38 +230,82 @@ def cut_into_tasks(
                 tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
     batch: list[TensorUnit] = []
     nbytes = pieces = 0
+    known: dict[Hashable, Sequence[_Cut]] = {}
+    numbers = count()
     for slices in tensors.values():
         last: tuple[int, ...] | None = None  # furthest element of the full tensor
-        for unit in _units_in_source_order(slices):
-            within = unit.region.moved_by(unit.origin)
-            size = unit.region.size * unit.tensor.meta.itemsize
-            shares_rows = last is not None and within.start <= last
-            most_bytes = task_bytes + len(slices) * size if shares_rows else task_bytes
+        for cut in _cuts_of_kind(slices, known, numbers):
+            shares_rows = last is not None and cut.start <= last
+            most_bytes = task_bytes + len(slices) * cut.nbytes if shares_rows else task_bytes
             if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
                 yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
                 batch, nbytes, pieces, last = [], 0, 0, None
-            batch.append(unit)
-            nbytes += size
-            pieces += unit.output.count_pieces(unit.region)
-            end = tuple(stop - 1 for stop in within.stop)
-            last = end if last is None else max(last, end)
+            tensor, stored = slices[cut.output]
+            batch.append(TensorUnit(stored, cut.region, tensor, cut.number, cut.nbytes, cut.kind))
+            nbytes += cut.nbytes
+            pieces += cut.pieces
+            last = cut.end if last is None else max(last, cut.end)
     if batch:
         yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
 
 
-def _units_in_source_order(
-    slices: Sequence[tuple[OutputTensor, StoredTensor]],
-) -> Iterator[TensorUnit]:
-    """Yield the units of one tensor in all outputs, sorted by their start in the full tensor."""
+_Slices = Sequence[tuple[OutputTensor, StoredTensor]]  # one tensor, in all outputs that have it
 
-    def starts(index: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
+
+class _Cut(NamedTuple):
+    """A unit of one tensor in several outputs; cuts sort by their start in the full tensor.
+
+    Attributes
+    ----------
+    start, end
+        Its first and its last element in the full tensor, by their indices.
+    output, number, region, nbytes, kind
+        The number of the output; the others as those of `TensorUnit`.
+    pieces
+        How many pieces fill it.
+    """
+
+    start: tuple[int, ...]
+    output: int
+    number: int
+    region: Region
+    nbytes: int
+    pieces: int
+    end: tuple[int, ...]
+    kind: int | None
+
+
+def _cuts_of_kind(
+    slices: _Slices, known: dict[Hashable, Sequence[_Cut]], numbers: Iterator[int]
+) -> Iterable[_Cut]:
+    """Return the cuts of a tensor; small tensors of a kind have the same, which are ``known``."""
+    small = sum(output.meta.nbytes for output, _ in slices) <= KNOWN_BYTES
+    if not small or any(output.kind is None for output, _ in slices):
+        return _cut(slices)
+    key = tuple((output.kind, output.region) for output, _ in slices)
+    found = known.get(key)
+    if found is None:
+        known[key] = found = [one._replace(kind=next(numbers)) for one in _cut(slices)]
+    return found
+
+
+def _cut(slices: _Slices) -> Iterator[_Cut]:
+    """Yield the units of one tensor in all outputs, in the order of the full tensor."""
+
+    def cuts(index: int) -> Iterator[_Cut]:
         output = slices[index][0]
-        for number, region in enumerate(units_of(output.meta)):
-            yield region.moved_by(output.region.start).start, index, number, region
+        meta = output.meta
+        for number, region in enumerate(units_of(meta)):
+            within = region.moved_by(output.region.start)
+            yield _Cut(
+                within.start,
+                *(index, number, region, region.size * meta.itemsize),
+                output.count_pieces(region),
+                tuple(stop - 1 for stop in within.stop),
+                kind=None,
+            )
 
-    for _, index, number, region in merge(*map(starts, range(len(slices)))):
-        output, stored = slices[index]
-        yield TensorUnit(stored, region, output, number)
+    return merge(*map(cuts, range(len(slices))))
 
 
 class _Step(NamedTuple):
@@ -279,12 +324,27 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
-class _Band(NamedTuple):
-    """How a band of a unit is read; the same for all tensors of a kind."""
+class Band(NamedTuple):
+    """A band of a unit and how it is read; the same for all tensors of a kind.
+
+    Attributes
+    ----------
+    unit
+        The number of the unit among those that are read together.
+    offset
+        The first byte in the output tensor.
+    is_last
+        Whether it is the last one of its unit, in C order.
+    data
+        The bytes, in a buffer that the next band overwrites.
+    steps
+        What fills ``data``.
+    """
 
     unit: int
-    band: Region
-    data: Bytes
+    offset: int
+    is_last: bool
+    data: memoryview
     steps: Iterable[BandStep]
 
 
@@ -293,29 +353,29 @@ class _Reader:
 
     def __init__(self, files: FlatFiles, buffer: Bytes, band_bytes: int) -> None:
         self._files, self._buffer, self._band_bytes = files, buffer, band_bytes
-        self._known: dict[Hashable, list[_Band]] = {}
+        self._known: dict[tuple[int | None, ...], list[Band]] = {}  # by the kinds of units
         self._pieces = 0  # of those that are known
 
-    def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Band]]:
         """Yield the bands of the units of one tensor, as `read_bands` does."""
-        self._files.forget()
-        for number, band, data, steps in self._bands(units):
-            unit = units[number]
-            for step in steps:
-                step.run(self._files, unit.output)
-            yield unit, band, data
+        files = self._files
+        files.forget()
+        for band in self._bands(units):
+            unit = units[band.unit]
+            for step in band.steps:
+                step.run(files, unit.output)
+            yield unit, band
 
-    def _bands(self, units: Sequence[TensorUnit]) -> Iterable[_Band]:
+    def _bands(self, units: Sequence[TensorUnit]) -> Iterable[Band]:
         """Return the bands of units, from those of a kind that are known if there are some."""
-        if any(one.output.kind is None for one in units):
+        key = tuple([one.kind for one in units])
+        if None in key:
             return self._plan(units)
-        key = tuple((one.output.kind, one.output.region, one.number) for one in units)
         known = self._known.get(key)
         if known is not None:
             return known
         pieces = sum(one.output.count_pieces(one.region) for one in units)
-        nbytes = sum(one.nbytes for one in units)
-        if nbytes > KNOWN_BYTES or pieces > KNOWN_PIECES:
+        if pieces > KNOWN_PIECES:
             return self._plan(units)
         if self._pieces + pieces > KNOWN_PIECES:
             self._known.clear()
@@ -326,13 +386,19 @@ class _Reader:
         ]
         return known
 
-    def _plan(self, units: Sequence[TensorUnit]) -> Iterator[_Band]:
+    def _plan(self, units: Sequence[TensorUnit]) -> Iterator[Band]:
         for step in merge(*(_steps(i, unit, self._band_bytes) for i, unit in enumerate(units))):
             unit, band = units[step.unit], step.band
-            itemsize = unit.tensor.meta.itemsize
-            data = self._buffer[: band.size * itemsize]
-            out = data.reshape(*band.shape, itemsize)
-            yield _Band(step.unit, band, data, plan_band(self._files, unit.output, band, out))
+            meta = unit.tensor.meta
+            data = self._buffer[: band.size * meta.itemsize]
+            steps = plan_band(
+                self._files, unit.output, band, data.reshape(*band.shape, meta.itemsize)
+            )
+            offset, is_last = (
+                _offset(band, meta.shape) * meta.itemsize,
+                band.stop == unit.region.stop,
+            )
+            yield Band(step.unit, offset, is_last, data.data, steps)
 
 
 def _kept(step: BandStep) -> BandStep:
@@ -356,18 +422,21 @@ def fill(task: FillTask) -> Filled:
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
-        for unit, band, data in read_bands(task, files):
-            path, meta = unit.tensor.file.path, unit.tensor.meta
+        for unit, band in read_bands(task, files):
+            path, name = unit.tensor.file.path, unit.tensor.meta.name
             if not is_there(path):  # the coordinator removed the file: the run has ended
                 raise FileNotFoundError(errno.ENOENT, "it is gone", path)
             if files.caster is not None and unit.output.is_cast:
-                before = casts.get((path, meta.name), CastStats())
-                casts[path, meta.name] = before.merged(files.caster.take_stats())
-            files.write_bytes(unit.tensor, _offset(band, meta.shape) * meta.itemsize, data)
-            key = path, meta.name, unit.number
-            states.setdefault(key, sha256()).update(data.data)
-            if band.stop == unit.region.stop:  # the last band in C order
-                hashes.append(UnitHash(*key, states.pop(key).digest()))
+                before = casts.get((path, name), CastStats())
+                casts[path, name] = before.merged(files.caster.take_stats())
+            files.write_bytes(unit.tensor, band.offset, band.data)
+            key = path, name, unit.number
+            state = states.pop(key, None) or sha256()
+            state.update(band.data)
+            if band.is_last:
+                hashes.append(UnitHash(*key, state.digest()))
+            else:
+                states[key] = state
     assert not states, f"units without their last band: {[*states]}"
     return Filled(
         task.nbytes,
@@ -378,14 +447,8 @@ def fill(task: FillTask) -> Filled:
     )
 
 
-def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
-    """Read what a task writes, band by band in the order of the full tensors.
-
-    Yields
-    ------
-    unit, band, data
-        A band of a unit, and its bytes, in a buffer that the next band overwrites.
-    """
+def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Band]]:
+    """Read what a task writes, band by band in the order of the full tensors."""
     reader = _Reader(files, np.empty(task.buffer_bytes, np.uint8), task.band_bytes)
     for units in task.by_tensor():
         yield from reader.read(units)
@@ -393,7 +456,7 @@ def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, R
 
 def read_tensor(
     units: Sequence[TensorUnit], files: FlatFiles, buffer: Bytes, band_bytes: int
-) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+) -> Iterator[tuple[TensorUnit, Band]]:
     """Read the units of one tensor of a task, as `read_bands` does."""
     return _Reader(files, buffer, band_bytes).read(units)
 

@@ -292,7 +292,7 @@ class _Survey:
         known = None if None in kinds else self._known.get(key)
         if known is None:
             used = {id(unit): Counter[Origin]() for unit in units}
-            for unit, _, _ in read_tensor(units, files, buffer, band_bytes):
+            for unit, _ in read_tensor(units, files, buffer, band_bytes):
                 used[id(unit)] += files.take_used()
             known = _TensorCounts(
                 files.take_reads(), files.scratch_used, files.scratch_peak, tuple(used.values())

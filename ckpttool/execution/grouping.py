@@ -7,7 +7,9 @@ both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ckpttool.execution.copy import read_amplification
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
@@ -23,15 +25,25 @@ def group_ranks(plan: Plan, max_tensors: int) -> list[tuple[int, ...]]:
     All groups are formed before the first is written, because the ranks of adjacent columns need
     not be adjacent.  A group has at most ``max_tensors``, or one output.
     """
-    groups: dict[tuple[str, str] | int, list[int]] = {}
     tensors = 1
-    shared: dict[int, tuple[str, str] | None] = {}
     kinds = {name: len(transfers) for name, transfers in plan.kinds.items()}
     alike = plan.alike
     outputs = plan.of_kinds.outputs(equal[0] for equal in alike)
+    gaps: list[Mapping[_Rows, int]] = []
+    total = Counter[_Rows | str]()  # of all outputs, by rows and by file
     for equal, output in zip(alike, outputs, strict=True):
-        shared |= dict.fromkeys(equal, _shared_rows(output, kinds))
+        gaps.append(_find_gaps(output, kinds))
+        for rows, nbytes in gaps[-1].items():
+            total[rows] += nbytes * len(equal)
+            total[rows.file] += nbytes * len(equal)
         tensors = max(tensors, sum(kinds[one.meta.name] for one in output.tensors))
+    # The rows with the most gaps in all outputs: the most of its own may be those of no other.
+    shared = {
+        rank: max(found, key=lambda rows: (total[rows.file], total[rows]), default=None)
+        for equal, found in zip(alike, gaps, strict=True)
+        for rank in equal
+    }
+    groups: dict[_Rows | int, list[int]] = {}
     for rank in plan.target.paths:
         groups.setdefault(shared[rank] or rank, []).append(rank)
     size = max(1, min(MAX_OUTPUTS, max_tensors // tensors))
@@ -40,19 +52,26 @@ def group_ranks(plan: Plan, max_tensors: int) -> list[tuple[int, ...]]:
     ]
 
 
-def _shared_rows(output: OutputFile, kinds: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return the tensor and file whose rows an output reads only parts of; None if it has none.
+class _Rows(NamedTuple):
+    """Rows of the source, as far as outputs are concerned: those of a tensor in a file."""
+
+    file: str
+    tensor: str
+
+
+def _find_gaps(output: OutputFile, kinds: Mapping[str, int]) -> Mapping[_Rows, int]:
+    """Return the rows of which an output reads only parts, and the bytes that it does not use.
 
     The output has the first tensor of each kind, and ``kinds`` the number of all by its name.  The
-    first of several tensors with equal slicing represents them.  The result is the tensor for which
-    the output reads the most gap bytes.
+    first of several tensors with equal slicing represents them.  Files from which the output reads
+    few such bytes are left out.
     """
     by_slicing: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:
         slicings = tuple(term.source.slicing.key for term in tensor.terms)
         key = slicings, tensor.region, tensor.stored_itemsize
         by_slicing.setdefault(key, []).append(tensor)
-    most_bytes, shared = MIN_GAP_BYTES, None
+    gaps: dict[str, dict[_Rows, int]] = {}  # by file
     for alike in by_slicing.values():
         first = alike[0]
         if not first.meta.nbytes:
@@ -61,7 +80,8 @@ def _shared_rows(output: OutputFile, kinds: Mapping[str, int]) -> tuple[str, str
         gap_ratio = read_amplification(piece) - 1
         number = sum(kinds[one.meta.name] for one in alike)
         used_bytes = first.region.size * first.stored_itemsize * number
-        gap_bytes = int(gap_ratio * used_bytes)
-        if gap_ratio >= 1 and gap_bytes >= most_bytes:
-            most_bytes, shared = gap_bytes, (first.meta.name, piece.tensor.file.path)
-    return shared
+        if gap_ratio >= 1:
+            rows = _Rows(piece.tensor.file.path, first.meta.name)
+            gaps.setdefault(rows.file, {})[rows] = int(gap_ratio * used_bytes)
+    enough = (found for found in gaps.values() if sum(found.values()) >= MIN_GAP_BYTES)
+    return {rows: nbytes for found in enough for rows, nbytes in found.items()}

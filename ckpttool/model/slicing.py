@@ -156,9 +156,10 @@ class LayoutSlicing:
         """See `Slicing`."""
         assert isinstance(place, tuple)
         for rank in place:
-            tensor = self.tensors.get(rank)
-            if tensor is not None:
-                return rank, tensor
+            try:
+                return rank, self.tensors[rank]
+            except KeyError:
+                continue
         raise LookupError(f"no owner of the slice of ranks {place}")
 
     def count_overlaps(self, region: Region) -> int:

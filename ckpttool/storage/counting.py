@@ -50,15 +50,15 @@ class CountingFiles(FlatFiles):
         used, self._used = self._used, Counter()
         return used
 
-    def read_piece(self, read: PieceRead, tensor: StoredTensor, origin: Origin) -> None:
+    def read_piece(self, read: PieceRead, tensor: StoredTensor, number: int, rank: int) -> None:
         """Count the reads of a piece."""
-        self._used[origin] += read.nbytes
-        super().read_piece(read, tensor, origin)
+        self._used[Origin(number, rank)] += read.nbytes
+        super().read_piece(read, tensor, number, rank)
 
-    def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
+    def read_bytes(self, tensor: StoredTensor, offset: int, out: memoryview) -> None:
         """Count the reads of a tensor's bytes."""
         cipher = tensor.file.cipher
-        for at, part in split_at_extents(tensor, offset, out.data):
+        for at, part in split_at_extents(tensor, offset, out):
             sizes = [len(part)] if cipher is None else [*plan_reads(cipher, at, part)]
             self._requests += len(sizes)
             self._nbytes += sum(sizes)

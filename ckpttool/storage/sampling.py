@@ -61,7 +61,7 @@ def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
             data = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(tensor, offset, data)
+            files.read_bytes(tensor, offset, data.data)
             yield data
 
 
@@ -75,7 +75,7 @@ def _hash_spans(
             state = hashlib.sha256()
             for offset in range(start, stop, len(buffer)):
                 data = buffer[: stop - offset]
-                files.read_bytes(tensor, offset, data)
+                files.read_bytes(tensor, offset, data.data)
                 state.update(data.data)
             yield state.hexdigest()
 
@@ -223,7 +223,7 @@ def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Byte
     run = _join(near) if len(near) > 1 else None
     joined = np.empty(0 if run is None else run.meta.nbytes, np.uint8)
     if run is not None:
-        files.read_bytes(run, 0, joined)
+        files.read_bytes(run, 0, joined.data)
     for tensor in near:
         nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
         count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
@@ -236,7 +236,7 @@ def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Byte
             continue
         data = np.empty((len(starts), count), np.uint8)
         for page, start in zip(data, starts, strict=True):
-            files.read_bytes(tensor, start, page)
+            files.read_bytes(tensor, start, page.data)
         yield data
 
 

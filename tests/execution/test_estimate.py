@@ -92,7 +92,7 @@ def one_by_one(plan, options):
         ]
         for task in batch.tasks(indexes):
             with CountingFiles(task.band_bytes) as files:
-                written += sum(data.nbytes for _, _, data in read_bands(task, files))
+                written += sum(band.data.nbytes for _, band in read_bands(task, files))
                 reads += files.take_reads()
     return reads.requests, reads.nbytes, written
 

@@ -160,6 +160,32 @@ def test_many_small_tensors_count_as_much_as_one_large():
         assert [len(group) for group in group_ranks(plan, 1 << 16)] == expected
 
 
+def test_small_tensors_of_many_kinds_count_together_for_the_files_that_they_share():
+    names = [f"w{i}" for i in range(64)]
+    rows, columns = (
+        replace(strategy_of({name: Layout((RANKS,), cut) for name in names}), files=())
+        for cut in (((0,), ()), ((), (0,)))
+    )
+    shapes = {name: (64, 512 + 8 * i) for i, name in enumerate(names)}
+    plan = make(slice_catalog(rows, shapes), rows, columns)
+    assert len(plan.kinds) == len(names)
+    assert group_ranks(plan, 1 << 16) == [tuple(range(RANKS))]
+
+
+def test_the_rows_that_all_outputs_read_count_more_than_larger_ones_that_only_some_read():
+    shapes = {"all": (64, 1 << 14), "some": (256, 1 << 14)}
+    source = replace(strategy_of({name: Layout((2,), ((0,), ())) for name in shapes}), files=())
+    layouts = {"all": Layout((4,), ((), (0,))), "some": Layout((2, 2), ((1,), (0,)))}
+    for names, expected in (
+        (["some"], [(0, 1), (2, 3)]),
+        (["all", "some"], [(0, 1, 2, 3)]),
+    ):
+        target = replace(strategy_of({name: layouts[name] for name in names}), files=())
+        mine = replace(source, layouts={name: source.layouts[name] for name in names})
+        plan = make(slice_catalog(mine, {name: shapes[name] for name in names}), mine, target)
+        assert group_ranks(plan, 1 << 16) == expected
+
+
 def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_read):
     shape = (64, 16, 8, 64)
     rows, inner = (

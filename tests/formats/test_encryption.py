@@ -49,7 +49,7 @@ def contents(index):
     with FlatFiles(1 << 20) as files:
         for name, tensor in index.tensors.items():
             out = np.empty(tensor.meta.nbytes, np.uint8)
-            files.read_bytes(tensor, 0, out)
+            files.read_bytes(tensor, 0, out.data)
             found[name] = out.tobytes()
     return found
 
@@ -141,7 +141,7 @@ def test_any_bytes_are_read_by_themselves(noisy, mode, data, piece_units):
     out = np.full(stop - start, 0xAA, np.uint8)
     with pytest.MonkeyPatch.context() as patch, FlatFiles(1 << 20) as files:
         patch.setattr(encryption, "PIECE_BYTES", 16 * piece_units)
-        files.read_bytes(noisy[mode], start, out)
+        files.read_bytes(noisy[mode], start, out.data)
     assert out.tobytes() == NOISE[start:stop]
 
 
@@ -166,7 +166,7 @@ def test_a_large_block_is_never_held_in_memory(mode, tmp_path, monkeypatch):
         assert not find_forged(tensor.file, tensor.file.cipher, 0, 1)
         with FlatFiles(1 << 20) as files:
             for start in range(0, nbytes - len(out), 5 << 20):
-                files.read_bytes(tensor, start + 3, out)
+                files.read_bytes(tensor, start + 3, out.data)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -92,11 +92,11 @@ def test_bytes_written_are_the_bytes_read_by_anyone(format, tmp_path):
         for name, tensor in index.tensors.items():
             if tensor.extents:
                 data = np.frombuffer(expected[name], np.uint8)
-                files.write_bytes(tensor, 0, data)
+                files.write_bytes(tensor, 0, data.data)
         for name, tensor in index.tensors.items():
             out = np.empty(tensor.meta.nbytes, np.uint8)
             if tensor.extents:
-                files.read_bytes(tensor, 0, out)
+                files.read_bytes(tensor, 0, out.data)
                 assert out.tobytes() == expected[name]
     by_others = read(tmp_path / f"file{suffix_of(format)}")
     assert set(by_others) == set(index.tensors)

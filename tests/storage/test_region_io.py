@@ -62,10 +62,10 @@ def test_bytes_are_written_and_read_across_extents(tmp_path):
     data = np.random.default_rng(1).integers(0, 255, 30, np.uint8)
     with FlatFiles(1 << 20) as files:
         for first, last in [(0, 5), (5, 9), (9, 30)]:
-            files.write_bytes(tensor, first, data[first:last])
+            files.write_bytes(tensor, first, data[first:last].data)
         out = np.empty(30, np.uint8)
         for first, last in [(0, 1), (1, 8), (8, 21), (21, 30)]:
-            files.read_bytes(tensor, first, out[first:last])
+            files.read_bytes(tensor, first, out[first:last].data)
     assert np.array_equal(out, data)
     whole = (tmp_path / "a").read_bytes()
     assert b"".join(whole[e.offset : e.offset + e.nbytes] for e in tensor.extents) == data.tobytes()
@@ -77,23 +77,23 @@ def test_a_file_may_be_read_first_and_written_then(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
     out = np.empty(4, np.uint8)
     with FlatFiles(16) as files:
-        files.read_bytes(tensor, 0, out)
-        files.write_bytes(tensor, 0, out + 1)
-        files.read_bytes(tensor, 0, out)
+        files.read_bytes(tensor, 0, out.data)
+        files.write_bytes(tensor, 0, (out + 1).data)
+        files.read_bytes(tensor, 0, out.data)
     assert out.tolist() == [1, 2, 3, 4]
 
 
 def test_bytes_beyond_the_tensor_are_a_mistake_of_the_caller(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
     with FlatFiles(16) as files, pytest.raises(ValueError, match="2 bytes beyond its last extent"):
-        files.read_bytes(tensor, 2, np.empty(4, np.uint8))
+        files.read_bytes(tensor, 2, np.empty(4, np.uint8).data)
 
 
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((1000,), np.int8))
     os.truncate(tmp_path / "a", 500)
     with FlatFiles(16) as files, pytest.raises(FormatError, match="byte 500: w: the file ends"):
-        files.read_bytes(tensor, 0, np.empty(1000, np.uint8))
+        files.read_bytes(tensor, 0, np.empty(1000, np.uint8).data)
 
 
 def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypatch):
@@ -107,8 +107,8 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
     )
     out = np.empty(2000, np.uint8)
     with FlatFiles(16) as files:
-        files.write_bytes(tensor, 0, array[::-1].copy().view(np.uint8))
-        files.read_bytes(tensor, 0, out)
+        files.write_bytes(tensor, 0, array[::-1].copy().view(np.uint8).data)
+        files.read_bytes(tensor, 0, out.data)
     assert np.array_equal(out.view("<i2"), array[::-1])
 
 
@@ -142,7 +142,7 @@ def test_data_are_written_in_calls_of_a_mebibyte_and_sent_to_the_disk_at_once(
     array = numbered((5 << 18,))
     tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(2 << 20,))
     with FlatFiles(16) as files:
-        files.write_bytes(tensor, 0, array.view(np.uint8))
+        files.write_bytes(tensor, 0, array.view(np.uint8).data)
     assert [nbytes for _, nbytes, flags in traffic if flags == 0] == [1 << 20] * 5
     hints = [(at, nbytes) for at, nbytes, flags in traffic if flags is None]
     assert hints == [(extent.offset, extent.nbytes) for extent in tensor.extents]
@@ -158,7 +158,7 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
     tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(100,))
     page = mmap.PAGESIZE
     with FlatFiles(16) as files:
-        files.write_bytes(tensor, 0, array.view(np.uint8))
+        files.write_bytes(tensor, 0, array.view(np.uint8).data)
     assert {flags for at, nbytes, flags in traffic if at % page or nbytes % page} == {0}
     whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == system.RWF_DONTCACHE]
     assert all(at % page == 0 and 0 < nbytes <= 1 << 20 for at, nbytes in whole)
@@ -187,8 +187,8 @@ def test_what_cannot_keep_the_cache_free_is_asked_once(tmp_path, monkeypatch, tr
     array = numbered((1 << 19,))
     tensor = lay_out(tmp_path / "a", np.zeros_like(array))
     with FlatFiles(16) as files:
-        files.write_bytes(tensor, 0, array.view(np.uint8))
-        files.write_bytes(tensor, 0, array.view(np.uint8))
+        files.write_bytes(tensor, 0, array.view(np.uint8).data)
+        files.write_bytes(tensor, 0, array.view(np.uint8).data)
     assert len([flags for *_, flags in traffic if flags]) == 1
     assert len([flags for *_, flags in traffic if flags is None]) == 2
     assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
@@ -204,7 +204,7 @@ def test_another_failure_of_such_a_call_is_no_reason_to_try_otherwise(tmp_path, 
     array = numbered((1 << 19,))
     tensor = lay_out(tmp_path / "a", array)
     with FlatFiles(16) as files, pytest.raises(OSError, match=r"Input/output error.*/a'"):
-        files.write_bytes(tensor, 0, array.view(np.uint8))
+        files.write_bytes(tensor, 0, array.view(np.uint8).data)
 
 
 def test_a_file_system_that_takes_no_hints_will_do(tmp_path, monkeypatch):
@@ -213,10 +213,20 @@ def test_a_file_system_that_takes_no_hints_will_do(tmp_path, monkeypatch):
 
     use_kernel(monkeypatch, "5.15.0")
     monkeypatch.setattr(os, "posix_fadvise", refuse)
-    tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
+    nbytes = region_io.SMALL_BYTES
+    tensor = lay_out(tmp_path / "a", np.zeros(nbytes, np.int8))
     with FlatFiles(16) as files:
-        files.write_bytes(tensor, 0, np.full(4, 7, np.uint8))
-    assert read(tensor, Region((0,), (4,))).tolist() == [7] * 4
+        files.write_bytes(tensor, 0, np.full(nbytes, 7, np.uint8).data)
+    assert set(read(tensor, Region((0,), (nbytes,))).tolist()) == {7}
+
+
+@pytest.mark.parametrize("release", ["5.15.0", "6.18.0"])
+def test_a_small_extent_is_one_write_without_a_hint(tmp_path, monkeypatch, traffic, release):
+    use_kernel(monkeypatch, release)
+    tensor = lay_out(tmp_path / "a", np.zeros(30_000, np.int8), cuts=(10_000,))
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, np.full(30_000, 7, np.uint8).data)
+    assert traffic == [(extent.offset, extent.nbytes, 0) for extent in tensor.extents]
 
 
 # ------------------------------------------------------------------------ regions
@@ -331,7 +341,7 @@ def test_what_lies_between_runs_is_kept_for_who_wants_it_next(tmp_path, monkeypa
         assert np.array_equal(out[..., 0], array[2:8, :20] + 1)
         files.read_region(tensor, Region((2, 0), (8, 20)), out)
         assert np.array_equal(out[..., 0], array[2:8, :20])
-        files.write_bytes(tensor, 200, np.full(100, 7, np.uint8))
+        files.write_bytes(tensor, 200, np.full(100, 7, np.uint8).data)
         files.read_region(tensor, Region((2, 0), (8, 20)), out)
         assert (out[0, :, 0] == 7).all()
     assert reads == [600] * 4
@@ -352,7 +362,7 @@ def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch)
         for _ in range(3):
             for i, tensor in enumerate(tensors):
                 out = np.empty(4 * (i + 1), np.uint8)
-                files.read_bytes(tensor, 0, out)
+                files.read_bytes(tensor, 0, out.data)
                 assert out.view("<i4")[-1] == i
                 assert count_open() <= before + 4
     assert count_open() == before
@@ -374,12 +384,12 @@ def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypat
         for _ in range(2):
             for i, tensor in enumerate(tensors):
                 out = np.empty(4 * (i + 1), np.uint8)
-                files.read_bytes(tensor, 0, out)
+                files.read_bytes(tensor, 0, out.data)
                 assert out.view("<i4")[-1] == i
     monkeypatch.setattr(region_io, "open_descriptor", lambda file, flags: limited(file, -1))
     before -= most  # a worker that has no file open cannot close one
     with FlatFiles(16) as files, pytest.raises(OSError, match=r"Too many open files.*/0'"):
-        files.read_bytes(tensors[0], 0, out)
+        files.read_bytes(tensors[0], 0, out.data)
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
@@ -387,4 +397,4 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         TensorMeta("w", "Int8", (4,)), StoredFile(str(tmp_path / "none")), (Extent(0, 4),)
     )
     with FlatFiles(16) as files, pytest.raises(FileNotFoundError):
-        files.read_bytes(tensor, 0, np.empty(4, np.uint8))
+        files.read_bytes(tensor, 0, np.empty(4, np.uint8).data)
