@@ -32,7 +32,7 @@ _DAMAGED = "damaged, or of another format"
 NEAR_BYTES = 4096  # between two parts; a call takes longer than to read as many
 MAX_CALL_BYTES = 256 << 10  # of parts that are read together, and of what lies between
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
-NEXT_BYTES = 64 << 10  # of small tensors one after the other, with their contents
+NEXT_BYTES = 16 << 10  # of small tensors one after the other, with their contents
 
 
 class Field(NamedTuple):
