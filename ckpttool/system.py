@@ -76,12 +76,14 @@ def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
             deque(map(os.posix_fadvise, repeat(fd), offsets, sizes, advice), maxlen=0)
 
 
+# It is no read of contents, which tests count and break.
+_peek = os.preadv if hasattr(os, "RWF_NOWAIT") else None
+
+
 def _is_in_memory(fd: int, offset: int) -> bool:
     """Return whether a byte of a file can be read without the disk."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        return False
     try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        return _peek is not None and _peek(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:  # it is not there, or the file system cannot tell
         return False
 
