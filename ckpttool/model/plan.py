@@ -509,13 +509,13 @@ class Plan(Brief):
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
-            stored = [
+            parts = (
                 (region, transfer.terms_of(rank) if is_own else transfer.terms, kind)
                 for transfer, index, kind in placed
                 if (region := regions[index]) is not None
-            ]
+            )
             tensors = tuple(
-                OutputTensor(meta, *one) for meta, one in zip(metas[rank], stored, strict=True)
+                OutputTensor(meta, *one) for meta, one in zip(metas[rank], parts, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, attrs)
 
