@@ -400,7 +400,10 @@ class Plan(Brief):
 
     def limited_to(self, ranks: Iterable[int]) -> Plan:
         """Return the plan of only the outputs of ``ranks``, in the same order."""
-        return replace(self, target=self.target.limited_to(ranks))
+        kept = {*ranks}
+        if kept >= self.target.paths.keys():
+            return self  # with all that is computed of it
+        return replace(self, target=self.target.limited_to(kept))
 
     @cached_property
     def headers(self) -> Mapping[tuple[int, ...], tuple[TensorMeta, ...]]:
