@@ -516,8 +516,8 @@ def _plan_pieces(
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:
     """Return the slices of an array of ``band`` that are those of a region in it."""
-    inside = region.relative_to(band.start)
-    return tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+    ends = zip(region.start, region.stop, band.start, strict=True)
+    return tuple(slice(start - first, stop - first) for start, stop, first in ends)
 
 
 def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
