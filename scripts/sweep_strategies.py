@@ -142,7 +142,7 @@ def _read(tensor: StoredTensor) -> np.ndarray:
     data = np.empty(tensor.meta.nbytes, np.uint8)
     if data.size:
         with FlatFiles(data.size) as files:
-            files.read_bytes(tensor, 0, data)
+            files.read_bytes(tensor, 0, data.data)
     return data.reshape(*tensor.meta.shape, tensor.meta.itemsize)
 
 

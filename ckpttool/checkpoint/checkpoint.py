@@ -229,6 +229,11 @@ class Checkpoint(Brief):
         known.__dict__.update(contents)
         return known
 
+    @property
+    def checked(self) -> Checkpoint:
+        """The checkpoint without what was read for checks, which takes as much memory as it."""
+        return self.knowing(sampled=(), evidence=Evidence())
+
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
         known = self.records if strategy is self.strategy else ()

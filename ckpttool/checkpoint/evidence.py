@@ -69,13 +69,15 @@ class Evidence:
             (group, executor.submit(_read, question.read, group)) for group in tasks.values()
         ]
         unread: dict[Hashable, UnreadableError] = {}
+        shared: dict[object, object] = {}  # replicas have equal samples: one object for both
         for group, future in futures:
             answers = wait_result(future)
             for one, found in zip(group, answers, strict=True):
                 if isinstance(found, UnreadableError):
                     unread[one] = found
                 else:
-                    known[one] = found
+                    is_sample = question.read is sample
+                    known[one] = shared.setdefault(found, found) if is_sample else found
         if unread:
             raise UnreadEvidenceError(unread)
 

@@ -37,23 +37,27 @@ class SampledTensor:
     ----------
     tensor
         The full tensor.
-    replicas
-        The slices; in a spot check only one of them, and of that only the sampled ranks.
     samples
-        Rank to sample, for each slice of ``replicas``.
+        Rank to sample, for each slice; in a spot check for only one of them, and few ranks.
     is_spot_check
         Whether only one slice was sampled.
     """
 
     tensor: FullTensor
-    replicas: Replicas
-    samples: Sequence[Mapping[int, Sample]]
+    samples: tuple[Mapping[int, Sample], ...]
     is_spot_check: bool
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The sampled ranks, ascending."""
         return tuple(sorted({rank for by_rank in self.samples for rank in by_rank}))
+
+    @property
+    def slice_shape(self) -> tuple[int, ...]:
+        """The shape of the first sampled slice."""
+        first = next(rank for by_rank in self.samples for rank in by_rank)
+        held = (ranks[first] for ranks in self.tensor.slicing.replicas() if first in ranks)
+        return next(held).meta.shape
 
     @property
     def differing_groups(self) -> RankGroups:
@@ -87,7 +91,7 @@ class SampledTensor:
     @property
     def may_be_equal_by_chance(self) -> bool:
         """Whether its slices could have had so few values that equal ones show nothing."""
-        return self.nbytes * 8 < CHANCE_BITS * len(self.replicas)
+        return self.nbytes * 8 < CHANCE_BITS * len(self.samples)
 
 
 def sample_tensors(
@@ -97,22 +101,20 @@ def sample_tensors(
     from ckpttool.storage.sampling import sample
 
     chosen, others = _choose_tensors(tensors, handwritten)
-    all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
-    to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
+    to_sample: list[tuple[FullTensor, Replicas, bool]] = [
+        (tensor, [*tensor.slicing.replicas()], False) for tensor in chosen
+    ]
     known: dict[Hashable, Collection[int]] = {}
-    for tensor in others:
-        some = _first_and_last(tensor, known)
-        to_sample.append((tensor, [some], [some]))
-    stored = (one for *_, sampled in to_sample for ranks in sampled for one in ranks.values())
+    to_sample += [(tensor, [_first_and_last(tensor, known)], True) for tensor in others]
+    stored = (one for _, slices, _ in to_sample for ranks in slices for one in ranks.values())
     samples = yield from ask(sample, stored)
     return [
         SampledTensor(
             tensor,
-            slices,
-            [{rank: samples[one] for rank, one in ranks.items()} for ranks in sampled],
-            is_spot_check=sampled is not slices,
+            tuple({rank: samples[one] for rank, one in ranks.items()} for ranks in slices),
+            is_spot_check,
         )
-        for tensor, slices, sampled in to_sample
+        for tensor, slices, is_spot_check in to_sample
     ]
 
 

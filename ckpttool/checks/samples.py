@@ -230,11 +230,11 @@ def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
     """
     nbytes = 0.0
     for one in sampled:
-        if one.is_spot_check or len(one.replicas) == 1 or one.is_constant:
+        if one.is_spot_check or len(one.samples) == 1 or one.is_constant:
             continue
         if len(one.groups) > 1:
             return False
-        nbytes += one.nbytes / len(one.replicas)
+        nbytes += one.nbytes / len(one.samples)
     return nbytes >= MIN_EQUAL_BYTES
 
 
@@ -252,7 +252,7 @@ def _equal_slices_problems(
     """
     tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
     for one in sampled:
-        is_sharded = not one.is_spot_check and len(one.replicas) > 1
+        is_sharded = not one.is_spot_check and len(one.samples) > 1
         if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
             tensors[_place_by_hand(strategy, one.tensor)].append(one)
     groups_of = {one.tensor.name: groups for one, groups in equal}
@@ -321,8 +321,7 @@ def _fitting_text(strategy: Strategy, one: SampledTensor) -> str:
         return ""
     stages = strategy.stages_of(one.tensor.parameter or one.tensor.name)
     some = stages if len(stages) < strategy.stages else ()
-    shape = next(tensor.meta.shape for ranks in one.replicas for tensor in ranks.values())
-    lines = fitting_lines(one.tensor.layout, one.groups, shape, some)
+    lines = fitting_lines(one.tensor.layout, one.groups, one.slice_shape, some)
     more = f" or {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
     choice = "; contents do not show axes and their order: take the shape of the model"
     choice = choice if lines[1:] else ""
@@ -347,8 +346,7 @@ def _too_large_problem(
     strategy: Strategy, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
 ) -> Diagnostic:
     """Return the problem of a full tensor that would be too large, with its shapes."""
-    shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
-    facts = f"{shape} would become {one.tensor.meta.shape}"
+    facts = f"{one.slice_shape} would become {one.tensor.meta.shape}"
     problem = contradiction(strategy, text, facts, one.ranks)
     return replace(problem, tensor=one.tensor.name, hint=hint, options=options)
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
-from itertools import count, groupby
+from itertools import chain, count, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -220,19 +220,20 @@ def cut_into_tasks(
     wants_read
         See `FillTask`.
     """
-    tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
     task_bytes = options.task_bytes
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
-    for output, index in outputs:
-        for tensor in output.tensors:
-            stored = index.tensors[tensor.meta.name]
-            if stored.extents:
-                tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
+    by_name = [
+        {one.meta.name: one for one in output.tensors if one.meta.text is None and one.meta.nbytes}
+        for output, _ in outputs
+    ]
+    headers = [index.tensors for _, index in outputs]
     batch: list[TensorUnit] = []
     nbytes = pieces = 0
     known: dict[Hashable, Sequence[_Cut]] = {}
     numbers = count()
-    for slices in tensors.values():
+    for name in dict.fromkeys(chain.from_iterable(by_name)):
+        held = zip(by_name, headers, strict=True)
+        slices = [(tensors[name], header[name]) for tensors, header in held if name in tensors]
         last: tuple[int, ...] | None = None  # furthest element of the full tensor
         for cut in _cuts_of_kind(slices, known, numbers):
             shares_rows = last is not None and cut.start <= last

@@ -400,7 +400,10 @@ class Plan(Brief):
 
     def limited_to(self, ranks: Iterable[int]) -> Plan:
         """Return the plan of only the outputs of ``ranks``, in the same order."""
-        return replace(self, target=self.target.limited_to(ranks))
+        kept = {*ranks}
+        if kept >= self.target.paths.keys():
+            return self  # with all that is computed of it
+        return replace(self, target=self.target.limited_to(kept))
 
     @cached_property
     def headers(self) -> Mapping[tuple[int, ...], tuple[TensorMeta, ...]]:
@@ -507,13 +510,13 @@ class Plan(Brief):
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
-            stored = [
+            parts = (
                 (region, transfer.terms_of(rank), kind)
                 for (transfer, index), kind in zip(entries, numbers, strict=True)
                 if (region := regions[index]) is not None
-            ]
+            )
             tensors = tuple(
-                OutputTensor(meta, *one) for meta, one in zip(metas[rank], stored, strict=True)
+                OutputTensor(meta, *one) for meta, one in zip(metas[rank], parts, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, attrs)
 

@@ -340,6 +340,7 @@ def join_stages(
         raise StrategyError(origin, f"{text}{format_ranks(missing, 'stage')}", hint)
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
+    joined: dict[tuple[int, int], tuple[Layout, ...]] = {}  # few layouts are those of all names
     for stage in sorted(stages):
         # Equal layouts share one object, so that caches by layout find it faster.
         placed: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
@@ -347,7 +348,11 @@ def join_stages(
             key = layout, layout.full_shape
             if key not in placed:
                 placed[key] = replace(layout, first_rank=stage * stage_ranks)
-            layouts[name] = (*layouts.get(name, ()), placed[key])
+            before, last = layouts.get(name, ()), placed[key]
+            both = id(before), id(last)
+            if both not in joined:
+                joined[both] = (*before, last)
+            layouts[name] = joined[both]
     return Strategy(layouts, len(stages), stage_ranks, files)
 
 

@@ -345,6 +345,7 @@ def _plan(
             open_progress=open_progress,
             find_needed=_find_needed(target, options),
         )
+        checkpoint = checkpoint.checked
         with open_progress(0, "planning"):
             plan = targets.plan(checkpoint, target, options, of_target)
             diagnostics.extend(of_target)

@@ -15,7 +15,7 @@ def test_a_file_that_shrinks_while_it_is_compared_is_an_error(tmp_path, monkeypa
         write_file(tmp_path / "src" / "rank_1" / "net.ckpt", {}, "ckpt")
         return replica_problems(*arguments)
 
-    monkeypatch.setattr("ckpttool.operations.source.replica_problems", shrink)
+    monkeypatch.setattr("ckpttool.checks.replicas.replica_problems", shrink)
     merge = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5"]
     result = run(*merge, "--check-replicas")
     assert result.exit_code == 5
