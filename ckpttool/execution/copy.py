@@ -318,10 +318,15 @@ class _Step(NamedTuple):
 
 
 def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
-    """Yield the bands of a unit lazily."""
-    nbytes = _fit_band(unit.output.pieces(unit.region), band_bytes)
-    itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
-    for band in unit.region.bands(max(1, nbytes // itemsize)):
+    """Yield the bands of a unit lazily; it is one band if its tensor fits into the buffers."""
+    stored = sum(term.source.meta.nbytes for term in unit.output.terms)
+    if max(unit.nbytes, stored) <= band_bytes:
+        bands: Iterable[Region] = (unit.region,)
+    else:
+        nbytes = _fit_band(unit.output.pieces(unit.region), band_bytes)
+        itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
+        bands = unit.region.bands(max(1, nbytes // itemsize))
+    for band in bands:
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
 
@@ -11,7 +11,7 @@ from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, Move, Origin, PieceRead, split_at_extents
+from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, split_at_extents
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +53,9 @@ class CountingFiles(FlatFiles):
     def read_piece(self, read: PieceRead, tensor: StoredTensor, number: int, rank: int) -> None:
         """Count the reads of a piece."""
         self._used[Origin(number, rank)] += read.nbytes
-        super().read_piece(read, tensor, number, rank)
+        for move in read.moves:
+            if move.into is not None:
+                self.read_bytes(tensor, move.offset, move.into)
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: memoryview) -> None:
         """Count the reads of a tensor's bytes."""
@@ -62,11 +64,6 @@ class CountingFiles(FlatFiles):
             sizes = [len(part)] if cipher is None else [*plan_reads(cipher, at, part)]
             self._requests += len(sizes)
             self._nbytes += sum(sizes)
-
-    def _move(self, tensor: StoredTensor, moves: Iterable[Move]) -> None:
-        for offset, into, _, _ in moves:
-            if into is not None:
-                self.read_bytes(tensor, offset, into)
 
     def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
         found = super()._take_scratch(nbytes)

@@ -181,29 +181,23 @@ class FlatFiles:
         self._uses_dontcache = False
         return self._write(fd, part, at)
 
-    def read_region(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
-        """Copy a region of a stored tensor into an array.
+    def plan_moves(
+        self, key: Hashable, meta: TensorMeta, region: Region, out: Bytes
+    ) -> Iterator[Move]:
+        """Yield the moves that read a region of a stored tensor, to be made in this order.
 
         Parameters
         ----------
-        tensor
-            Where the tensor is stored.
+        key
+            Tells the stored tensor from all others: what the scratch buffer has of it is not read
+            again.
+        meta
+            What the tensor is.
         region
             Elements to read.
         out
             Array of ``region.shape`` and one last axis of ``itemsize`` bytes.  Its strides are
             free, except that the last axis is contiguous.
-        """
-        meta = tensor.meta
-        self._move(tensor, self.plan_moves(_first_byte(tensor), meta, region, out))
-
-    def plan_moves(
-        self, key: Hashable, meta: TensorMeta, region: Region, out: Bytes
-    ) -> Iterator[Move]:
-        """Yield the moves of `read_region`, which are to be made in this order.
-
-        ``key`` tells the stored tensor from all others: what the scratch buffer has of it is not
-        read again.
         """
         if not region.size:
             return
@@ -240,14 +234,6 @@ class FlatFiles:
         part = cached.data[runs.first - cached.first :]
         return Move(cached.first, into, out, _as_view(part, region, meta.shape, meta.itemsize))
 
-    def _move(self, tensor: StoredTensor, moves: Iterable[Move]) -> None:
-        """Make the moves of a stored tensor."""
-        for offset, into, dst, src in moves:
-            if into is not None:
-                self.read_bytes(tensor, offset, into)
-            if dst is not None and src is not None:
-                dst[...] = src
-
     def read_piece(self, read: PieceRead, tensor: StoredTensor, number: int, rank: int) -> None:
         """Make the moves of a piece; hash it if it is one run of bytes.
 
@@ -260,7 +246,11 @@ class FlatFiles:
         number, rank
             The input and the rank that it is from; see `Origin`.
         """
-        self._move(tensor, read.moves)
+        for offset, into, dst, src in read.moves:
+            if into is not None:
+                self.read_bytes(tensor, offset, into)
+            if dst is not None and src is not None:
+                dst[...] = src
         if self._read_hashes is not None and read.first is not None:
             data = np.ascontiguousarray(read.out).reshape(-1).data
             self._read_hashes.add(tensor, read.first, data)
@@ -516,8 +506,8 @@ def _plan_pieces(
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:
     """Return the slices of an array of ``band`` that are those of a region in it."""
-    inside = region.relative_to(band.start)
-    return tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+    ends = zip(region.start, region.stop, band.start, strict=True)
+    return tuple(slice(start - first, stop - first) for start, stop, first in ends)
 
 
 def _first_byte(tensor: StoredTensor) -> tuple[str, int]:

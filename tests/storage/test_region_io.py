@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import system
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Extent, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError
 from ckpttool.storage import region_io
-from ckpttool.storage.region_io import FlatFiles
+from ckpttool.storage.region_io import FlatFiles, read_band
 
 
 def lay_out(path, array, cuts=(), gap=3, start=5):
@@ -46,7 +47,7 @@ def read(tensor, region, scratch_bytes=1 << 20, out=None):
     if out is None:
         out = np.full((*region.shape, itemsize), 0xAA, np.uint8)
     with FlatFiles(scratch_bytes) as files:
-        files.read_region(tensor, region, out)
+        read_band(files, OutputTensor.copy_of(tensor), region, out)
     return np.ascontiguousarray(out).view(f"<i{itemsize}").reshape(region.shape)
 
 
@@ -334,15 +335,15 @@ def test_what_lies_between_runs_is_kept_for_who_wants_it_next(tmp_path, monkeypa
     with FlatFiles(1000) as files:
         for first in range(0, 100, 20):
             region, out = Region((2, first), (8, first + 20)), np.empty((6, 20, 1), np.uint8)
-            files.read_region(tensor, region, out)
+            read_band(files, OutputTensor.copy_of(tensor), region, out)
             assert np.array_equal(out[..., 0], cut(array, region))
         assert reads == [600]  # the whole rows, once
-        files.read_region(other, Region((2, 0), (8, 20)), out)
+        read_band(files, OutputTensor.copy_of(other), Region((2, 0), (8, 20)), out)
         assert np.array_equal(out[..., 0], array[2:8, :20] + 1)
-        files.read_region(tensor, Region((2, 0), (8, 20)), out)
+        read_band(files, OutputTensor.copy_of(tensor), Region((2, 0), (8, 20)), out)
         assert np.array_equal(out[..., 0], array[2:8, :20])
         files.write_bytes(tensor, 200, np.full(100, 7, np.uint8).data)
-        files.read_region(tensor, Region((2, 0), (8, 20)), out)
+        read_band(files, OutputTensor.copy_of(tensor), Region((2, 0), (8, 20)), out)
         assert (out[0, :, 0] == 7).all()
     assert reads == [600] * 4
 
