@@ -13,10 +13,12 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
+from itertools import repeat
 from pathlib import Path
 
 READ_BYTES = 1 << 30  # of one call; macOS refuses calls for 2 GiB and more
@@ -65,9 +67,25 @@ def has_dontcache() -> bool:
     return hasattr(os, "RWF_DSYNC") and is_recent  # a flag that only Linux has
 
 
-def prefetch(fd: int, offset: int, nbytes: int) -> None:
-    """Ask the disk for bytes of a file that will be read."""
-    _advise(fd, offset, nbytes, "POSIX_FADV_WILLNEED")
+def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+    """Ask the disk for bytes of a file that will be read, unless memory has the middle ones."""
+    middle = offsets[len(offsets) // 2 :][:1]
+    if hasattr(os, "posix_fadvise") and not all(_is_in_memory(fd, offset) for offset in middle):
+        advice = repeat(os.POSIX_FADV_WILLNEED)
+        with suppress(OSError):  # a thousand ranks have millions of parts, so the loop runs in C
+            deque(map(os.posix_fadvise, repeat(fd), offsets, sizes, advice), maxlen=0)
+
+
+# It is no read of contents, which tests count and break.
+_peek = os.preadv if hasattr(os, "RWF_NOWAIT") else None
+
+
+def _is_in_memory(fd: int, offset: int) -> bool:
+    """Return whether a byte of a file can be read without the disk."""
+    try:
+        return _peek is not None and _peek(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:  # it is not there, or the file system cannot tell
+        return False
 
 
 def start_writing(fd: int, offset: int, nbytes: int) -> None:

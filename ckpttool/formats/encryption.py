@@ -246,6 +246,10 @@ class DecryptedFile:
         read_plain(self._file.fileno(), self._path, self._cipher, offset, memoryview(data))
         return bytes(data)
 
+    def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
+        """Return what several calls of `pread` return."""
+        return [*map(self.pread, sizes, offsets)]
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

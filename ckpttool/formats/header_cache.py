@@ -79,7 +79,6 @@ class HeaderCache:
                 parts = self._by_size.get(os.fstat(fd).st_size)
                 if parts is not None:
                     self._prefetched.add(path)
-                    for start, nbytes in parts.spans:
-                        prefetch(fd, start, nbytes)
+                    prefetch(fd, *parts.spans)
             finally:
                 os.close(fd)

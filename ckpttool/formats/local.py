@@ -26,9 +26,10 @@ import errno
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -125,11 +126,11 @@ def counting_reads() -> Iterator[Callable[[], Reads]]:
         _READS.reset(token)
 
 
-def note_read(nbytes: int) -> None:
-    """Count a read of so many bytes, if this thread counts its reads."""
+def note_read(*nbytes: int) -> None:
+    """Count reads of so many bytes, if this thread counts its reads."""
     sizes = _READS.get()
     if sizes is not None:
-        sizes.append(nbytes)
+        sizes += nbytes
 
 
 class ReadFile(io.FileIO):
@@ -164,6 +165,13 @@ class ReadFile(io.FileIO):
             raise
         note_read(len(data))
         return data
+
+    def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
+        """Return what several calls of `pread` return; a header takes many."""
+        with named(self._path):
+            found = [*map(os.pread, repeat(self.fileno()), sizes, offsets)]
+        note_read(*map(len, found))
+        return found
 
     @property
     def size(self) -> int:

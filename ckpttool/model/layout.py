@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
@@ -194,6 +194,7 @@ class Layout:
     fields: int = 1
     split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
     _hash: int = field(init=False, repr=False, compare=False)
+    _made_grid: Grid | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         numbers = self.optimizer_shard, self.first_rank, self.fields
@@ -225,6 +226,10 @@ class Layout:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
+        own = (one for one in fields(self) if one.init)  # a grid may be large
+        return Layout, tuple(getattr(self, one.name) for one in own)
 
     def _check_embedding(self) -> None:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
@@ -259,8 +264,12 @@ class Layout:
 
     @property
     def _grid(self) -> Grid:
-        shard, first_rank = self.optimizer_shard, self.first_rank
-        return make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
+        grid = self._made_grid
+        if grid is None:  # made when it is needed: that of thousands of ranks is large
+            shard, first_rank = self.optimizer_shard, self.first_rank
+            grid = make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
+            object.__setattr__(self, "_made_grid", grid)
+        return grid
 
     @property
     def ranks(self) -> range:

@@ -131,9 +131,9 @@ class OutputTensor:
         return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """Yield the `Term.pieces` of each term that fill ``within``, a region of the slice."""
-        for term in self.terms:
-            yield from term.pieces(within, self.region.start)
+        """Return the `Term.pieces` of each term that fill ``within``, a region of the slice."""
+        start = self.region.start
+        return chain.from_iterable(term.pieces(within, start) for term in self.terms)
 
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
@@ -504,15 +504,17 @@ class Plan(Brief):
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         attrs = self.attrs
         kinds: dict[Hashable, int] = {}
-        numbers = [
-            kinds.setdefault((index, transfer.read_kind), len(kinds)) for transfer, index in entries
+        placed = [
+            (transfer, index, kinds.setdefault((index, transfer.read_kind), len(kinds)))
+            for transfer, index in entries
         ]
+        is_own = self.is_own
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
             parts = (
-                (region, transfer.terms_of(rank), kind)
-                for (transfer, index), kind in zip(entries, numbers, strict=True)
+                (region, transfer.terms_of(rank) if is_own else transfer.terms, kind)
+                for transfer, index, kind in placed
                 if (region := regions[index]) is not None
             )
             tensors = tuple(

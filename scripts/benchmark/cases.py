@@ -49,13 +49,16 @@ plan, destination = ckpttool.plan_reshard(
     catalog, *strategies, src + ".new", output_options=options
 )
 lap("plan")
-tensors = sum(len(output.tensors) for output in plan)
+tensors = sum(len(ranks) * len(metas) for ranks, metas in plan.headers.items())
 lap("headers")
+# As in a run: ranks with equal tensors are planned once, and so are tensors of one kind.
+ranks = {first: 1 + len(others) for first, *others in plan.alike}
+kinds = {name: len(transfers) for name, transfers in plan.kinds.items()}
 pieces = sum(
-    1
-    for output in plan
+    ranks[output.rank] * kinds[tensor.meta.name] * tensor.count_pieces(whole)
+    for output in plan.of_kinds.outputs(ranks)
     for tensor in output.tensors
-    for piece in tensor.pieces(Region.whole(tensor.meta.shape))
+    for whole in [Region.whole(tensor.meta.shape)]
 )
 print(json.dumps({"tensors": tensors, "pieces": pieces, "seconds": lap("pieces")}))
 """

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import system
 from ckpttool.discovery.scan import scan
 from ckpttool.formats import (
     FILES_AHEAD,
@@ -198,6 +199,7 @@ def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeyp
             b"".join(record(f"w{i}", "Int8", (9000,), bytes(9000)) for i in range(5))
         )
     told = defaultdict(list)
+    monkeypatch.setattr(system, "_peek", None)  # which says that memory has them
     monkeypatch.setattr(
         os,
         "posix_fadvise",
@@ -211,6 +213,17 @@ def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeyp
     for places in told.values():
         assert [at + nbytes for at, nbytes in places[: len(extents)]] == extents
     assert [[*index.tensors] for index in others] == [[*first.tensors]] * len(others)
+
+
+def test_the_disk_is_not_asked_for_what_memory_has(tmp_path, monkeypatch):
+    paths = [str(tmp_path / f"{rank}.ckpt") for rank in range(3)]
+    for path in paths:
+        Path(path).write_bytes(
+            b"".join(record(f"w{i}", "Int8", (9000,), bytes(9000)) for i in range(5))
+        )
+    monkeypatch.setattr(system, "_peek", lambda fd, parts, at, flags: len(parts[0]))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: pytest.fail("it was asked"))
+    assert [len(index.tensors) for index in read_indexes(paths)] == [5, 5, 5]
 
 
 def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):

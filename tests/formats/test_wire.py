@@ -220,12 +220,10 @@ def test_near_parts_are_read_together_and_every_byte_of_all_is_compared(open_byt
     parts = Parts(starts, [data[start : start + 4] for start in starts])
     reader = open_bytes(data)
     assert reader.has(parts)
-    assert [(start, nbytes) for start, nbytes in parts.spans][:2] == [
-        (0, 15 + NEAR_BYTES),
-        (starts[3], 13),
-    ]
-    assert len([*parts.spans]) == 4
-    assert max(nbytes for _, nbytes in parts.spans) < MAX_CALL_BYTES + NEAR_BYTES + 8
+    spans = [*zip(*parts.spans, strict=True)]
+    assert spans[:2] == [(0, 15 + NEAR_BYTES), (starts[3], 13)]
+    assert len(spans) == 4
+    assert max(nbytes for _, nbytes in spans) < MAX_CALL_BYTES + NEAR_BYTES + 8
     held = {start + i for start in starts for i in range(4)}
     for changed in (
         *(start + i for start in starts for i in range(4)),
