@@ -73,7 +73,9 @@ class TensorMeta:
         object.__setattr__(self, "nbytes", nbytes)
 
     def __hash__(self) -> int:
-        return hash(self.name)  # few have the same; a hash of all fields takes five times as long
+        # A hash of all fields takes five times as long.  Thousands of ranks may have tensors of one
+        # name that differ in size, or in the text of a string.
+        return hash(self.text or self.name) ^ self.nbytes
 
     def __reduce__(self) -> tuple[type[TensorMeta], tuple[object, ...]]:
         # Of classes with many objects: a dataclass with slots takes twice the time by itself.

@@ -135,3 +135,10 @@ def test_the_table_of_codes_says_what_of_a_catalog_is_an_error() -> None:
     catalog = Catalog("run", {}, diagnostics=tuple(found.values()))
     assert catalog.errors() == (found["unfinished"], found["missing"])
     assert catalog.errors("inspect") == (found["missing"],)
+
+
+def test_what_ranks_hold_by_one_name_differs_in_its_hash() -> None:
+    # Thousands of ranks are grouped by these; equal hashes would compare each with all others.
+    texts = [TensorMeta("s", "str", (), f"of rank {rank}") for rank in range(100)]
+    rows = [TensorMeta("w", "Float32", (rank, 4)) for rank in range(100)]
+    assert len({*map(hash, texts)}) == len({*map(hash, rows)}) == 100
