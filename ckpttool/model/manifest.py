@@ -480,6 +480,7 @@ class UnitHashes:
     def add(self, name: str, number: int, digest: bytes) -> None:
         """Add the hash of a unit of a tensor."""
         at = DIGEST_BYTES * (self._first[name] + number)
+        assert self._digests.startswith(bytes(DIGEST_BYTES), at), f"{name}: unit {number} twice"
         self._digests[at : at + DIGEST_BYTES] = digest
         self._missing -= 1
 

@@ -72,6 +72,8 @@ def test_hashes_come_in_any_order_and_leave_in_that_of_the_tensors():
     hashes = UnitHashes(metas)
     for name, number in [("u", 0), ("w", 2), ("s", 0), ("w", 0), ("w", 1)]:
         hashes.add(name, number, sha256(f"{name}{number}".encode()).digest())
+    with pytest.raises(AssertionError, match="w: unit 2 twice"):
+        hashes.add("w", 2, sha256(b"").digest())
     found = {entry.name: entry.sha256 for entry in hashes.entries()}
     expected = {"w": ["w0", "w1", "w2"], "e": [], "s": ["s0"], "t": ["text"], "u": ["u0"]}
     assert [*found] == [*expected]
