@@ -23,7 +23,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
@@ -45,9 +45,6 @@ from ckpttool.problems import (
 from ckpttool.records import record, replace
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count
-
-if TYPE_CHECKING:
-    pass
 
 REDUNDANCY_KEY = "remove_redundancy"
 

@@ -397,14 +397,10 @@ class _Reader:
             unit, band = units[step.unit], step.band
             meta = unit.tensor.meta
             data = self._buffer[: band.size * meta.itemsize]
-            steps = plan_band(
-                self._files, unit.output, band, data.reshape(*band.shape, meta.itemsize)
-            )
-            offset, is_last = (
-                _offset(band, meta.shape) * meta.itemsize,
-                band.stop == unit.region.stop,
-            )
-            yield Band(step.unit, offset, is_last, data.data, steps)
+            out = data.reshape(*band.shape, meta.itemsize)
+            steps = plan_band(self._files, unit.output, band, out)
+            offset = _offset(band, meta.shape) * meta.itemsize
+            yield Band(step.unit, offset, band.stop == unit.region.stop, data.data, steps)
 
 
 def _kept(step: BandStep) -> BandStep:

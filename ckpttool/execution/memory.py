@@ -60,9 +60,8 @@ def fit_memory(
     max_bytes, engine = options.max_memory_bytes, options.engine
     workers, base_bytes = _workers(engine, executor, peak_bytes())
     if max_bytes is None:
-        return (
-            CopyOptions() if is_cluster(engine) else CopyOptions(max_in_flight=IN_FLIGHT * workers)
-        )
+        options_of_host = CopyOptions(max_in_flight=IN_FLIGHT * workers)
+        return CopyOptions() if is_cluster(engine) else options_of_host
     tensors, header_bytes = _headers(plan)
     transfers = () if plan is None else plan.transfers
     of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES + max(
