@@ -56,7 +56,13 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
     source, tmp_path, monkeypatch, output_format
 ):
     calls = Counter()
-    count_calls(monkeypatch, copy, "plan_band", calls)
+    for owner, name in (
+        (copy, "plan_band"),
+        (copy, "is_there"),
+        (region_io, "check_cancelled"),
+        (region_io, "open_descriptor"),
+    ):
+        count_calls(monkeypatch, owner, name, calls)
     for name in ("write_bytes", "read_piece"):
         count_calls(monkeypatch, region_io.FlatFiles, name, calls)
     count_calls(monkeypatch, UnitHashes, "add", calls)
@@ -64,10 +70,14 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
     plan, assignment = plan_of(source, tmp_path / "out", output_format)
     kinds = {tensor.kind for output in plan for tensor in output.tensors}
     pieces = sum(len([*one.pieces(one.region)]) for output in plan for one in output.tensors)
+    calls.clear()  # those of samples
     execute.execute(plan, assignment)
     assert len(kinds) < TENSORS
     assert calls == {
         "plan_band": len(kinds),
+        "is_there": TENSORS,  # whether the run has ended, before each is written
+        "check_cancelled": pieces,
+        "open_descriptor": len(plan.inputs[0].files) + 1,  # which compares the stamps of sources
         "read_piece": pieces,
         "write_bytes": TENSORS,
         "add": TENSORS,
