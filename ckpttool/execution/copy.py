@@ -299,10 +299,13 @@ def _cut(slices: _Slices) -> Iterator[_Cut]:
         for number, region in enumerate(units_of(meta)):
             within = region.moved_by(output.region.start)
             yield _Cut(
-                within.start,
-                *(index, number, region, region.size * meta.itemsize),
-                output.count_pieces(region),
-                tuple(stop - 1 for stop in within.stop),
+                start=within.start,
+                output=index,
+                number=number,
+                region=region,
+                nbytes=region.size * meta.itemsize,
+                pieces=output.count_pieces(region),
+                end=tuple(stop - 1 for stop in within.stop),
                 kind=None,
             )
 
