@@ -21,7 +21,7 @@ from concurrent.futures import (
 )
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from threading import Event
+from threading import Event, Lock
 from typing import ParamSpec, Protocol, TypeVar
 
 from ckpttool.problems import EngineError
@@ -111,6 +111,20 @@ def check_cancelled() -> None:
     event = _CANCEL.get()
     if event is not None and event.is_set():
         raise CancelledError
+
+
+SMALL_BYTES = 1 << 14
+_TURN = Lock()
+
+
+def take_turns(nbytes: int, tensors: int) -> AbstractContextManager[object]:
+    """Return what a thread holds while it reads so many tensors of so many bytes together.
+
+    Threads take turns with small ones.  What these cost is Python, which runs on one processor: two
+    threads that pass the interpreter's lock to each other at each call take a sixth longer than
+    one (measured).
+    """
+    return _TURN if nbytes < SMALL_BYTES * tensors else nullcontext()
 
 
 def wait_result(future: Future[T]) -> T:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ckpttool.concurrency import take_turns
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.manifest import units as units_of
 from ckpttool.model.plan import OutputFile, OutputTensor
@@ -421,6 +422,11 @@ def fill(task: FillTask) -> Filled:
     FormatError
         A source file has become shorter since its header was read.
     """
+    with take_turns(task.nbytes, len(task.units)):
+        return _fill(task)
+
+
+def _fill(task: FillTask) -> Filled:
     hashes: list[UnitHash] = []
     states: dict[tuple[str, str, int], HASH] = {}
     casts: dict[tuple[str, str], CastStats] = {}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ckpttool.concurrency import take_turns
 from ckpttool.model.manifest import hash_text, unit_starts
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
@@ -121,7 +122,8 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     for tensor in tensors:
         if tensor.meta.text is not None:
             samples[tensor] = Sample(tensor.meta.text.encode(), False)
-    with FlatFiles(SAMPLE_BYTES) as files:
+    nbytes = sum(tensor.meta.nbytes for tensor in tensors)
+    with take_turns(nbytes, len(tensors)), FlatFiles(SAMPLE_BYTES) as files:
         for near in _neighbours(one for one in tensors if one.meta.text is None):
             for tensor, data in zip(near, _read_pages(files, near), strict=True):
                 element_bits = _find_bits(data, tensor.meta)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool import concurrency
 from ckpttool.execution import copy, execute
 from ckpttool.model.manifest import UnitHashes
 from ckpttool.storage import files as storage_files
-from ckpttool.storage import region_io
+from ckpttool.storage import region_io, sampling
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -102,3 +103,19 @@ def test_outputs_are_those_of_tensors_that_are_planned_one_by_one(
             {p.relative_to(folder): p.read_bytes() for p in paths if ".ckpttool" not in str(p)}
         )
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("bound", [1, concurrency.SMALL_BYTES])
+def test_threads_take_turns_with_small_tensors(source, tmp_path, monkeypatch, bound):
+    monkeypatch.setattr(concurrency, "SMALL_BYTES", bound)
+    turns = Counter()
+    for owner, name in ((copy, "read_bands"), (sampling, "_neighbours")):
+        real = getattr(owner, name)
+
+        def spy(*args, name=name, real=real):
+            turns[name, concurrency._TURN.locked()] += 1
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, spy)
+    execute.execute(*plan_of(source, tmp_path / "out", "ckpt"))
+    assert turns == {("read_bands", bound > 1): 1, ("_neighbours", bound > 1): 8}
