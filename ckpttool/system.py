@@ -29,6 +29,10 @@ PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
 # in 9.4 s.  Reads do not use it: Linux would drop a half-read page of 2 MiB and read it again (1.4
 # times as many bytes).
 RWF_DONTCACHE = 0x80
+# What macOS lacks.
+_WILLNEED: int = getattr(os, "POSIX_FADV_WILLNEED", 0)
+_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+_peek = getattr(os, "preadv", None) if _NOWAIT else None  # no read, which tests count and break
 
 
 # ------------------------------------------------------------------------------------- open files
@@ -71,19 +75,15 @@ def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
     """Ask the disk for bytes of a file that will be read, unless memory has the middle ones."""
     middle = offsets[len(offsets) // 2 :][:1]
     if hasattr(os, "posix_fadvise") and not all(_is_in_memory(fd, offset) for offset in middle):
-        advice = repeat(os.POSIX_FADV_WILLNEED)
+        advice = repeat(_WILLNEED)
         with suppress(OSError):  # a thousand ranks have millions of parts, so the loop runs in C
             deque(map(os.posix_fadvise, repeat(fd), offsets, sizes, advice), maxlen=0)
-
-
-# It is no read of contents, which tests count and break.
-_peek = os.preadv if hasattr(os, "RWF_NOWAIT") else None
 
 
 def _is_in_memory(fd: int, offset: int) -> bool:
     """Return whether a byte of a file can be read without the disk."""
     try:
-        return _peek is not None and _peek(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        return _peek is not None and _peek(fd, [bytearray(1)], offset, _NOWAIT) == 1
     except OSError:  # it is not there, or the file system cannot tell
         return False
 
