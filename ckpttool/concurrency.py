@@ -113,7 +113,7 @@ def check_cancelled() -> None:
         raise CancelledError
 
 
-SMALL_BYTES = 1 << 14
+SMALL_BYTES = 1 << 14  # of a tensor, on average
 _TURN = Lock()
 
 

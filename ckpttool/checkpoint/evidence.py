@@ -58,11 +58,12 @@ class Evidence:
         from ckpttool.storage.sampling import sample
 
         known = self.answers.setdefault(question.read, {})
+        are_samples = question.read is sample
         tasks: dict[str | int, list[Hashable]] = {}
         for one in dict.fromkeys(question.of):
             if one not in known:
                 task: str | int = len(tasks)
-                if question.read is sample and isinstance(one, StoredTensor):
+                if are_samples and isinstance(one, StoredTensor):
                     task = one.file.path  # all samples of a file are one task, which opens it once
                 tasks.setdefault(task, []).append(one)
         futures = [
@@ -76,8 +77,7 @@ class Evidence:
                 if isinstance(found, UnreadableError):
                     unread[one] = found
                 else:
-                    is_sample = question.read is sample
-                    known[one] = shared.setdefault(found, found) if is_sample else found
+                    known[one] = shared.setdefault(found, found) if are_samples else found
         if unread:
             raise UnreadEvidenceError(unread)
 

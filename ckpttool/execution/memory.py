@@ -58,10 +58,11 @@ def fit_memory(
         The memory is too small; the error names the least that works.
     """
     max_bytes, engine = options.max_memory_bytes, options.engine
+    if max_bytes is None and is_cluster(engine):
+        return CopyOptions()
     workers, base_bytes = _workers(engine, executor, peak_bytes())
     if max_bytes is None:
-        options_of_host = CopyOptions(max_in_flight=IN_FLIGHT * workers)
-        return CopyOptions() if is_cluster(engine) else options_of_host
+        return CopyOptions(max_in_flight=IN_FLIGHT * workers)
     tensors, header_bytes = _headers(plan)
     transfers = () if plan is None else plan.transfers
     of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES + max(

@@ -509,9 +509,8 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
     space = _space(meta.shape)
     nbytes = max(1, meta.nbytes)  # of a string
     kind = _fixed_string(nbytes) if meta.text is not None else _TYPES[DTYPES[meta.dtype].hdf5]
-    dataset = h5d.create(
-        *(file, meta.name.encode(), kind, space, _contiguous()), lcpl=_utf8_links()
-    )
+    name, options, links = meta.name.encode(), _contiguous(), _utf8_links()
+    dataset = h5d.create(file, name, kind, space, options, lcpl=links)
     if meta.text is not None:
         data = np.array(meta.text.encode(), dtype=f"S{nbytes}")
         dataset.write(h5s.ALL, h5s.ALL, data, kind)

@@ -472,9 +472,8 @@ class UnitHashes:
 
     def __init__(self, metas: Sequence[TensorMeta]) -> None:
         self._metas = metas
-        ends = accumulate(map(count_units, metas), initial=0)
-        self._first = dict(zip((meta.name for meta in metas), ends, strict=False))
-        self._missing = sum(map(count_units, metas))
+        *first, self._missing = accumulate(map(count_units, metas), initial=0)
+        self._first = dict(zip((meta.name for meta in metas), first, strict=True))
         self._digests = bytearray(DIGEST_BYTES * self._missing)
 
     def add(self, name: str, number: int, digest: bytes) -> None:

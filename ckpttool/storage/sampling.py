@@ -137,12 +137,12 @@ def _neighbours(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]
     small = []
     for tensor in tensors:
         if len(tensor.extents) == 1 and tensor.meta.nbytes <= _SMALL_BYTES:
-            small.append((tensor.file.cipher is not None, tensor.extents[0].offset, tensor))
+            small.append((tensor.extents[0].offset, tensor))
         else:
             yield [tensor]
     near: list[StoredTensor] = []
     first = last = 0
-    for _, start, tensor in sorted(small, key=itemgetter(0, 1)):
+    for start, tensor in sorted(small, key=itemgetter(0)):
         stop = start + tensor.meta.nbytes
         is_near = first <= start <= last + _NEAR_BYTES and stop - first <= _CALL_BYTES
         if near and not (is_near and tensor.file is near[0].file):
