@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
@@ -65,7 +64,7 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import replace
+from ckpttool.records import defaults, is_record, replace
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.strategy_files.reader import read_strategy
@@ -873,14 +872,14 @@ class _Keywords:
         ``without`` are fields that do nothing in this call, so that they are no keywords of it.
         """
         taken: dict[str, object] = {}
-        for one in fields(options):  # type: ignore[arg-type]
-            if is_dataclass(one.default):
-                taken[one.name] = self.take(type(one.default), without)
-            elif one.init and one.name not in without:
-                self._names.add(one.name)
-                if one.name in self._left:
-                    taken[one.name] = self._left.pop(one.name)
-                if one.name == "rename":
+        for name, default in defaults(options).items():
+            if is_record(default):
+                taken[name] = self.take(type(default), without)
+            elif name not in without:
+                self._names.add(name)
+                if name in self._left:
+                    taken[name] = self._left.pop(name)
+                if name == "rename":
                     self._names.add("rename_file")
                     rules, of_files = taken.get("rename", ()), self._left.pop("rename_file", ())
                     if isinstance(rules, Mapping | Iterable) and isinstance(of_files, tuple):

@@ -17,10 +17,11 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import field
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
+from ckpttool.records import record, replace
 from ckpttool.wording import as_typed, format_ranks, nearest, shorten, with_keywords
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
@@ -33,7 +34,7 @@ SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column or a line of `
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """One line of the table of severities.
 
@@ -269,7 +270,7 @@ def severities(
     return column
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=True)
 class Diagnostic:
     """One fact for people and programs: what is wrong, what was found, what to do.
 
@@ -304,9 +305,8 @@ class Diagnostic:
         The side of a comparison; "" without one.
     """
 
-    code: str
-    message: str
-    _: KW_ONLY
+    code: str = field(kw_only=False)
+    message: str = field(kw_only=False)
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""

@@ -6,7 +6,7 @@ from ckpttool.system import forbid_core_dumps
 
 
 class Secret:
-    """Bytes that ``repr``, ``str``, a traceback or a dataclass never shows.
+    """Bytes that ``repr``, ``str``, a traceback or a record never shows.
 
     A pickle of it holds the bytes, because workers in other processes need them.  Such pickles go
     to workers and nowhere else.  A process that makes or unpickles a secret writes no core dump

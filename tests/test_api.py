@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pydoc
@@ -28,7 +27,7 @@ from ckpttool.execution.executors import RunOptions
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.records import replace
+from ckpttool.records import defaults, replace
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import FLAGS, KEYWORDS, with_keywords
@@ -438,7 +437,7 @@ def test_a_file_of_rules_that_is_none_is_named(tmp_path):
 
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
-        found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
+        found = {name for cls in classes for name in defaults(cls)}
         return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file"}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
@@ -46,7 +45,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, TensorMeta
 from ckpttool.problems import COPY_AGAIN, CkptToolError, Diagnostic, FormatError
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
@@ -79,7 +78,7 @@ Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResolveOptions:
     """Options that decide how a checkpoint is resolved to full tensors.
 
@@ -131,7 +130,7 @@ class ResolveOptions:
         require_number("optimizer_shard", self.optimizer_shard)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property
+@record(kw_only=True)
 class Checkpoint(Brief):
     """A checkpoint, resolved to full tensors.
 
@@ -222,11 +221,11 @@ class Checkpoint(Brief):
         """Whether files of ranks are joined; else each file is read by itself."""
         return self.files == "joined"
 
-    def knowing(self, **contents: object) -> Checkpoint:
+    def knowing(self, **contents: Any) -> Checkpoint:
         """Return the checkpoint with more of what contents show."""
         assert contents.keys() <= _OF_CONTENTS, "headers show the rest"
-        known = copy(self)  # `replace` would forget all that follows from headers alone
-        known.__dict__.update(contents)
+        known = replace(self, **contents)
+        vars(known).update(vars(self))  # all that follows from headers alone
         return known
 
     @property

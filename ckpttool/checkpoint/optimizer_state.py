@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
@@ -25,7 +25,7 @@ from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 from ckpttool.wording import count, shorten
 
 
@@ -418,7 +418,7 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
     return layout.implied_shape(shape)
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class GradientShards:
     """Gradients whose target strategy lists an optimizer shard, and whether it was used.
 

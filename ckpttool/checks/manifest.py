@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
@@ -210,7 +210,7 @@ def check_set(
         yield _finding(path, f"lists {os.path.relpath(name, path.parent)}, which is another file")
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Comparison:
     """The comparison of files with the manifest in ``folder``; verify gives other hints.
 

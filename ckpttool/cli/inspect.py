@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from ckpttool.cli import options, tables
 from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
+from ckpttool.records import record
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.values import Rows
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Look:
     """What inspect shows, in place of an overview or beside it."""
 
@@ -58,7 +58,7 @@ OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Page:
     """The page to write, if one is wanted."""
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 
 import click
 from click.core import augment_usage_errors
@@ -26,6 +25,7 @@ from ckpttool.problems import (
     join_clauses,
     notes_of,
 )
+from ckpttool.records import replace
 from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -449,7 +448,7 @@ def argument(what: str) -> Parameter:
     return lambda name, heading: click.argument(name, type=Existing(what))
 
 
-@dataclass(frozen=True)
+@record
 class OptionGroup:
     """The options under one heading; a command receives the object that ``build`` returns.
 

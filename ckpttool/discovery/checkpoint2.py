@@ -72,7 +72,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -527,7 +527,7 @@ def _by_rank(
 # ------------------------------------------------------------------------------------ metadata.json
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Location:
     """Where a slice is stored, as ``storage_data`` says: a file's name, and who wrote it."""
 
@@ -546,7 +546,7 @@ class _Location:
             raise ValueError(f"rank_group {short(self.rank_group)} has a rank below 0")
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
+@record
 class _Parameter:
     """One tensor of ``metadata.json``, free of contradictions.
 
@@ -931,7 +931,7 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
         yield problem(rank, f"{facts}and not in the rank_group of that slice")
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
+@record
 class _Written:
     """The parameters of ``metadata.json``, its files, and who wrote each file by metadata."""
 

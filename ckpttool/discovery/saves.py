@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -143,7 +142,7 @@ def _covers_nothing(ranks: Collection[int]) -> bool:
     return False
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
+@record
 class SavedFiles:
     """The files of some ranks, of all saves.
 

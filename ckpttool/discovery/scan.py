@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +62,7 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -88,7 +88,7 @@ SELF_DESCRIBED = (
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SourceOptions:
     """Which files of a folder are a checkpoint, and how they are read.
 
@@ -168,7 +168,7 @@ def scan(
     return read_ranks(found, strategy, command=command, on_progress=on_progress)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankFiles:
     """The files of ranks, by their names; which of them are read depends on the strategy.
 
@@ -283,7 +283,7 @@ def read_ranks(
     return _checked(catalog, found.key, command)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Steps(Brief):
     """Every step of a folder, the oldest first, and what was noted or is wrong."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
 from itertools import chain, count, groupby
@@ -45,7 +44,7 @@ KNOWN_BYTES = 1 << 20
 KNOWN_PIECES = 1 << 14  # of a task; each takes about 1 KiB of memory
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyOptions:
     """How much is done at a time.
 
@@ -73,7 +72,7 @@ class CopyOptions:
     group_tensors: int = 1 << 16
 
 
-@record
+@record(gc=False)
 class TensorUnit:
     """One hash unit of an output tensor: what one task fills and hashes.
 

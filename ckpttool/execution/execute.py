@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -41,6 +41,7 @@ from ckpttool.problems import (
     join_first,
     notes_of,
 )
+from ckpttool.records import record
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
 from ckpttool.transaction.manifest import Written
@@ -91,7 +92,7 @@ def _failure(
 CallResult: TypeAlias = int | Filled  # a checksum, or what was written
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False, eq=False)
 class Job:
     """An output that is being written."""
 
@@ -241,7 +242,7 @@ def execute(
     return run.written_by_rank()
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Run:
     """The outputs that a call of `execute` writes, and the tasks of their workers."""
 

@@ -9,12 +9,12 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.problems import EngineError
+from ckpttool.records import record
 from ckpttool.system import count_processors
 from ckpttool.typed import require_number
 
@@ -150,7 +150,7 @@ def describe_engines() -> str:
     return f"{', '.join(form for form, _ in ENGINES.values())}, with N from 1 to 999999"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunOptions:
     """The engine of a run, and its limit of memory.
 

@@ -74,7 +74,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -113,7 +112,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
@@ -363,7 +362,7 @@ def _is_map_record(reader: WireReader, record: Field) -> bool:
 # ------------------------------------------------------------------------------ reading: one record
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _RecordTensor:
     """A tensor in consecutive records with one tag."""
 
@@ -379,7 +378,7 @@ class _RecordTensor:
         return FormatError(path, self.start, f"{self.name}: {reason}", facts=facts)
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Record:
     """Consecutive records with one tag: one tensor, or the three tensors of a map parameter."""
 

@@ -63,9 +63,9 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
 
 
 def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
-    """Return the value of a JSON document in UTF-8 as a dataclass.
+    """Return the value of a JSON document in UTF-8 as a record.
 
-    Names that the dataclass does not have are left out.
+    Names that the record does not have are left out.
 
     Raises
     ------
@@ -94,14 +94,14 @@ def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
 
 
 def convert_as(kind: type[T], value: object) -> T:
-    """Return a value of a document, or an object with attributes, as a dataclass.
+    """Return a value of a document, or an object with attributes, as a record.
 
-    Names that the dataclass does not have are left out.
+    Names that the record does not have are left out.
 
     Raises
     ------
     ValueError
-        An entry is of another type, or the dataclass refuses it; the error has its place.
+        An entry is of another type, or the record refuses it; the error has its place.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -22,19 +22,19 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
-from ckpttool.records import replace
+from ckpttool.records import record, replace, set_field
 from ckpttool.wording import Brief, count, format_bytes
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _TensorsOfRanks(Mapping[int, StoredTensor]):
     """Rank to stored tensor of one name; each tensor is created when it is looked up."""
 
-    name: str
-    files: Mapping[int, FileIndex]
-    ranks: tuple[int, ...]
+    __slots__ = "files", "name", "ranks"
+
+    def __init__(self, name: str, files: Mapping[int, FileIndex], ranks: tuple[int, ...]) -> None:
+        self.name, self.files, self.ranks = name, files, ranks
 
     def __getitem__(self, rank: int) -> StoredTensor:
         return self.files[rank].tensors[self.name]
@@ -49,7 +49,7 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
         return len(self.ranks)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property
+@record(kw_only=True)
 class Catalog(Brief):
     """The headers of the files of a checkpoint.
 
@@ -114,9 +114,6 @@ class Catalog(Brief):
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
     )
-    _states: dict[tuple[str, ...], ParameterOfState] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
     is_merged: bool = False
     common_tensors: Mapping[str, bool] = field(default_factory=dict)
     copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
@@ -133,7 +130,7 @@ class Catalog(Brief):
         for rank, file in self.files.items():
             groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
         headers = {tuple(ranks): header for ranks, header in groups.values()}
-        object.__setattr__(self, "headers", headers)
+        set_field(self, "headers", headers)
         if self.needs_strategy:
             for rank, error in self.damaged.items():
                 error.rank = rank
@@ -186,6 +183,10 @@ class Catalog(Brief):
             for name, tensor in header.items():
                 metas.setdefault(name, tensor.meta)
         return metas
+
+    @cached_property
+    def _states(self) -> dict[tuple[str, ...], ParameterOfState]:
+        return {}
 
     def match_states(self, listed: Collection[str] = ()) -> ParameterOfState:
         """Match its optimizer states with their parameters, once for the same ``listed`` names.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
@@ -11,12 +11,13 @@ from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, set_field
 from ckpttool.wording import any_of, count, shorten
 
 OnOverflow = Literal["error", "inf"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cast:
     """A request for an element type: of the tensors that match a pattern, or of all weights.
 
@@ -42,11 +43,11 @@ class Cast:
         if dtype not in CAST_WORDS.values():
             text = f"{word!r} is not a type to cast to; expected {any_of(CAST_WORDS)}"
             raise ValueError(text)
-        object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "pattern", Pattern(pattern) if colon else None)
+        set_field(self, "dtype", dtype)
+        set_field(self, "pattern", Pattern(pattern) if colon else None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorOptions:
     """Which tensors are wanted, under which names and in which element types.
 
@@ -107,11 +108,11 @@ class TensorOptions:
                 texts = tuple(given)
             if not all(isinstance(one, str) for one in texts):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
-            object.__setattr__(self, name, texts)
-        object.__setattr__(self, "included", tuple(map(Pattern, self.include)))
-        object.__setattr__(self, "excluded", tuple(map(Pattern, self.exclude)))
-        object.__setattr__(self, "renames", tuple(parse_renames(self.rename)))
-        object.__setattr__(self, "casts", tuple(map(Cast, self.dtype)))
+            set_field(self, name, texts)
+        set_field(self, "included", tuple(map(Pattern, self.include)))
+        set_field(self, "excluded", tuple(map(Pattern, self.exclude)))
+        set_field(self, "renames", tuple(parse_renames(self.rename)))
+        set_field(self, "casts", tuple(map(Cast, self.dtype)))
         if self.on_overflow not in get_args(OnOverflow):
             text = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
             raise ValueError(text)

@@ -41,12 +41,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
-from ckpttool.records import record, replace
+from ckpttool.records import defaults, record, replace, set_field
 
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
@@ -154,7 +154,7 @@ class UnevenAxis:
         return nearest_divisors(self.size, self.slices)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """Device matrix and tensor map of one tensor in one stage.
 
@@ -194,12 +194,13 @@ class Layout:
     fields: int = 1
     split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
     _hash: int = field(init=False, repr=False, compare=False)
-    _made_grid: Grid | None = field(default=None, init=False, repr=False, compare=False)
+    _made_grid: Grid | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         numbers = self.optimizer_shard, self.first_rank, self.fields
         key = self.device_matrix, self.tensor_map, numbers, self.rows, self.split_shape
-        object.__setattr__(self, "_hash", hash(key))  # computed once: caches have layouts as keys
+        set_field(self, "_hash", hash(key))  # computed once: caches have layouts as keys
+        set_field(self, "_made_grid", None)
         if any(size < 1 for size in self.device_matrix):
             raise ValueError(f"device matrix {list(self.device_matrix)} has an axis below 1")
         used = [axis for axes in self.tensor_map for axis in axes]
@@ -228,8 +229,8 @@ class Layout:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
-        own = (one for one in fields(self) if one.init)  # a grid may be large
-        return Layout, tuple(getattr(self, one.name) for one in own)
+        # Without the grid, which may be large.
+        return Layout, tuple(getattr(self, name) for name in defaults(Layout))
 
     def _check_embedding(self) -> None:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
@@ -268,7 +269,7 @@ class Layout:
         if grid is None:  # made when it is needed: that of thousands of ranks is large
             shard, first_rank = self.optimizer_shard, self.first_rank
             grid = make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
-            object.__setattr__(self, "_made_grid", grid)
+            set_field(self, "_made_grid", grid)
         return grid
 
     @property

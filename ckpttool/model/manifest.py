@@ -53,7 +53,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from itertools import accumulate, islice, pairwise
 from typing import Literal, TypeAlias
@@ -72,7 +72,7 @@ UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes a
 Role: TypeAlias = Literal["source", "target"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputFile:
     """A file of the source, with its size, and its stamp unless a manifest lists it.
 
@@ -127,7 +127,7 @@ class AveragedInput:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Provenance:
     """What a run reads and does; equal provenance gives equal outputs.
 
@@ -297,7 +297,7 @@ def require_below(path: str) -> None:
 Unit: TypeAlias = "tuple[str, int]"  # name of a tensor, and the number of a unit of it
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False, eq=False)
 class AlikeOutputs:
     """The outputs of a manifest whose tensors have the same names, element types and shapes.
 
@@ -361,7 +361,7 @@ def _tell_apart(
         groups = left
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class ListedOutput:
     """A complete output as a manifest lists it, with its hashes in few bytes.
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
 from ckpttool.model.names import parse_name
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, set_field
 from ckpttool.wording import count, nearest, shorten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pattern:
     """A pattern of names; a name without special characters matches itself.
 
@@ -52,7 +53,7 @@ class Pattern:
             regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
         except re.error as error:
             raise ValueError(f"{self.text!r} is not a regular expression: {error}") from error
-        object.__setattr__(self, "regex", regex)
+        set_field(self, "regex", regex)
 
     @property
     def is_pattern(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import Literal
@@ -29,7 +29,7 @@ from ckpttool.wording import Brief, count, format_bytes
 NotInTarget = Literal["follow", "full", "drop"]
 
 
-@record
+@record(gc=False)
 class Term:
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
@@ -79,7 +79,7 @@ def single_source(terms: Sequence[Term]) -> FullTensor:
     return terms[0].source
 
 
-@record
+@record(gc=False)
 class OutputTensor:
     """One tensor of an output file.
 
@@ -220,7 +220,7 @@ class Target:
         return MANIFEST if folder == "." else posixpath.join(folder, MANIFEST)
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class NotListed:
     """Full tensors that the target strategy does not list, by name.
 
@@ -265,7 +265,7 @@ class Document:
     kind: str = "index"
 
 
-@record
+@record(gc=False)
 class Transfer:
     """One parameter, with its sources and its layouts in the target.
 
@@ -328,7 +328,7 @@ class Transfer:
         return replace(stored, name=self.name, dtype=self.dtype)
 
 
-@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+@record
 class Plan(Brief):
     """The outputs and the sources of each; iterating it yields the output files.
 

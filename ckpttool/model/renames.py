@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import translate
 from itertools import chain
 from shlex import quote
@@ -18,13 +18,14 @@ from shlex import quote
 from ckpttool.model.names import ParameterOfState, parameter_of_value, parse_name
 from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
+from ckpttool.records import record, set_field
 from ckpttool.wording import count, shorten
 
 _PLACE = re.compile(r"[*?]")
 _WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rename:
     r"""A rule: the names that match ``old`` become ``new``.
 
@@ -66,9 +67,9 @@ class Rename:
             has_more = any(len(_PLACE.findall(one)) > places for one in (self.new, self.beside))
             groups = (_group(one, has_more or one in "*?") for one in wildcards)
             text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
-            object.__setattr__(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
+            set_field(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
         else:
-            object.__setattr__(self, "regex", pattern.regex)
+            set_field(self, "regex", pattern.regex)
         for text in (self.new, self.beside):
             try:
                 re.compile(f"{self.regex.pattern}|").sub(self._template(text), "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice, pairwise, product
 from typing import NamedTuple, Protocol
 
@@ -111,7 +111,7 @@ class Slicing(Protocol):
         """Return a region of the full tensor that contains the slices of ``rank``."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(gc=False)
 class LayoutSlicing:
     """Slices that follow from a layout.
 
@@ -242,7 +242,7 @@ class Own:
 KnownBy = Listed | Follows | Whole | Unlisted | Own
 
 
-@dataclass(frozen=True, slots=True)
+@record(gc=False)
 class FullTensor:
     """A tensor of a checkpoint, distributed over files: everything that is known of it.
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
@@ -21,13 +21,13 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
-from ckpttool.records import record, replace
+from ckpttool.records import record, replace, set_field
 from ckpttool.wording import Brief, count, format_ranks, shorten
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+@record
 class Strategy(Brief):
     """The layouts of parameters, as a strategy file lists them.
 
@@ -400,7 +400,7 @@ def escape_pattern(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """A pattern of names, and the layout of the parameters that match it.
 
@@ -426,7 +426,7 @@ class Rule:
     _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_regex", re.compile(translate(self.pattern)))
+        set_field(self, "_regex", re.compile(translate(self.pattern)))
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the parameter ``name``.

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
 from ckpttool.problems import FormatError
-from ckpttool.records import record, replace
+from ckpttool.records import record, replace, set_field
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
 MAX_AXES = 63
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=1 << 12)  # most tensors have the same few shapes
+def _count_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    return math.prod(shape) * itemsize
+
+
+@record(gc=False)
 class TensorMeta:
     """Name, element type and shape of a tensor, or a string entry.
 
@@ -52,8 +58,8 @@ class TensorMeta:
     shape: tuple[int, ...]
     text: str | None = None
     whole_shape: tuple[int, ...] | None = None
-    itemsize: int = field(init=False, repr=False, compare=False)
-    nbytes: int = field(init=False, repr=False, compare=False)
+    itemsize: int = field(init=False, repr=False)
+    nbytes: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_AXES:
@@ -66,20 +72,16 @@ class TensorMeta:
             itemsize, nbytes = 1, len(self.text.encode())
         elif self.dtype in ALL_DTYPES:
             itemsize = ALL_DTYPES[self.dtype].itemsize
-            nbytes = math.prod(self.shape) * itemsize
+            nbytes = _count_bytes(self.shape, itemsize)
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
-        object.__setattr__(self, "itemsize", itemsize)  # computed once, as they are needed often
-        object.__setattr__(self, "nbytes", nbytes)
+        set_field(self, "itemsize", itemsize)  # computed once, as they are needed often
+        set_field(self, "nbytes", nbytes)
 
     def __hash__(self) -> int:
         # A hash of all fields takes five times as long.  Thousands of ranks may have tensors of one
         # name that differ in size, or in the text of a string.
         return hash(self.text or self.name) ^ self.nbytes
-
-    def __reduce__(self) -> tuple[type[TensorMeta], tuple[object, ...]]:
-        # Of classes with many objects: a dataclass with slots takes twice the time by itself.
-        return TensorMeta, (self.name, self.dtype, self.shape, self.text, self.whole_shape)
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
@@ -100,15 +102,12 @@ class TensorMeta:
         return self.text is not None or math.prod(self.shape) == 1
 
 
-@record
+@record(gc=False)
 class Extent:
     """``nbytes`` contiguous bytes of a file, or of what it decrypts to, from ``offset`` on."""
 
     offset: int
     nbytes: int
-
-    def __reduce__(self) -> tuple[type[Extent], tuple[int, int]]:
-        return Extent, (self.offset, self.nbytes)
 
 
 FileId: TypeAlias = tuple[int, int]  # device and inode
@@ -138,7 +137,7 @@ class FileStamp(NamedTuple):
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoredFile:
     """A file that holds tensors; one object for all of its tensors.
 
@@ -164,7 +163,7 @@ class StoredFile:
     claimed: FileId | None = field(default=None, compare=False, repr=False)
 
 
-@record
+@record(gc=False)
 class StoredTensor:
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
@@ -194,11 +193,7 @@ class StoredTensor:
     def __hash__(self) -> int:
         return hash((self.meta.name, self.file.path))
 
-    def __reduce__(self) -> tuple[type[StoredTensor], tuple[object, ...]]:
-        return StoredTensor, (self.meta, self.file, self.extents)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
 class SharedHeader(Mapping[str, StoredTensor]):
     """The tensors of a file whose header equals that of another file.
 
@@ -213,8 +208,10 @@ class SharedHeader(Mapping[str, StoredTensor]):
         The file that holds these.
     """
 
-    header: Mapping[str, StoredTensor]
-    file: StoredFile
+    __slots__ = "file", "header"
+
+    def __init__(self, header: Mapping[str, StoredTensor], file: StoredFile) -> None:
+        self.header, self.file = header, file
 
     def __getitem__(self, name: str) -> StoredTensor:
         tensor = self.header[name]
@@ -230,7 +227,7 @@ class SharedHeader(Mapping[str, StoredTensor]):
         return len(self.header)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileIndex:
     """The header of one checkpoint file, or of all files of one rank.
 
@@ -265,7 +262,7 @@ class FileIndex:
     def __post_init__(self) -> None:
         tensors = self.tensors
         header = tensors.header if isinstance(tensors, SharedHeader) else tensors
-        object.__setattr__(self, "header", header)
+        set_field(self, "header", header)
 
     @property
     def file(self) -> StoredFile:
@@ -356,7 +353,7 @@ class Block:
     tag: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ciphertext:
     """How a file is encrypted.
 

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +66,7 @@ class Casting:
         return f"{describe_casts(self.tensors)}, {self.kept} as stored; {saved}{lost}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Conversion(Brief):
     """What a run has made: its outputs, and the files beside them.
 

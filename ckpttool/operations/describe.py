@@ -6,7 +6,7 @@ Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
@@ -41,7 +41,7 @@ class Completeness:
     replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Inspection(Brief):
     """What a checkpoint holds, and what was found wrong or noted.
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from shlex import quote
 from typing import Literal
@@ -152,7 +152,7 @@ class Applied:
         return cls(checkpoint.left_out, len(checkpoint.renamed.keys() & metas.keys()), cast)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Difference(Brief):
     """The result of `diff`.
 

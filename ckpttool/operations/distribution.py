@@ -7,7 +7,6 @@ plan.  Equal distributions are one object: thousands of tensors have few.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -86,7 +85,7 @@ class Slice:
         return sum(region.size for region in self.regions)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Distribution:
     """How a full tensor is distributed over ranks.  Tensors that have it share one object.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import OpenProgress, no_progress
@@ -18,6 +17,7 @@ from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
+from ckpttool.records import record
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.system import peak_bytes
 from ckpttool.transaction.manifest import Written
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Estimate(Conversion):
     """What a run would answer, and what it would do; ``seconds`` are those of the dry run.
 

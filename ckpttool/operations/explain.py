@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -79,7 +79,7 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+@record
 class Explanation(Brief):
     """What the ranks of a checkpoint, or of a target, hold.
 

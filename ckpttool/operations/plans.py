@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -44,7 +43,7 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
-from ckpttool.records import record, replace
+from ckpttool.records import defaults, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -593,8 +592,8 @@ def plan_convert(
     """
     path, output = os.fspath(path), output_options
     catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
-    given = [one.name for one in fields(ResolveOptions) if one.name not in _OF_KEPT_FILES]
-    if unused := [n for n in given if getattr(resolve_options, n) != getattr(ResolveOptions(), n)]:
+    unset = {n: one for n, one in defaults(ResolveOptions).items() if n not in _OF_KEPT_FILES}
+    if unused := [name for name in unset if getattr(resolve_options, name) != unset[name]]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttool.model.layout_difference import (
@@ -42,7 +41,7 @@ class DifferenceRow:
     difference: LayoutDifference
 
 
-@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+@record
 class StrategyComparison(Brief):
     """Two strategies, and what differs between them.
 

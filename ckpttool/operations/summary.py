@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -37,7 +37,7 @@ Ranks = tuple[int, ...]
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Placement:
     """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
 
@@ -207,7 +207,7 @@ class Parallelism:
     optimizer_shards: tuple[OptimizerShard, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EqualRanks:
     """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
 
@@ -228,7 +228,7 @@ class EqualRanks:
         return "one value" if self.one_value else "equal"
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
+@record
 class Summary:
     """The tensors of a checkpoint or of a strategy at a glance."""
 

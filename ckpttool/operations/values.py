@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -75,7 +74,7 @@ class TensorValues:
         return str(self.shown) if self.shown.dtype.kind == "U" else None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Values(Brief):
     """The tensors that patterns match, and the notes on the checkpoint."""
 

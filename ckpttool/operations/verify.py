@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import chain
 
@@ -48,13 +48,13 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, format_bytes, format_difference
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Verification(Brief):
     """What `ckpttool.verify` found.
 

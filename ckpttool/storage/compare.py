@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -44,7 +43,7 @@ from ckpttool.storage.statistics import BLOCK_ELEMENTS, UNIT_ELEMENTS, Statistic
 Index = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tolerance:
     """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0."""
 

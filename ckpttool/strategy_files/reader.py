@@ -590,7 +590,7 @@ class _Operator:
 
 
 def _convert(path: str, kind: type[T], value: object, place: str = "") -> T:
-    """Return a part of a document as a dataclass; ``place`` begins the text of an error."""
+    """Return a part of a document as a record; ``place`` begins the text of an error."""
     try:
         return convert_as(kind, value)
     except ValueError as error:

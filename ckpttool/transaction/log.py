@@ -30,7 +30,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from zlib import crc32
 
@@ -140,7 +140,7 @@ class LoggedOutput:
         return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Log:
     """The log of a writer, as far as it goes.
 

@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -69,7 +68,7 @@ class Written:
     cast: CastStats | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Manifest:
     """A complete set of outputs, with paths relative to its folder, and notes about the set.
 
@@ -209,7 +208,7 @@ class SealedFile:
         return file_read
 
     def entries(self, kind: type[T]) -> T:
-        """Return those entries of the head that a dataclass has."""
+        """Return those entries of the head that a record has."""
         return parse_entries(self.path, kind, self.head)
 
     def provenance(self) -> Provenance:

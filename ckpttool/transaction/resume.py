@@ -18,7 +18,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -30,7 +30,7 @@ from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
-from ckpttool.records import replace
+from ckpttool.records import defaults, record, replace, set_field
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -63,7 +63,7 @@ ACCEPT_OR_AGAIN = "--resume accepts it, --overwrite writes it again"
 WAIT = "--wait 10m"  # hint
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputOptions:
     """Options of the outputs, and of existing files.
 
@@ -135,7 +135,7 @@ class OutputOptions:
         for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
             require_choice(name, getattr(self, name), (None, *choices))
         if self.strategy_path is not None:
-            object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
+            set_field(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
         if self.name is not None:
@@ -149,7 +149,7 @@ class OutputOptions:
             if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
             ranks = tuple(require_rank("ranks", rank) for rank in self.ranks)
-            object.__setattr__(self, "ranks", ranks)
+            set_field(self, "ranks", ranks)
             if not ranks:
                 raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
@@ -157,17 +157,17 @@ class OutputOptions:
         require_number("max_shard_bytes", self.max_shard_bytes)
         require_seconds("wait_seconds", self.wait_seconds)
         if self.wait_seconds is not None:
-            object.__setattr__(self, "resume", True)
+            set_field(self, "resume", True)
 
     def refuse(self, *names: str) -> None:
         """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
-        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        unused = sorted({*given} & {*names})
+        unset = defaults(OutputOptions)
+        unused = sorted(name for name in names if getattr(self, name) != unset[name])
         if unused:
             raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Assignment(Brief):
     """The outputs that one run has to write, and what it keeps and may replace.
 

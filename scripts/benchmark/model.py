@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
-from ckpttool.records import replace
+from ckpttool.records import record, replace
 
 # All are divisible by 768, so that 8 ranks and 6, 64 and 48, 512 and 384 can cut them.
 WIDTHS = (4608, 3072, 2304, 1536, 768)
@@ -30,7 +29,7 @@ EMBEDDING, HEAD, NORM = "model.tok_embeddings.embedding_weight", "lm_head.weight
 MOMENTS = ("adam_m.", "adam_v.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """A full tensor: ``cut_axis`` is the one that MindFormers cuts, None for a vector.
 
@@ -52,7 +51,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mesh:
     """Tensor x data x pipeline parallel, and which axis of the matrices is cut.
 
@@ -106,7 +105,7 @@ class Mesh:
         return min(tensor.layer * self.pipeline // layers, self.pipeline - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Model:
     """Tensors in the order in which they are saved."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import CkptToolError
+from ckpttool.records import defaults
 from ckpttool.strategy_files.handwritten import Node, parse_yaml
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.transcripts import check_case, read_cases
@@ -86,10 +86,10 @@ def spell(one: Layout) -> str:
     """Return what a layout has that not every layout has."""
     told = [f"{one.device_matrix} {list(map(list, one.tensor_map))}"]
     told += [
-        f"{of.name} {getattr(one, of.name)}"
-        for of in fields(one)
-        if of.name in ("optimizer_shard", "first_rank", "full_shape", "rows", "fields")
-        and getattr(one, of.name) != of.default
+        f"{name} {getattr(one, name)}"
+        for name, default in defaults(Layout).items()
+        if name in ("optimizer_shard", "first_rank", "full_shape", "rows", "fields")
+        and getattr(one, name) != default
     ]
     return ", ".join(told)
 
