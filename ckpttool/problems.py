@@ -17,11 +17,10 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import as_typed, format_ranks, nearest, shorten, with_keywords
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself

@@ -10,16 +10,29 @@ others are replaced.  Only a type checker checks that fields are given by name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+
+class _Field(NamedTuple):
+    """What is said of a field, as in `dataclasses.field`."""
+
+    default: object = msgspec.NODEFAULT
+    default_factory: Callable[[], object] | None = None
+    init: bool = True
+    repr: bool = True
+    compare: bool = True
+    hash: bool | None = None
+    kw_only: bool = False
+
+
 if TYPE_CHECKING:  # a type checker sees dataclasses
     from dataclasses import asdict as asdict
+    from dataclasses import field as field
     from dataclasses import replace as replace
     from typing import TypeVar, overload
 
@@ -33,7 +46,7 @@ if TYPE_CHECKING:  # a type checker sees dataclasses
     def record(
         *, frozen: bool = True, kw_only: bool = False, eq: bool = True, gc: bool = True
     ) -> Callable[[type[T]], type[T]]: ...
-    @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+    @dataclass_transform(frozen_default=True, field_specifiers=(field,))
     def record(cls: type[T] | None = None, /, **_: bool) -> object:
         """Make a record of a class with annotated fields."""
 
@@ -41,6 +54,7 @@ if TYPE_CHECKING:  # a type checker sees dataclasses
         """Set a field of a frozen record, as its class does while it is made."""
 
 else:
+    field = _Field
     _MADE = {"__dict__", "__weakref__"}  # by each class of its own
 
     def record(cls=None, /, *, frozen=True, kw_only=False, eq=True, gc=True):
@@ -61,9 +75,9 @@ else:
         if isinstance(cls, type(msgspec.Struct)):
             return cls  # as its base is
         names = {name: one for name, one in vars(cls).items() if name not in _MADE}
-        told = {name: one for name, one in names.items() if isinstance(one, dataclasses.Field)}
+        told = {name: one for name, one in names.items() if isinstance(one, _Field)}
         names |= {name: _default(one) for name, one in told.items()}
-        names = {name: one for name, one in names.items() if one is not dataclasses.MISSING}
+        names = {name: one for name, one in names.items() if one is not msgspec.NODEFAULT}
         bases = (*(base for base in cls.__bases__ if base is not object), msgspec.Struct)
         is_cached = any(isinstance(one, cached_property) for one in names.values())
         options = {"frozen": frozen, "eq": eq, "gc": gc, "dict": is_cached}
@@ -85,7 +99,7 @@ else:
 
     def _default(one):
         """Return the default of a field as msgspec takes it."""
-        if callable(one.default_factory):
+        if one.default_factory is not None:
             return msgspec.field(default_factory=one.default_factory)
         return one.default if one.init else None
 
@@ -121,11 +135,10 @@ def defaults(cls: Callable[..., object]) -> Mapping[str, object]:
     """Return the fields that make a record, and the default of each; None if it has none."""
     found = {}
     for name, one in cls._fields.items():  # type: ignore[attr-defined]
-        if not isinstance(one, dataclasses.Field):
+        if not isinstance(one, _Field):
             found[name] = one
         elif one.init:
-            factory = one.default_factory
-            found[name] = factory() if callable(factory) else one.default
+            found[name] = one.default_factory() if one.default_factory else one.default
     return found
 
 

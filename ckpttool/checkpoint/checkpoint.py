@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from shlex import quote
@@ -45,7 +44,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, TensorMeta
 from ckpttool.problems import COPY_AGAIN, CkptToolError, Diagnostic, FormatError
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError
-from ckpttool.records import record
+from ckpttool.records import field, record
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample

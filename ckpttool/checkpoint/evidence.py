@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import field
 from itertools import chain
 from typing import TypeAlias, TypeVar, cast
 
@@ -21,7 +20,7 @@ from ckpttool.concurrency import wait_result
 from ckpttool.formats.local import unreadable
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError, CombinedError, UnreadableError
-from ckpttool.records import record
+from ckpttool.records import field, record
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Literal, TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
@@ -42,7 +41,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
@@ -25,7 +24,7 @@ from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import count, shorten
 
 

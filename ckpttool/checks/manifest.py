@@ -12,7 +12,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import field
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
@@ -25,7 +24,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, list_outputs
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.storage.sampling import hash_unit, hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import field
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
 from ckpttool.checks.manifest import fingerprint
@@ -18,7 +17,7 @@ from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Unlisted, Whole
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.wording import count, format_ranks, shorten
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import groupby
 from pathlib import Path
 from shlex import join
@@ -21,7 +20,7 @@ from ckpttool.cli.groups import WORDS, walk_commands, words_of
 from ckpttool.cli.params import StrategyFile
 from ckpttool.formats.local import is_folder, list_folder, list_readable, url_problem
 from ckpttool.problems import CkptToolError
-from ckpttool.records import record
+from ckpttool.records import field, record
 
 OPTIONS: Mapping[str, str] = {  # of other programs -> ours
     **dict.fromkeys(("-f", "-y", "--yes"), "--overwrite"),

@@ -9,7 +9,6 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -41,7 +40,7 @@ from ckpttool.problems import (
     join_first,
     notes_of,
 )
-from ckpttool.records import record
+from ckpttool.records import field, record
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
 from ckpttool.transaction.manifest import Written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -22,7 +21,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
-from ckpttool.records import record, replace, set_field
+from ckpttool.records import field, record, replace, set_field
 from ckpttool.wording import Brief, count, format_bytes
 
 _T = TypeVar("_T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Literal, get_args
 
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
@@ -11,7 +10,7 @@ from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, set_field
+from ckpttool.records import field, record, set_field
 from ckpttool.wording import any_of, count, shorten
 
 OnOverflow = Literal["error", "inf"]

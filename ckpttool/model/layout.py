@@ -41,12 +41,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import field
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
-from ckpttool.records import defaults, record, replace, set_field
+from ckpttool.records import defaults, field, record, replace, set_field
 
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2

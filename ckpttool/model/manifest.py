@@ -53,7 +53,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import reduce
 from itertools import accumulate, islice, pairwise
 from typing import Literal, TypeAlias
@@ -61,7 +60,7 @@ from typing import Literal, TypeAlias
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.records import asdict, record, replace
+from ckpttool.records import asdict, field, record, replace
 from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers

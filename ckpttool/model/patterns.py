@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import field
 from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
 from ckpttool.model.names import parse_name
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, set_field
+from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, nearest, shorten
 
 

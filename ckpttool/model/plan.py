@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import Literal
@@ -23,7 +22,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import Brief, count, format_bytes
 
 NotInTarget = Literal["follow", "full", "drop"]

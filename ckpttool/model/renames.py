@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
 from fnmatch import translate
 from itertools import chain
 from shlex import quote
@@ -18,7 +17,7 @@ from shlex import quote
 from ckpttool.model.names import ParameterOfState, parameter_of_value, parse_name
 from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, set_field
+from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, shorten
 
 _PLACE = re.compile(r"[*?]")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import islice, pairwise, product
 from typing import NamedTuple, Protocol
 
@@ -19,7 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer

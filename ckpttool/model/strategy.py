@@ -11,7 +11,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
@@ -21,7 +20,7 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
-from ckpttool.records import record, replace, set_field
+from ckpttool.records import field, record, replace, set_field
 from ckpttool.wording import Brief, count, format_ranks, shorten
 
 T = TypeVar("T")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
 from ckpttool.problems import FormatError
-from ckpttool.records import record, replace, set_field
+from ckpttool.records import field, record, replace, set_field
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.

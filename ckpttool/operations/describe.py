@@ -6,7 +6,6 @@ Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
@@ -25,7 +24,7 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, FormatError, StrategyError
-from ckpttool.records import record
+from ckpttool.records import field, record
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 

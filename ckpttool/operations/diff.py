@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import field
 from itertools import chain
 from shlex import quote
 from typing import Literal
@@ -35,7 +34,7 @@ from ckpttool.problems import (
     join_clauses,
     raise_all,
 )
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,

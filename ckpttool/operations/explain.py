@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import field
 from functools import partial
 from itertools import chain
 
@@ -48,7 +47,7 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, format_bytes, format_difference

@@ -16,7 +16,6 @@ issue 2769), Megatron-DeepSpeed (``dense_h_to_4h``, issue 338), vLLM (``qkv_proj
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
@@ -31,7 +30,6 @@ from ckpttool.wording import count, shorten
 # Words in a component of a name, by what is fused.  A plain fc1 has no gate.
 _QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")
 _GATE_UP = ("gate_up", "gate_hidden", "linear_fc1", "fc1_weight", "fc1_bias", "w13", "h_to_4h")
-_FUSED = re.compile(rf"(.*_)?({'|'.join(_QKV + _GATE_UP)})(_.*)?", re.IGNORECASE)
 _GROUPED = "experts.weight1"  # Megatron-LM, grouped GEMM: stored transposed
 
 
@@ -61,7 +59,8 @@ def fused_axes(name: str, ndim: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)  # the names of a model have few components
 def _is_fused(component: str) -> bool:
-    return _FUSED.fullmatch(component) is not None
+    words = f"_{component.lower()}_"
+    return any(f"_{word}_" in words for word in _QKV + _GATE_UP)
 
 
 def fused_notes(

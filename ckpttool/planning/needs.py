@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import SupportsIndex
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
@@ -29,7 +28,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
 from ckpttool.problems import Diagnostic, Diagnostics
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import require_rank

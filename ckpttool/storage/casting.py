@@ -16,15 +16,17 @@ A cast of Float64 by way of Float32 would round twice.  So the bits are computed
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.model.manifest import CastStats
 from ckpttool.storage.numbers import Bytes, Float64s
 
-Words = npt.NDArray[np.unsignedinteger]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Words: TypeAlias = "npt.NDArray[np.unsignedinteger]"
 
 # Of the wider type.  A step of NumPy over a block takes about 0.1 ms: in shorter ones, threads wait
 # for the interpreter's lock more than they compute (measured, two threads: three times as long).

@@ -13,10 +13,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.concurrency import map_in_order
 from ckpttool.model.manifest import units
@@ -39,6 +38,9 @@ from ckpttool.storage.numbers import (
 )
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.storage.statistics import BLOCK_ELEMENTS, UNIT_ELEMENTS, Statistics, measure
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Index = tuple[int, ...]
 

@@ -17,17 +17,19 @@ import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.model.dtypes import DTYPES
 
-Bytes = npt.NDArray[np.uint8]
-Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.number]
-Float64s = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
+Numbers: TypeAlias = "npt.NDArray[np.number]"
+Float64s: TypeAlias = "npt.NDArray[np.float64]"
 
 # NumPy's names of these types are the same, in lower case.
 _NATIVE = {"Bool": np.dtype("u1")} | {

@@ -62,7 +62,6 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from shlex import quote
 from sys import intern
@@ -90,7 +89,7 @@ from ckpttool.problems import (
     StrategyError,
     raise_all,
 )
-from ckpttool.records import record, replace
+from ckpttool.records import field, record, replace
 from ckpttool.strategy_files.folders import (
     checkpoint_format,
     files_that_may_be_strategies,

@@ -30,7 +30,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from pathlib import Path
 from zlib import crc32
 
@@ -38,7 +37,7 @@ from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.records import asdict, record, replace
+from ckpttool.records import asdict, field, record, replace
 from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32

@@ -18,7 +18,6 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -30,7 +29,7 @@ from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
-from ckpttool.records import defaults, record, replace, set_field
+from ckpttool.records import defaults, field, record, replace, set_field
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer

@@ -32,7 +32,6 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -44,7 +43,7 @@ from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import asdict, record, replace
+from ckpttool.records import asdict, field, record, replace
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
