@@ -408,7 +408,9 @@ class _Reader:
 
 def _kept(step: BandStep) -> BandStep:
     """Return a step that can be run again."""
-    return step._replace(moves=[*step.moves]) if isinstance(step, PieceRead) else step
+    if not isinstance(step, PieceRead) or isinstance(step.moves, tuple):
+        return step
+    return step._replace(moves=(*step.moves,))
 
 
 def fill(task: FillTask) -> Filled:
@@ -427,7 +429,7 @@ def fill(task: FillTask) -> Filled:
 
 def _fill(task: FillTask) -> Filled:
     hashes: list[UnitHash] = []
-    states: dict[tuple[str, str, int], HASH] = {}
+    states: dict[int, HASH] = {}  # by the id of the unit
     casts: dict[tuple[str, str], CastStats] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
@@ -440,14 +442,13 @@ def _fill(task: FillTask) -> Filled:
                 before = casts.get((path, name), CastStats())
                 casts[path, name] = before.merged(files.caster.take_stats())
             files.write_bytes(unit.tensor, band.offset, band.data)
-            key = path, name, unit.number
-            state = states.pop(key, None) or sha256()
+            state = states.pop(id(unit), None) or sha256()
             state.update(band.data)
             if band.is_last:
-                hashes.append(UnitHash(*key, state.digest()))
+                hashes.append(UnitHash(path, name, unit.number, state.digest()))
             else:
-                states[key] = state
-    assert not states, f"units without their last band: {[*states]}"
+                states[id(unit)] = state
+    assert not states, f"{len(states)} units without their last band"
     return Filled(
         task.nbytes,
         tuple(hashes),

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
+from ckpttool.model.plan import Term
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
 from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, split_at_extents
@@ -50,9 +51,10 @@ class CountingFiles(FlatFiles):
         used, self._used = self._used, Counter()
         return used
 
-    def read_piece(self, read: PieceRead, tensor: StoredTensor, number: int, rank: int) -> None:
+    def read_piece(self, read: PieceRead, term: Term) -> None:
         """Count the reads of a piece."""
-        self._used[Origin(number, rank)] += read.nbytes
+        rank, tensor = read.find(term)
+        self._used[Origin(term.input, rank)] += read.nbytes
         for move in read.moves:
             if move.into is not None:
                 self.read_bytes(tensor, move.offset, move.into)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -23,7 +22,7 @@ import numpy as np
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
-from ckpttool.model.plan import OutputTensor, Transfer, is_copy
+from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
@@ -65,7 +64,7 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 class FlatFiles:
-    """Open files by path; when there are too many, the least recently used is closed.
+    """Open files by path; when there are too many, the one opened first is closed.
 
     Use as a context manager, in one thread.
 
@@ -85,7 +84,7 @@ class FlatFiles:
     ) -> None:
         self._written_crc = written_crc
         self._read_hashes = read_hashes
-        self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
+        self._open: dict[tuple[str, int], int] = {}  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
         self.scratch_used = 0
@@ -100,25 +99,24 @@ class FlatFiles:
 
     def __exit__(self, *error: object) -> None:
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._close_first()
 
     def _descriptor(self, file: StoredFile, flags: int) -> int:
         path = file.path
         fd = self._open.get((path, flags))
         while fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
-                self._close_oldest()
+                self._close_first()
             try:
                 fd = self._open[path, flags] = open_descriptor(file, flags)
             except OSError as error:  # the limit of macOS is 256 for the whole process
                 if error.errno != errno.EMFILE or not self._open:
                     raise
-                self._close_oldest()
-        self._open.move_to_end((path, flags))
+                self._close_first()
         return fd
 
-    def _close_oldest(self) -> None:
-        os.close(self._open.popitem(last=False)[1])
+    def _close_first(self) -> None:
+        os.close(self._open.pop(next(iter(self._open))))
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the tensor's decrypted bytes from ``offset`` on, across its extents."""
@@ -142,8 +140,10 @@ class FlatFiles:
             raise
 
     def write_bytes(self, tensor: StoredTensor, offset: int, data: memoryview) -> None:
-        """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
-        self._cached.pop(_first_byte(tensor), None)
+        """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents.
+
+        The tensor must not be read with the same files: the scratch buffer may have old bytes.
+        """
         fd = self._descriptor(tensor.file, os.O_RDWR)
         for start, part in split_at_extents(tensor, offset, data):
             if self._written_crc is not None:
@@ -182,9 +182,11 @@ class FlatFiles:
         return self._write(fd, part, at)
 
     def plan_moves(
-        self, key: Hashable, meta: TensorMeta, region: Region, out: Bytes
-    ) -> Iterator[Move]:
-        """Yield the moves that read a region of a stored tensor, to be made in this order.
+        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
+    ) -> Iterable[Move]:
+        """Return the moves that read a region of a stored tensor, to be made in this order.
+
+        They are a tuple, unless there may be many.
 
         Parameters
         ----------
@@ -194,27 +196,32 @@ class FlatFiles:
         meta
             What the tensor is.
         region
-            Elements to read.
+            Elements to read, at least one.
+        runs
+            Their byte runs.
         out
             Array of ``region.shape`` and one last axis of ``itemsize`` bytes.  Its strides are
             free, except that the last axis is contiguous.
         """
-        if not region.size:
-            return
-        shape, itemsize = meta.shape, meta.itemsize
-        runs = find_runs(region, shape, itemsize)
         if runs.count == 1 and out.flags.c_contiguous:
-            yield Move(runs.first, out.reshape(-1).data, None, None)
-        elif runs.are_close and runs.last - runs.first <= self._scratch_bytes:
-            yield self._through_scratch(key, meta, region, runs, out)
-        elif not runs.are_close and out[(0,) * runs.axis].flags.c_contiguous:
-            strides = _strides(shape, itemsize)
+            return (Move(runs.first, out.reshape(-1).data, None, None),)
+        if runs.are_close and runs.last - runs.first <= self._scratch_bytes:
+            return (self._through_scratch(key, meta, region, runs, out),)
+        return self._plan_many(key, meta, region, runs, out)
+
+    def _plan_many(
+        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
+    ) -> Iterator[Move]:
+        """Yield the moves of runs that are far apart, or too many for the scratch buffer."""
+        if not runs.are_close and out[(0,) * runs.axis].flags.c_contiguous:
+            strides = _strides(meta.shape, meta.itemsize)
             for index in product(*map(range, region.shape[: runs.axis])):
                 offset = runs.first + sum(map(mul, index, strides))
                 yield Move(offset, out[index].reshape(-1).data, None, None)
         else:
             for half, at in _split_in_half(region):
-                yield from self.plan_moves(key, meta, half, out[at])
+                of_half = find_runs(half, meta.shape, meta.itemsize)
+                yield from self.plan_moves(key, meta, half, of_half, out[at])
 
     def _through_scratch(
         self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
@@ -234,26 +241,18 @@ class FlatFiles:
         part = cached.data[runs.first - cached.first :]
         return Move(cached.first, into, out, _as_view(part, region, meta.shape, meta.itemsize))
 
-    def read_piece(self, read: PieceRead, tensor: StoredTensor, number: int, rank: int) -> None:
-        """Make the moves of a piece; hash it if it is one run of bytes.
-
-        Parameters
-        ----------
-        read
-            The moves.
-        tensor
-            The stored tensor.
-        number, rank
-            The input and the rank that it is from; see `Origin`.
-        """
+    def read_piece(self, read: PieceRead, term: Term) -> None:
+        """Make the moves of a piece of a term; hash it if it is one run of bytes."""
+        tensor: StoredTensor | None = None  # looking it up takes longer than to copy what was read
         for offset, into, dst, src in read.moves:
             if into is not None:
+                tensor = tensor or read.find(term)[1]
                 self.read_bytes(tensor, offset, into)
             if dst is not None and src is not None:
                 dst[...] = src
         if self._read_hashes is not None and read.first is not None:
             data = np.ascontiguousarray(read.out).reshape(-1).data
-            self._read_hashes.add(tensor, read.first, data)
+            self._read_hashes.add(tensor or read.find(term)[1], read.first, data)
 
     def forget(self) -> None:
         """Clear the scratch buffer."""
@@ -356,9 +355,11 @@ class PieceRead(NamedTuple):
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
         """Read the piece of a tensor."""
-        term = tensor.terms[self.term]
-        rank, stored = term.source.slicing.find(self.place)
-        files.read_piece(self, stored, term.input, rank)
+        files.read_piece(self, tensor.terms[self.term])
+
+    def find(self, term: Term) -> tuple[int, StoredTensor]:
+        """Return the rank that has the piece of a term, and its stored tensor."""
+        return term.source.slicing.find(self.place)
 
 
 class _Cast(NamedTuple):
@@ -494,14 +495,15 @@ def _plan_pieces(
     filled = 0
     for place, src, dst in slicing.stretches(band, tensor.region.start):
         _, held = slicing.find(place)
-        stored, size = held.meta, src.size
+        stored = held.meta
         at = out[_within(dst, band)]
-        runs = find_runs(src, stored.shape, stored.itemsize) if size else None
-        first = runs.first if runs is not None and runs.count == 1 else None
-        moves = files.plan_moves(_first_byte(held), stored, src, at)
-        yield PieceRead(number, place, size * stored.itemsize, moves, first, at)
-        filled += size
-    assert filled == band.size, f"{band}: {filled} of {band.size} elements"
+        runs = find_runs(src, stored.shape, stored.itemsize)
+        moves = files.plan_moves(_first_byte(held), stored, src, runs, at)
+        yield PieceRead(
+            number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
+        )
+        filled += runs.nbytes
+    assert filled == out.nbytes, f"{band}: {filled} of {out.nbytes} bytes"
 
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:
