@@ -271,14 +271,17 @@ def test_an_input_that_cannot_be_looked_at_does_exist(tmp_path, monkeypatch, com
 def test_an_output_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path, monkeypatch, number):
     run_well(*ordered_words(tmp_path / "out"))
     before = contents(tmp_path / "out")
-    real = os.lstat
+    lstat, access = os.lstat, os.access
 
     def refuse(path, **more):
         if str(path).endswith("checkpoint_2.ckpt"):
             raise OSError(number, os.strerror(number), str(path))
-        return real(path, **more)
+        return lstat(path, **more)
 
     monkeypatch.setattr(os, "lstat", refuse)
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not str(path).endswith("_2.ckpt") and access(path, mode)
+    )
     result = run(*ordered_words(tmp_path / "out"))
     monkeypatch.undo()
     assert result.exit_code == 3
