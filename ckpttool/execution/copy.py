@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 
-# Units of a tensor that are planned once for all tensors of its kind: together they are small.
-KNOWN_BYTES = 1 << 20
-KNOWN_PIECES = 1 << 14  # of a task; each takes about 1 KiB of memory
+# Size of the largest tensors that are planned once for all tensors of their kind, in bands.
+KNOWN_BANDS = 16
+KNOWN_MOVES = 1 << 14  # of a task; each takes about 1 KiB of memory
 
 
 @record
@@ -231,11 +231,12 @@ def cut_into_tasks(
     nbytes = pieces = 0
     known: dict[Hashable, Sequence[_Cut]] = {}
     numbers = count()
+    known_bytes = KNOWN_BANDS * options.band_bytes
     for name in dict.fromkeys(chain.from_iterable(by_name)):
         held = zip(by_name, headers, strict=True)
         slices = [(tensors[name], header[name]) for tensors, header in held if name in tensors]
         last: tuple[int, ...] | None = None  # furthest element of the full tensor
-        for cut in _cuts_of_kind(slices, known, numbers):
+        for cut in _cuts_of_kind(slices, known_bytes, known, numbers):
             shares_rows = last is not None and cut.start <= last
             most_bytes = task_bytes + len(slices) * cut.nbytes if shares_rows else task_bytes
             if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
@@ -277,10 +278,13 @@ class _Cut(NamedTuple):
 
 
 def _cuts_of_kind(
-    slices: _Slices, known: dict[Hashable, Sequence[_Cut]], numbers: Iterator[int]
+    slices: _Slices,
+    max_bytes: int,
+    known: dict[Hashable, Sequence[_Cut]],
+    numbers: Iterator[int],
 ) -> Iterable[_Cut]:
-    """Return the cuts of a tensor; small tensors of a kind have the same, which are ``known``."""
-    small = sum(output.meta.nbytes for output, _ in slices) <= KNOWN_BYTES
+    """Return the cuts of a tensor; tensors of a kind have the same, which are ``known``."""
+    small = sum(output.meta.nbytes for output, _ in slices) <= max_bytes
     if not small or any(output.kind is None for output, _ in slices):
         return _cut(slices)
     key = tuple((output.kind, output.region) for output, _ in slices)
@@ -363,7 +367,7 @@ class _Reader:
     def __init__(self, files: FlatFiles, buffer: Bytes, band_bytes: int) -> None:
         self._files, self._buffer, self._band_bytes = files, buffer, band_bytes
         self._known: dict[tuple[int | None, ...], list[Band]] = {}  # by the kinds of units
-        self._pieces = 0  # of those that are known
+        self._moves = 0  # of those that are known
 
     def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Band]]:
         """Yield the bands of the units of one tensor, as `read_bands` does."""
@@ -383,16 +387,18 @@ class _Reader:
         known = self._known.get(key)
         if known is not None:
             return known
-        pieces = sum(one.output.count_pieces(one.region) for one in units)
-        if pieces > KNOWN_PIECES:
-            return self._plan(units)
-        if self._pieces + pieces > KNOWN_PIECES:
+        known, plan, moves = [], self._plan(units), 0
+        for band in plan:
+            kept, more = _keep(band)
+            known.append(kept)
+            moves += more
+            if moves > KNOWN_MOVES:
+                return chain(known, plan)
+        if self._moves + moves > KNOWN_MOVES:
             self._known.clear()
-            self._pieces = 0
-        self._pieces += pieces
-        self._known[key] = known = [
-            one._replace(steps=[*map(_kept, one.steps)]) for one in self._plan(units)
-        ]
+            self._moves = 0
+        self._moves += moves
+        self._known[key] = known
         return known
 
     def _plan(self, units: Sequence[TensorUnit]) -> Iterator[Band]:
@@ -406,11 +412,16 @@ class _Reader:
             yield Band(step.unit, offset, band.stop == unit.region.stop, data.data, steps)
 
 
-def _kept(step: BandStep) -> BandStep:
-    """Return a step that can be run again."""
-    if not isinstance(step, PieceRead) or isinstance(step.moves, tuple):
-        return step
-    return step._replace(moves=(*step.moves,))
+def _keep(band: Band) -> tuple[Band, int]:
+    """Return a band that can be read again, and the number of its moves."""
+    steps, moves = [*band.steps], 0
+    for i, step in enumerate(steps):
+        if isinstance(step, PieceRead):
+            kept = tuple(step.moves)
+            if kept is not step.moves:
+                steps[i] = step._replace(moves=kept)
+            moves += len(kept)
+    return band._replace(steps=steps), moves
 
 
 def fill(task: FillTask) -> Filled:

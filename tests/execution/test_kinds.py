@@ -91,8 +91,8 @@ def test_outputs_are_those_of_tensors_that_are_planned_one_by_one(
     source, tmp_path, monkeypatch, reshard
 ):
     written = []
-    for name, most in (("known", copy.KNOWN_BYTES), ("alone", 0)):
-        monkeypatch.setattr(copy, "KNOWN_BYTES", most)
+    for name, most in (("known", copy.KNOWN_BANDS), ("alone", 0)):
+        monkeypatch.setattr(copy, "KNOWN_BANDS", most)
         (tmp_path / name).mkdir()
         plan, assignment = plan_of(source, tmp_path / name / "out", "ckpt", reshard=reshard)
         with ckpttool.open_engine("threads:2") as executor:
