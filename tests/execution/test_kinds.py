@@ -87,22 +87,29 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
 
 
 @pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("band_bytes", [1 << 10, copy.CopyOptions().band_bytes])
 def test_outputs_are_those_of_tensors_that_are_planned_one_by_one(
-    source, tmp_path, monkeypatch, reshard
+    source, tmp_path, monkeypatch, reshard, band_bytes
 ):
     written = []
-    for name, most in (("known", copy.KNOWN_BANDS), ("alone", 0)):
-        monkeypatch.setattr(copy, "KNOWN_BANDS", most)
+    for name, bands, moves in (
+        ("alone", 0, copy.KNOWN_MOVES),
+        ("known", copy.KNOWN_BANDS, copy.KNOWN_MOVES),
+        ("known in part", copy.KNOWN_BANDS, 5),
+    ):
+        monkeypatch.setattr(copy, "KNOWN_BANDS", bands)
+        monkeypatch.setattr(copy, "KNOWN_MOVES", moves)
         (tmp_path / name).mkdir()
         plan, assignment = plan_of(source, tmp_path / name / "out", "ckpt", reshard=reshard)
         with ckpttool.open_engine("threads:2") as executor:
-            execute.execute(plan, assignment, executor)
+            options = copy.CopyOptions(band_bytes)
+            execute.execute(plan, assignment, executor, options=options)
         folder = tmp_path / name
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         written.append(
             {p.relative_to(folder): p.read_bytes() for p in paths if ".ckpttool" not in str(p)}
         )
-    assert written[0] == written[1]
+    assert written[0] == written[1] == written[2]
 
 
 @pytest.mark.parametrize("bound", [1, concurrency.SMALL_BYTES])
