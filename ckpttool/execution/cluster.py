@@ -32,6 +32,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.schedule import Batch
 from ckpttool.formats import get_format
+from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import StoredFile
@@ -295,7 +296,7 @@ class RemoteFile(Claim):
         """Return the task of a worker, which writes the only output of a batch."""
         return FileTask(str(self._path), batch.excerpt())
 
-    def seal(self, crc: int | None = None) -> int:
+    def seal(self, cache: HeaderCache, crc: int | None = None) -> int:
         """Read the header of the attempt back, and return its size in bytes.
 
         Raises
@@ -308,7 +309,7 @@ class RemoteFile(Claim):
         assert self.attempt, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
         require_name(self._path, self._fd)
-        return verify_header(identify_file(self.attempt), self._output)
+        return verify_header(identify_file(self.attempt), self._output, cache)
 
     def rename(self) -> None:
         """Give the attempt the name of the output, and give up the claim."""

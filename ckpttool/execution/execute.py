@@ -24,6 +24,7 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.schedule import Batch, schedule
+from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.manifest import CastStats, UnitHashes
 from ckpttool.model.plan import OutputFile, Plan
@@ -260,9 +261,11 @@ class _Run:
     overflows: dict[str, CastStats] = field(default_factory=dict)
     of_replicas: dict[str, CastStats] = field(default_factory=dict)
     _holders: Mapping[int, frozenset[str]] = field(init=False)
+    _headers: HeaderCache = field(init=False)
 
     def __post_init__(self) -> None:
         self._holders = self.plan.holders()
+        self._headers = HeaderCache(sum(len(ranks) > 1 for ranks in self.plan.headers))
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
         """Record the outputs that an earlier run completed as written."""
@@ -399,7 +402,7 @@ class _Run:
                 self.jobs.remove(job)
                 return
         cast = CastStats.sum(first.values()) or (CastStats() if job.casts else None)
-        nbytes = job.file.seal(crc)
+        nbytes = job.file.seal(self._headers, crc)
         self.transaction.record_complete(job.output, nbytes, job.hashes, cast)
         job.file.rename()
         self.jobs.remove(job)

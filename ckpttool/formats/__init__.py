@@ -22,7 +22,7 @@ from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import ReadFile, counting_reads, identify_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.records import replace
 from ckpttool.secret import Secret
@@ -189,13 +189,26 @@ def _read_index(
 
 def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:
     """Return the header of a file, from the cache if it equals another; raise its error."""
-    from ckpttool.formats.ckpt import Ckpt
-
     name = _find_format(path)
-    file = identify_file(path)
+    return read_as(name, identify_file(path), cache, key, sandbox)
+
+
+def read_as(
+    name: str,
+    file: StoredFile,
+    cache: HeaderCache,
+    key: Secret | None = None,
+    sandbox: Sandbox | None = None,
+) -> FileIndex:
+    """Return the header of a file in the format ``name``, from the cache if it equals another.
+
+    Damaged HDF5 files are read in the sandbox; see `read_index` for the other errors.
+    """
     if name == "ckpt":
+        from ckpttool.formats.ckpt import Ckpt
+
         return Ckpt(cache).read_index(file, key)
-    reader = sandbox if name == "hdf5" else get_format(name)
+    reader = sandbox if name == "hdf5" and sandbox is not None else get_format(name)
     return cache.read_index(file, name, reader.read_index)
 
 

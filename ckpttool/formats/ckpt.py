@@ -120,13 +120,14 @@ _TRAILER = b"crc_num"
 _TRAILER_BYTES = 17
 _DTYPES_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5 != "bytes"}
 
-# The header of a record as MindSpore writes it.  Any other header is read field by field.
+# The header of a record as MindSpore writes it, with its name and what surrounds that.  Any other
+# header is read field by field.
 _USUAL_BYTES = 512
 _VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
 _DIM = re.compile(rb"\x08(%b)" % _VARINT)
-_USUAL_TENSOR = re.compile(rb"((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % (_VARINT, _VARINT))
+_USUAL_TENSOR = re.compile(rb"\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 3))
 _USUAL_HEADER = re.compile(
-    rb"\x0a%b\x0a%b([^\x00-\x1f]+)\x12%b((?:\x08%b)*\x12[\x01-\x20]\w+\x1a%b)" % ((_VARINT,) * 5)
+    rb"(\x0a%b\x0a%b)([^\x00-\x1f]+)(\x12%b(?:\x08%b)*\x12[\x01-\x20]\w+\x1a%b)" % ((_VARINT,) * 5)
 )
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
@@ -175,7 +176,8 @@ class Ckpt(Format):
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
             return known.tensors, end
-        tensors, stop = _read_tensors(reader, end, reader.file)
+        metas = {} if self._cache is None else self._cache.metas
+        tensors, stop = _read_tensors(reader, end, reader.file, metas)
         if self._cache is not None and stop == end:
             self._cache.store(FileIndex((reader.file,), self.name, end, tensors), reader)
         return tensors, stop
@@ -229,7 +231,7 @@ def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTen
     """Return the tensors in the encrypted blocks of a file."""
     with WireReader(file, DecryptedFile(file, cipher)) as reader:
         try:
-            tensors, _ = _read_tensors(reader, reader.size, file)
+            tensors, _ = _read_tensors(reader, reader.size, file, {})
         except FormatError as error:
             if isinstance(error, CutShortError):
                 error = FormatError(*error.args[:5])  # it may be the key that is wrong
@@ -238,11 +240,12 @@ def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTen
 
 
 def _read_tensors(
-    reader: WireReader, end: int, file: StoredFile
+    reader: WireReader, end: int, file: StoredFile, metas: dict[str, TensorMeta]
 ) -> tuple[dict[str, StoredTensor], int]:
     """Return the tensors of the records, and the byte where they stop.
 
-    They stop at byte ``end``, or at the first encrypted block before it.
+    They stop at byte ``end``, or at the first encrypted block before it.  ``metas`` are those of
+    other files, by name; equal ones are one object.
     """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
@@ -250,7 +253,7 @@ def _read_tensors(
     start = stop = 0
     while stop < end:
         start = stop
-        usual = _read_usual(reader, start, end)
+        usual = _read_usual(reader, start, end, metas)
         if usual is not None and usual[0].name not in starts:
             meta, extents, stop = usual
             if current.tensors:
@@ -483,7 +486,7 @@ def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTe
 
 
 def _read_usual(
-    reader: WireReader, start: int, end: int
+    reader: WireReader, start: int, end: int, metas: dict[str, TensorMeta]
 ) -> tuple[TensorMeta, tuple[Extent, ...], int] | None:
     """Return a complete tensor with a usual header, its extents, and the byte behind its record.
 
@@ -491,36 +494,46 @@ def _read_usual(
     """
     window, at = reader.window(start, _USUAL_BYTES)
     match = _USUAL_HEADER.match(window, at)
-    meta = match and _usual_meta(match[1], match[2])
-    if not match or not meta or _record_header(meta, meta.nbytes) != match[0]:
+    if match is None:
         return None
+    before, encoded, behind = match.groups()
+    kind = _usual_kind(before, len(encoded), behind)
+    if kind is None:
+        return None
+    dtype, shape, nbytes = kind
     first = start + match.end() - at
-    stop = first + meta.nbytes
-    if stop > end:
+    if first + nbytes > end:
         return None
-    return meta, _one_extent(first, meta.nbytes) if meta.nbytes else (), stop
-
-
-@lru_cache(maxsize=_CACHED_HEADERS)  # many ranks have tensors at the same offsets
-def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
-    """Return a cached tuple of one extent."""
-    return (Extent(offset, nbytes),)
-
-
-@lru_cache(maxsize=_CACHED_HEADERS)
-def _usual_meta(name: bytes, tensor: bytes) -> TensorMeta | None:
-    """Return the tensor with this name and header, if these are possible."""
-    kind = _usual_kind(tensor)
     try:
-        return None if kind is None else TensorMeta(intern(name.decode()), *kind)
+        name = encoded.decode()
     except UnicodeDecodeError:
         return None
+    meta = metas.get(name)
+    if meta is None or meta.dtype != dtype or meta.shape != shape:
+        metas[name] = meta = TensorMeta(intern(name), dtype, shape)
+    return meta, (Extent(first, nbytes),) if nbytes else (), first + nbytes
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
-def _usual_kind(tensor: bytes) -> tuple[str, tuple[int, ...]] | None:
-    """Return the element type and the shape in the header of a tensor, if both are possible."""
-    match = _USUAL_TENSOR.fullmatch(tensor)
+def _usual_kind(
+    before: bytes, name_bytes: int, behind: bytes
+) -> tuple[str, tuple[int, ...], int] | None:
+    """Return the element type, the shape and the bytes of the tensor in a whole record.
+
+    Return None unless these are the bytes before and behind a name of ``name_bytes`` bytes.
+    """
+    kind = _kind_in(behind)
+    if kind is None:
+        return None
+    dtype, shape = kind
+    nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+    is_usual = _around_name(name_bytes, shape, dtype, nbytes) == (before, behind)
+    return (dtype, shape, nbytes) if is_usual else None
+
+
+def _kind_in(behind: bytes) -> tuple[str, tuple[int, ...]] | None:
+    """Return the element type and the shape behind a usual name, if both are possible."""
+    match = _USUAL_TENSOR.fullmatch(behind)
     assert match is not None, "it is part of a usual header"
     dtype = find_dtype(match[2].decode())
     shape = tuple(decode_varint(size) for size in _DIM.findall(match[1]))
@@ -604,10 +617,10 @@ def _take_length(data: bytes, at: int, keys: bytes) -> tuple[int, int]:
 
 def _meta_of_part(header: re.Match[bytes], nbytes: int) -> TensorMeta | None:
     """Return the tensor of a usual header, which may have the content of several records."""
-    kind = _usual_kind(header[2])
+    kind = _kind_in(header[3])
     if kind is None:
         return None
-    meta = TensorMeta(intern(header[1].decode()), *kind)
+    meta = TensorMeta(intern(header[2].decode()), *kind)
     return meta if _record_header(meta, nbytes - header.end()) == header[0] else None
 
 
@@ -743,16 +756,26 @@ def _map_tensor_header(meta: TensorMeta, count: int) -> bytes:
 def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
     """Return the bytes of a record before its content of ``nbytes`` bytes."""
     dims = (0,) if meta.text is not None else meta.shape
-    tensor = _tensor_header(dims, meta.dtype, nbytes)
     name = meta.name.encode()
-    value = b"\x0a%b%b\x12%b%b" % (
-        *(encode_varint(len(name)), name),
-        *(encode_varint(len(tensor) + nbytes), tensor),
-    )
-    return b"\x0a%b%b" % (encode_varint(len(value) + nbytes), value)
+    before, behind = _around_name(len(name), dims, meta.dtype, nbytes)
+    return before + name + behind
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
+def _around_name(
+    name_bytes: int, dims: tuple[int, ...], word: str, nbytes: int
+) -> tuple[bytes, bytes]:
+    """Return the bytes of a record before and behind a name of ``name_bytes`` bytes.
+
+    Its content of ``nbytes`` bytes follows; ``word`` is the ``tensor_type``.
+    """
+    before = encode_key(1, LENGTH) + encode_varint(name_bytes)
+    tensor = _tensor_header(dims, word, nbytes)
+    behind = encode_key(2, LENGTH) + encode_varint(len(tensor) + nbytes) + tensor
+    value_bytes = len(before) + name_bytes + len(behind) + nbytes
+    return encode_key(1, LENGTH) + encode_varint(value_bytes) + before, behind
+
+
 def _tensor_header(dims: tuple[int, ...], word: str, nbytes: int) -> bytes:
     """Return the bytes of a tensor before its content; ``word`` is its ``tensor_type``."""
     fields = b"".join(encode_number(1, size) for size in dims) + encode_bytes(2, word.encode())

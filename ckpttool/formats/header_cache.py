@@ -15,7 +15,7 @@ from contextlib import suppress
 from ckpttool.formats.base import Header, read_header
 from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import Parts, WireReader
-from ckpttool.model.tensors import FileIndex, StoredFile
+from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.system import prefetch
 
 MAX_HEADERS = 64  # a large model has a different header for each stage
@@ -23,9 +23,22 @@ MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for e
 
 
 class HeaderCache:
-    """A cache of the headers of files.  Threads may share it."""
+    """A cache of the headers of files.  Threads may share it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    most
+        The number of headers that are kept, at most `MAX_HEADERS`.
+
+    Attributes
+    ----------
+    metas
+        Tensors by name; those that are equal in parsed headers are these objects.
+    """
+
+    def __init__(self, most: int = MAX_HEADERS) -> None:
+        self.metas: dict[str, TensorMeta] = {}
+        self._most = most
         self._by_end: dict[tuple[str, int], tuple[Header, Parts]] = {}  # by format and its end
         self._by_size: dict[int, Parts] = {}  # by size of the file
         self._free_bytes = MAX_BYTES
@@ -57,7 +70,7 @@ class HeaderCache:
 
     def store(self, index: FileIndex, reader: WireReader) -> None:
         """Cache the header of a file, if there is room for it."""
-        if len(self._by_end) >= MAX_HEADERS:
+        if len(self._by_end) >= min(self._most, MAX_HEADERS):
             return
         header, key = read_header(index, reader.read), (index.format, index.nbytes)
         replaced = self._by_end.get(key)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ckpttool.formats import get_format, header_of
+from ckpttool.formats import get_format, header_of, read_as
 from ckpttool.formats.base import Header
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
 from ckpttool.model.manifest import MANIFEST
@@ -20,6 +21,9 @@ from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
 from ckpttool.system import reserve
+
+if TYPE_CHECKING:
+    from ckpttool.formats.header_cache import HeaderCache
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
@@ -166,11 +170,13 @@ class PartialFile(Claim):
             clean_up(error, self.discard)
             raise
 
-    def seal(self, crc: int | None = None) -> int:
+    def seal(self, cache: HeaderCache, crc: int | None = None) -> int:
         """Sync the complete file, read its header back, and return its size in bytes.
 
         Parameters
         ----------
+        cache
+            See `verify_header`.
         crc
             The checksum to store in the file, if any.
 
@@ -184,7 +190,7 @@ class PartialFile(Claim):
         get_format(self._output.format).seal(self._fd, crc)
         os.fsync(self._fd)
         require_name(self._path, self._fd)
-        return verify_header(self.index.file, self._output)
+        return verify_header(self.index.file, self._output, cache)
 
     def rename(self) -> None:
         """Give the sealed file the name of the output, and release the lock."""
@@ -420,20 +426,23 @@ def stamp_at(path: Path) -> FileStamp | None:
         raise
 
 
-def verify_header(file: StoredFile, output: OutputFile) -> int:
+def verify_header(file: StoredFile, output: OutputFile, cache: HeaderCache) -> int:
     """Return the size of a file in bytes, after a check of its header.
+
+    ``cache`` has headers of other outputs; a file whose header equals one is not parsed.
 
     Raises
     ------
     VerifyError
         The header does not describe the tensors of the output.
     """
-    index = get_format(output.format).read_index(file)
     missing = {tensor.meta.name: tensor.meta for tensor in output.tensors}
+    cache.metas.update(missing)
+    index = read_as(output.format, file, cache)
     wrong: dict[str, tuple[TensorMeta | None, TensorMeta | None]] = {}
-    for name, tensor in index.tensors.items():
+    for name, tensor in index.header.items():
         expected = missing.pop(name, None)
-        if expected != tensor.meta:
+        if expected is not tensor.meta and expected != tensor.meta:
             wrong[name] = expected, tensor.meta
     wrong |= {name: (expected, None) for name, expected in missing.items()}
     if wrong:

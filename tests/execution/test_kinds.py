@@ -11,6 +11,8 @@ import pytest
 import ckpttool
 from ckpttool import concurrency
 from ckpttool.execution import copy, execute
+from ckpttool.formats import ckpt, get_format
+from ckpttool.formats.wire import WireReader
 from ckpttool.model.manifest import UnitHashes
 from ckpttool.storage import files as storage_files
 from ckpttool.storage import region_io, sampling
@@ -126,3 +128,40 @@ def test_threads_take_turns_with_small_tensors(source, tmp_path, monkeypatch, bo
         monkeypatch.setattr(owner, name, spy)
     execute.execute(*plan_of(source, tmp_path / "out", "ckpt"))
     assert turns == {("read_bands", bound > 1): 1, ("_neighbours", bound > 1): 8}
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_equal_headers_of_outputs_are_parsed_once_and_all_read_back(
+    source, tmp_path, monkeypatch, output_format
+):
+    plan, assignment = plan_of(source, tmp_path / "out", output_format, reshard=True)
+    assert [len(ranks) for ranks in plan.headers] == [6]
+    calls = Counter()
+    is_ckpt = output_format == "ckpt"  # which parses what is before its trailer
+    parser = (ckpt, "_read_tensors") if is_ckpt else (type(get_format(output_format)), "read_index")
+    count_calls(monkeypatch, *parser, calls)
+    count_calls(monkeypatch, WireReader, "has", calls)
+    execute.execute(plan, assignment)
+    assert calls == {parser[1]: 1, "has": 5}
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_damage_to_a_header_that_equals_another_is_found(
+    source, tmp_path, monkeypatch, output_format
+):
+    plan, assignment = plan_of(source, tmp_path / "out", output_format, reshard=True)
+    name = plan.transfers[TENSORS // 2].name.encode()
+    checked = []
+
+    def damage(file, *given):
+        if len(checked) == 3:
+            data = Path(file.path).read_bytes()
+            Path(file.path).write_bytes(data.replace(name, name[:-1] + b"_", 1))
+        checked.append(file.path)
+        return real(file, *given)
+
+    real = storage_files.verify_header
+    monkeypatch.setattr(storage_files, "verify_header", damage)
+    with pytest.raises(ckpttool.CkptToolError):
+        execute.execute(plan, assignment)
+    assert len(checked) == 4
