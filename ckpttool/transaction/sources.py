@@ -6,12 +6,14 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import (
     AveragedInput,
     InputFile,
@@ -126,7 +128,8 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
         yield rank, os.path.relpath(path, folder)
     yield from chain(*map(_names_of_files, plan.inputs))
     for transfer in plan.transfers:
-        yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), transfer.layouts
+        layouts = tuple(map(_show_layout, transfer.layouts))
+        yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), layouts
     for document in plan.documents:
         yield document.kind, os.path.relpath(document.path, folder)
     if any(transfer.is_cast for transfer in plan.transfers):
@@ -136,11 +139,28 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
 def _decisive_parts(term: Term) -> tuple[object, ...]:
     """Return everything that decides what a term reads, but not who holds a slice."""
     source, slicing = term.source, term.source.slicing
-    how: object = slicing.distribution_key
     if isinstance(slicing, BoxSlicing):
-        how = slicing.slice_counts
+        how: object = slicing.slice_counts
+    else:
+        how = _show_layout(source.layout)
     own = (source.own_ranks,) if source.own_ranks else ()
     return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *own
+
+
+class _Shown(str):
+    """A text that is its own `repr`."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _show_layout(layout: Layout) -> _Shown:
+    return _show(layout, layout.full_shape)
+
+
+@lru_cache(maxsize=1 << 12)  # a model has few layouts; equal ones may differ in the full shape
+def _show(layout: Layout, full_shape: tuple[int, ...] | None) -> _Shown:
+    return _Shown(repr(layout))
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

@@ -1,5 +1,7 @@
 """What all formats have in common: created headers, and finding out which format a file has."""
 
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -15,11 +17,12 @@ from ckpttool.formats import (
     read_index,
     suffix_of,
 )
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import parse_json, to_json
 from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.manifest import TensorEntry
 from ckpttool.model.tensors import MAX_AXES, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
-from ckpttool.records import replace
+from ckpttool.records import defaults, replace
 from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
 from tests.support.checkpoints import create_file
@@ -272,6 +275,15 @@ def test_json_with_a_second_meaning_is_refused(data, reason):
 
 def test_json_characters_beyond_the_first_plane_are_text():
     assert parse_json(rb'{"\ud834\udd1e": "\ud834\udd1e"}') == {"𝄞": "𝄞"}
+
+
+@pytest.mark.parametrize("name", ["", *map(chr, range(128)), "ü", "\u2028", "𝄞", ', ": {}[]\\'])
+def test_json_of_records_is_that_of_the_standard_library(name):
+    entries = [
+        TensorEntry(name, "Int8", shape, ("ab",) * len(shape)) for shape in ((), (0, 1 << 62))
+    ]
+    named = [{one: getattr(entry, one) for one in defaults(TensorEntry)} for entry in entries]
+    assert to_json(entries) == json.dumps(named).encode()
 
 
 def test_many_names_in_json_are_compared_in_no_time():

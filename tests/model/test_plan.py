@@ -69,6 +69,19 @@ def test_the_digest_tells_names_types_and_terms():
     assert plan_digest(with_transfer(plan)) == plan_digest(plan)
 
 
+def test_the_digest_of_a_plan_is_that_of_earlier_versions():
+    """So that they can be resumed; equal layouts differ in it if their full shapes do."""
+    strategy = strategy_of(*({"w": Layout((2,), ((0,),)), "v": Layout((2,), ((0,),))},) * 2)
+    plan = merge_in_memory(slice_catalog(strategy, {"w": (4,), "v": (2,)}), strategy)
+    shown = Layout((2,), ((0,),), full_shape=(8,))
+    more = (
+        replace(one, name=f"{one.name}2", layouts=(*one.layouts, shown)) for one in plan.transfers
+    )
+    plan = replace(plan, transfers=(*plan.transfers, *more))
+    expected = "dff705fbbdd1456c7fe0b9e57802402b71990c66a07d66f466ecc08b897091a7"
+    assert plan_digest(plan) == f"sha256:{expected}"
+
+
 def test_hosts_may_mount_the_source_under_other_names():
     plan = merge_in_memory(full_tensors(w=(2, 4)))
     named = replace(plan, provenance={"ckpttool.source": "elsewhere"})
