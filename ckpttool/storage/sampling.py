@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from ckpttool.storage.region_io import FlatFiles, read_band
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
 _NEAR_BYTES = SAMPLE_BYTES  # between two pages; a call takes longer than to read as many
 _SMALL_BYTES = 3 * SAMPLE_BYTES + 2 * _NEAR_BYTES  # of a tensor with its pages that near
+# Types of elements, by their bytes, that are only told from each other.
+_ELEMENTS = {size: np.dtype(f"{'u' if size <= 8 else 'V'}{size}") for size in (1, 2, 4, 8, 16)}
 _CALL_BYTES = 1 << 20  # of small tensors that are read together
 NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near
 
@@ -118,38 +121,41 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
 
     All tensors are in one file.
     """
-    samples: dict[StoredTensor, Sample] = {}
-    for tensor in tensors:
-        if tensor.meta.text is not None:
-            samples[tensor] = Sample(tensor.meta.text.encode(), False)
+    texts = (one.meta.text for one in tensors)
+    samples = [Sample(b"" if text is None else text.encode(), False) for text in texts]
     nbytes = sum(tensor.meta.nbytes for tensor in tensors)
     with take_turns(nbytes, len(tensors)), FlatFiles(SAMPLE_BYTES) as files:
-        for near in _neighbours(one for one in tensors if one.meta.text is None):
-            for tensor, data in zip(near, _read_pages(files, near), strict=True):
-                element_bits = _find_bits(data, tensor.meta)
+        for numbers in _neighbours(tensors):
+            near = [tensors[number] for number in numbers]
+            for number, data in zip(numbers, _read_pages(files, near), strict=True):
+                element_bits = _find_bits(data, tensors[number].meta)
                 digest = hashlib.sha256(data.data).digest()
-                samples[tensor] = Sample(digest, element_bits == 0, element_bits)
-    return [samples[tensor] for tensor in tensors]
+                samples[number] = Sample(digest, element_bits == 0, element_bits)
+    return samples
 
 
-def _neighbours(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]:
-    """Yield small tensors that lie near each other together, in one run, and all others alone."""
+def _neighbours(tensors: Sequence[StoredTensor]) -> Iterator[list[int]]:
+    """Yield the numbers of small tensors that lie near each other, in one run, and of others alone.
+
+    Texts have no bytes in a file.
+    """
     small = []
-    for tensor in tensors:
+    for number, tensor in enumerate(tensors):
         if len(tensor.extents) == 1 and tensor.meta.nbytes <= _SMALL_BYTES:
-            small.append((tensor.extents[0].offset, tensor))
-        else:
-            yield [tensor]
-    near: list[StoredTensor] = []
+            small.append((tensor.extents[0].offset, number))
+        elif tensor.meta.text is None:
+            yield [number]
+    near: list[int] = []
     first = last = 0
-    for start, tensor in sorted(small, key=itemgetter(0)):
+    for start, number in sorted(small, key=itemgetter(0)):
+        tensor = tensors[number]
         stop = start + tensor.meta.nbytes
         is_near = first <= start <= last + _NEAR_BYTES and stop - first <= _CALL_BYTES
-        if near and not (is_near and tensor.file is near[0].file):
+        if near and not (is_near and tensor.file is tensors[near[0]].file):
             yield near
             near = []
         first, last = (first if near else start), stop
-        near.append(tensor)
+        near.append(number)
     if near:
         yield near
 
@@ -159,12 +165,12 @@ def _find_bits(data: Bytes, meta: TensorMeta) -> float:
 
     Few values of many elements are taken for all that there are, as in a mask or a table of signs.
     """
-    size = meta.itemsize
-    elements = data.reshape(-1).view(f"{'u' if size <= 8 else 'V'}{size}")
-    bits = 1.0 if meta.dtype == "Bool" else 8.0 * size
+    elements = data.reshape(-1).view(_ELEMENTS[meta.itemsize])
+    bits = 1.0 if meta.dtype == "Bool" else 8.0 * meta.itemsize
     few = math.isqrt(len(elements))
-    if len({*elements[: 2 * few + 2].tolist()}) > few:
-        return bits  # the first elements show it, mostly
+    for count in (few + 1, 2 * few + 2):  # the first elements show it, mostly
+        if len({*elements[:count].tolist()}) > few:
+            return bits
     ordered = np.sort(elements)
     values = min(len(elements), 1) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
     if values <= max(1, few):
@@ -218,7 +224,7 @@ def nearness(pair: tuple[StoredTensor, StoredTensor]) -> float | None:
 
 
 def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Bytes]:
-    """Yield the first, middle and last page of each tensor, one row each; fewer of a small one.
+    """Yield the first, middle and last page of each tensor; fewer of a small one.
 
     `_neighbours` are read in one call.
     """
@@ -227,19 +233,24 @@ def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Byte
     if run is not None:
         files.read_bytes(run, 0, joined.data)
     for tensor in near:
-        nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-        count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
-        middle = (nbytes - count) // 2 // itemsize * itemsize
-        starts = sorted({0, middle, nbytes - count})
+        starts, count = _find_pages(tensor.meta.nbytes, tensor.meta.itemsize)
         if run is not None:
             at = tensor.extents[0].offset - run.extents[0].offset
             pages = [joined[at + start : at + start + count] for start in starts]
-            yield np.stack(pages) if len(pages) > 1 else pages[0]
+            yield np.concatenate(pages) if len(pages) > 1 else pages[0]
             continue
         data = np.empty((len(starts), count), np.uint8)
         for page, start in zip(data, starts, strict=True):
             files.read_bytes(tensor, start, page.data)
         yield data
+
+
+@lru_cache(maxsize=1 << 12)  # most tensors have the same few shapes
+def _find_pages(nbytes: int, itemsize: int) -> tuple[Sequence[int], int]:
+    """Return the first bytes of the pages of a tensor, and the number of bytes of each."""
+    count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
+    middle = (nbytes - count) // 2 // itemsize * itemsize
+    return sorted({0, middle, nbytes - count}), count
 
 
 def _join(near: Sequence[StoredTensor]) -> StoredTensor:
