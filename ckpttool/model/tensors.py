@@ -84,7 +84,9 @@ class TensorMeta:
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
-        return self if shape == self.shape else replace(self, shape=shape)
+        if shape == self.shape:
+            return self
+        return TensorMeta(self.name, self.dtype, shape, self.text, self.whole_shape)
 
     def of_dtype(self, dtype: str) -> TensorMeta:
         """Return a copy with another element type; the same object if the type is equal."""
