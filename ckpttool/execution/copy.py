@@ -7,7 +7,7 @@ the same bytes to the same places.
 from __future__ import annotations
 
 import errno
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from heapq import merge
 from itertools import chain, count, groupby
@@ -72,42 +72,84 @@ class CopyOptions:
     group_tensors: int = 1 << 16
 
 
+class Cut(NamedTuple):
+    """A unit of a tensor in one of several outputs; cuts sort by their start in the full tensor.
+
+    Tensors of a kind share their cuts.
+
+    Attributes
+    ----------
+    start, end
+        Its first and its last element in the full tensor, by their indices.
+    output
+        The number of the output.
+    number
+        The number of the unit in its tensor, from 0.
+    region
+        The elements of the unit.
+    nbytes
+        Bytes of the unit.
+    pieces
+        How many pieces fill it.
+    kind
+        Equal for units of a batch that are read in the same way; None if nobody has compared them.
+    """
+
+    start: tuple[int, ...]
+    output: int
+    number: int
+    region: Region
+    nbytes: int
+    pieces: int
+    end: tuple[int, ...]
+    kind: int | None
+
+
 @record(gc=False)
 class TensorUnit:
     """One hash unit of an output tensor: what one task fills and hashes.
 
     Attributes
     ----------
-    tensor
-        Where the output tensor is stored, in the file with the temporary name.
-    region
-        The elements of the unit.
     output
         The sources of the elements.  Pieces are computed when they are read: there may be many.
-    number
-        The number of the unit in its tensor, from 0.
-    nbytes
-        Bytes of the unit.
-    kind
-        Equal for units of a batch that are read in the same way; None if nobody has compared them.
+    place
+        The number of the tensor in its output.
+    header
+        Where the tensors of the output are stored, in the file with the temporary name.
+    cut
+        Which elements they are.
     """
 
-    tensor: StoredTensor
-    region: Region
     output: OutputTensor
-    number: int
-    nbytes: int
-    kind: int | None
+    place: int
+    header: Mapping[str, StoredTensor]
+    cut: Cut
 
     def __reduce__(self) -> tuple[type[TensorUnit], tuple[object, ...]]:
-        """Pickle without the slices that the unit does not need."""
+        """Pickle without the slices and the tensors that the unit does not need."""
         output = self.output.excerpt(self.region)
-        return TensorUnit, (self.tensor, self.region, output, self.number, self.nbytes, self.kind)
+        return TensorUnit, (output, self.place, {output.meta.name: self.tensor}, self.cut)
+
+    @property
+    def tensor(self) -> StoredTensor:
+        """Where the output tensor is stored; made anew, since a task has thousands of units."""
+        return self.header[self.output.meta.name]
+
+    @property
+    def region(self) -> Region:
+        """The elements of the unit."""
+        return self.cut.region
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unit."""
+        return self.cut.nbytes
 
     @property
     def dtype(self) -> str:
         """The element type of the output."""
-        return self.tensor.meta.dtype
+        return self.output.meta.dtype
 
     @property
     def origin(self) -> tuple[int, ...]:
@@ -119,10 +161,10 @@ class TensorUnit:
 
 
 class UnitHash(NamedTuple):
-    """The SHA-256 of a unit of a tensor in the file at ``path``."""
+    """The SHA-256 of a unit of a tensor, by its place in the output whose file is at ``path``."""
 
     path: str
-    name: str
+    place: int
     unit: int
     sha256: bytes
 
@@ -191,12 +233,12 @@ class FillTask:
     @property
     def buffer_bytes(self) -> int:
         """Size of the buffer for a band, which has at least one element."""
-        widest = max(unit.tensor.meta.itemsize for unit in self.units)
+        widest = max(unit.output.meta.itemsize for unit in self.units)
         return max(widest, min(self.band_bytes, max(unit.nbytes for unit in self.units)))
 
     def by_tensor(self) -> Iterator[tuple[TensorUnit, ...]]:
         """Yield the units of each tensor."""
-        for _, units in groupby(self.units, lambda unit: unit.tensor.meta.name):
+        for _, units in groupby(self.units, lambda unit: unit.output.meta.name):
             yield tuple(units)
 
 
@@ -222,19 +264,12 @@ def cut_into_tasks(
     """
     task_bytes = options.task_bytes
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
-    by_name = [
-        {one.meta.name: one for one in output.tensors if one.meta.text is None and one.meta.nbytes}
-        for output, _ in outputs
-    ]
-    headers = [index.tensors for _, index in outputs]
     batch: list[TensorUnit] = []
     nbytes = pieces = 0
-    known: dict[Hashable, Sequence[_Cut]] = {}
+    known: dict[Hashable, Sequence[Cut]] = {}
     numbers = count()
     known_bytes = KNOWN_BANDS * options.band_bytes
-    for name in dict.fromkeys(chain.from_iterable(by_name)):
-        held = zip(by_name, headers, strict=True)
-        slices = [(tensors[name], header[name]) for tensors, header in held if name in tensors]
+    for slices in _align([_slices(*one) for one in outputs]):
         last: tuple[int, ...] | None = None  # furthest element of the full tensor
         for cut in _cuts_of_kind(slices, known_bytes, known, numbers):
             shares_rows = last is not None and cut.start <= last
@@ -242,8 +277,7 @@ def cut_into_tasks(
             if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
                 yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
                 batch, nbytes, pieces, last = [], 0, 0, None
-            tensor, stored = slices[cut.output]
-            batch.append(TensorUnit(stored, cut.region, tensor, cut.number, cut.nbytes, cut.kind))
+            batch.append(TensorUnit(*slices[cut.output], cut))
             nbytes += cut.nbytes
             pieces += cut.pieces
             last = cut.end if last is None else max(last, cut.end)
@@ -251,58 +285,60 @@ def cut_into_tasks(
         yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
 
 
-_Slices = Sequence[tuple[OutputTensor, StoredTensor]]  # one tensor, in all outputs that have it
+class _Slice(NamedTuple):
+    """A tensor in one of several outputs; see `TensorUnit`."""
+
+    output: OutputTensor
+    place: int
+    header: Mapping[str, StoredTensor]
 
 
-class _Cut(NamedTuple):
-    """A unit of one tensor in several outputs; cuts sort by their start in the full tensor.
+def _slices(output: OutputFile, index: FileIndex) -> Iterator[_Slice]:
+    """Yield the tensors of an output that have bytes to fill."""
+    for place, one in enumerate(output.tensors):
+        if one.meta.text is None and one.meta.nbytes:
+            yield _Slice(one, place, index.tensors)
 
-    Attributes
-    ----------
-    start, end
-        Its first and its last element in the full tensor, by their indices.
-    output, number, region, nbytes, kind
-        The number of the output; the others as those of `TensorUnit`.
-    pieces
-        How many pieces fill it.
-    """
 
-    start: tuple[int, ...]
-    output: int
-    number: int
-    region: Region
-    nbytes: int
-    pieces: int
-    end: tuple[int, ...]
-    kind: int | None
+def _align(outputs: Sequence[Iterable[_Slice]]) -> Iterator[Sequence[_Slice]]:
+    """Yield the slices of each tensor, in the order of the outputs that have it first."""
+    if not outputs:
+        return
+    first, *others = outputs
+    rest = [{one.output.meta.name: one for one in other} for other in others]
+    for one in first:
+        name = one.output.meta.name
+        yield [one, *(of_name.pop(name) for of_name in rest if name in of_name)]
+    yield from _align([of_name.values() for of_name in rest])
 
 
 def _cuts_of_kind(
-    slices: _Slices,
+    slices: Sequence[_Slice],
     max_bytes: int,
-    known: dict[Hashable, Sequence[_Cut]],
+    known: dict[Hashable, Sequence[Cut]],
     numbers: Iterator[int],
-) -> Iterable[_Cut]:
+) -> Iterable[Cut]:
     """Return the cuts of a tensor; tensors of a kind have the same, which are ``known``."""
-    small = sum(output.meta.nbytes for output, _ in slices) <= max_bytes
-    if not small or any(output.kind is None for output, _ in slices):
-        return _cut(slices)
-    key = tuple((output.kind, output.region) for output, _ in slices)
+    outputs = [one.output for one in slices]
+    small = sum(one.meta.nbytes for one in outputs) <= max_bytes
+    if not small or any(one.kind is None for one in outputs):
+        return _cut(outputs)
+    key = tuple([(one.kind, one.region) for one in outputs])
     found = known.get(key)
     if found is None:
-        known[key] = found = [one._replace(kind=next(numbers)) for one in _cut(slices)]
+        known[key] = found = [one._replace(kind=next(numbers)) for one in _cut(outputs)]
     return found
 
 
-def _cut(slices: _Slices) -> Iterator[_Cut]:
+def _cut(outputs: Sequence[OutputTensor]) -> Iterator[Cut]:
     """Yield the units of one tensor in all outputs, in the order of the full tensor."""
 
-    def cuts(index: int) -> Iterator[_Cut]:
-        output = slices[index][0]
+    def cuts(index: int) -> Iterator[Cut]:
+        output = outputs[index]
         meta = output.meta
         for number, region in enumerate(units_of(meta)):
             within = region.moved_by(output.region.start)
-            yield _Cut(
+            yield Cut(
                 start=within.start,
                 output=index,
                 number=number,
@@ -313,7 +349,7 @@ def _cut(slices: _Slices) -> Iterator[_Cut]:
                 kind=None,
             )
 
-    return merge(*map(cuts, range(len(slices))))
+    return merge(*map(cuts, range(len(outputs))))
 
 
 class _Step(NamedTuple):
@@ -331,7 +367,7 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
         bands: Iterable[Region] = (unit.region,)
     else:
         nbytes = _fit_band(unit.output.pieces(unit.region), band_bytes)
-        itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
+        itemsize = max(unit.output.stored_itemsize, unit.output.meta.itemsize)
         bands = unit.region.bands(max(1, nbytes // itemsize))
     for band in bands:
         yield _Step(band.moved_by(unit.origin).start, index, band)
@@ -381,7 +417,7 @@ class _Reader:
 
     def _bands(self, units: Sequence[TensorUnit]) -> Iterable[Band]:
         """Return the bands of units, from those of a kind that are known if there are some."""
-        key = tuple([one.kind for one in units])
+        key = tuple([one.cut.kind for one in units])
         if None in key:
             return self._plan(units)
         known = self._known.get(key)
@@ -404,7 +440,7 @@ class _Reader:
     def _plan(self, units: Sequence[TensorUnit]) -> Iterator[Band]:
         for step in merge(*(_steps(i, unit, self._band_bytes) for i, unit in enumerate(units))):
             unit, band = units[step.unit], step.band
-            meta = unit.tensor.meta
+            meta = unit.output.meta
             data = self._buffer[: band.size * meta.itemsize]
             out = data.reshape(*band.shape, meta.itemsize)
             steps = plan_band(self._files, unit.output, band, out)
@@ -446,17 +482,18 @@ def _fill(task: FillTask) -> Filled:
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
         for unit, band in read_bands(task, files):
-            path, name = unit.tensor.file.path, unit.tensor.meta.name
+            tensor = unit.tensor
+            path, name = tensor.file.path, tensor.meta.name
             if not is_there(path):  # the coordinator removed the file: the run has ended
                 raise FileNotFoundError(errno.ENOENT, "it is gone", path)
             if files.caster is not None and unit.output.is_cast:
                 before = casts.get((path, name), CastStats())
                 casts[path, name] = before.merged(files.caster.take_stats())
-            files.write_bytes(unit.tensor, band.offset, band.data)
+            files.write_bytes(tensor, band.offset, band.data)
             state = states.pop(id(unit), None) or sha256()
             state.update(band.data)
             if band.is_last:
-                hashes.append(UnitHash(path, name, unit.number, state.digest()))
+                hashes.append(UnitHash(path, unit.place, unit.cut.number, state.digest()))
             else:
                 states[id(unit)] = state
     assert not states, f"{len(states)} units without their last band"

@@ -254,7 +254,7 @@ class _Survey:
     def count(self, batch: Batch, pattern: _Pattern) -> _Counts:
         """Return what the tasks of a batch do."""
         indexes = [*map(_place, batch.outputs)]
-        number = {index.path: i for i, index in enumerate(indexes)}
+        number = {id(index.tensors): i for i, index in enumerate(indexes)}
         numbers = {origin: i for i, origin in enumerate(pattern.origins)}
         used = [Counter[int]() for _ in indexes]
         tasks = needed = written = buffer_bytes = 0
@@ -269,7 +269,7 @@ class _Survey:
                     of_tensor, of_units = self._count_tensor(units, files, buffer, task.band_bytes)
                     reads += of_tensor
                     for unit, of_unit in zip(units, of_units, strict=True):
-                        of_output = used[number[unit.tensor.file.path]]
+                        of_output = used[number[id(unit.header)]]
                         for origin, nbytes in of_unit.items():
                             of_output[numbers[origin]] += nbytes
                 most = len(buffer) + files.scratch_peak + task.cast_bytes

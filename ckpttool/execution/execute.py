@@ -120,8 +120,8 @@ def _accept(filled: Filled, jobs: Sequence[Job]) -> None:
             by_path[filled.attempt] = job
         else:
             by_path[job.file.index.path] = job
-    for path, name, unit, digest in filled.hashes:
-        by_path[path].hashes.add(name, unit, digest)
+    for path, place, unit, digest in filled.hashes:
+        by_path[path].hashes.add(place, unit, digest)
     for path, name, stats in filled.casts:
         casts = by_path[path].casts
         casts[name] = casts.get(name, CastStats()).merged(stats)
@@ -141,16 +141,18 @@ def _calls(
     A call fills units on this host, or writes a whole file on another host.
     """
     local: dict[str, Job] = {}
+    paths: dict[int, str] = {}  # by id of the header
     indexes: list[FileIndex] = []
     for job in jobs:
         if isinstance(job.file, RemoteFile):
             yield partial(write_file, job.file.task(batch)), (job,)
             return  # a batch of one
-        local[job.file.index.path] = job
-        indexes.append(job.file.index)
+        index = job.file.index
+        local[index.path], paths[id(index.tensors)] = job, index.path
+        indexes.append(index)
     for task in batch.tasks(indexes):
-        paths = sorted({unit.tensor.file.path for unit in task.units})
-        yield partial(fill, task), tuple(local[path] for path in paths)
+        written = {paths[id(unit.header)] for unit in task.units}
+        yield partial(fill, task), tuple(local[path] for path in sorted(written))
 
 
 def execute(

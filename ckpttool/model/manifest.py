@@ -52,6 +52,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, islice, pairwise
@@ -471,13 +472,14 @@ class UnitHashes:
 
     def __init__(self, metas: Sequence[TensorMeta]) -> None:
         self._metas = metas
-        *first, self._missing = accumulate(map(count_units, metas), initial=0)
-        self._first = dict(zip((meta.name for meta in metas), first, strict=True))
+        self._first = array("q", accumulate(map(count_units, metas), initial=0))
+        self._missing = self._first[-1]
         self._digests = bytearray(DIGEST_BYTES * self._missing)
 
-    def add(self, name: str, number: int, digest: bytes) -> None:
-        """Add the hash of a unit of a tensor."""
-        at = DIGEST_BYTES * (self._first[name] + number)
+    def add(self, place: int, number: int, digest: bytes) -> None:
+        """Add the hash of a unit of the tensor at a place among ``metas``."""
+        at = DIGEST_BYTES * (self._first[place] + number)
+        name = self._metas[place].name
         assert self._digests.startswith(bytes(DIGEST_BYTES), at), f"{name}: unit {number} twice"
         self._digests[at : at + DIGEST_BYTES] = digest
         self._missing -= 1
@@ -485,15 +487,12 @@ class UnitHashes:
     def entries(self) -> Iterator[TensorEntry]:
         """Yield the tensors with all hashes; those of strings are computed."""
         assert not self._missing, f"{self._missing} units without a hash"
-        at = 0
-        for meta in self._metas:
-            end = at + DIGEST_BYTES * count_units(meta)
-            ats = range(at, end, DIGEST_BYTES)
-            found = [self._digests[one : one + DIGEST_BYTES].hex() for one in ats]
+        for meta, ends in zip(self._metas, pairwise(self._first), strict=True):
+            ats = (DIGEST_BYTES * number for number in range(*ends))
+            found = [self._digests[at : at + DIGEST_BYTES].hex() for at in ats]
             if meta.text is not None:
                 found = [hash_text(meta.text)]
             yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(found))
-            at = end
 
 
 def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:

@@ -133,7 +133,7 @@ def named(task):
                 unit.tensor.file.path,
                 unit.tensor.meta,
                 unit.tensor.extents,
-                unit.number,
+                unit.cut.number,
                 unit.region,
                 [
                     (piece.rank, piece.src, piece.tensor)

@@ -287,7 +287,7 @@ def test_a_task_ends_also_where_the_units_of_its_outputs_never_do_together():
     assert nbytes == sum(meta.nbytes for output in both for meta in output.metas)
     most = OPTIONS.task_bytes + (len(both) + 1) * manifest.UNIT_BYTES
     assert nbytes > most >= max(task.nbytes for task in tasks)
-    units = {(unit.tensor.file.path, unit.number) for task in tasks for unit in task.units}
+    units = {(unit.tensor.file.path, unit.cut.number) for task in tasks for unit in task.units}
     assert len(units) == sum(len(task.units) for task in tasks)
 
 

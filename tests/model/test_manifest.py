@@ -70,10 +70,10 @@ def test_hashes_come_in_any_order_and_leave_in_that_of_the_tensors():
     for meta in metas:
         assert count_units(meta) == len([*units(meta)])
     hashes = UnitHashes(metas)
-    for name, number in [("u", 0), ("w", 2), ("s", 0), ("w", 0), ("w", 1)]:
-        hashes.add(name, number, sha256(f"{name}{number}".encode()).digest())
+    for place, number in [(4, 0), (0, 2), (2, 0), (0, 0), (0, 1)]:
+        hashes.add(place, number, sha256(f"{metas[place].name}{number}".encode()).digest())
     with pytest.raises(AssertionError, match="w: unit 2 twice"):
-        hashes.add("w", 2, sha256(b"").digest())
+        hashes.add(0, 2, sha256(b"").digest())
     found = {entry.name: entry.sha256 for entry in hashes.entries()}
     expected = {"w": ["w0", "w1", "w2"], "e": [], "s": ["s0"], "t": ["text"], "u": ["u0"]}
     assert [*found] == [*expected]

@@ -42,9 +42,9 @@ def kill(transaction):
 def hashes_of(output):
     """Return some hash for each unit of an output."""
     hashes = UnitHashes(output.metas)
-    for meta in output.metas:
+    for place, meta in enumerate(output.metas):
         for number in range(count_units(meta)):
-            hashes.add(meta.name, number, bytes(32))
+            hashes.add(place, number, bytes(32))
     return hashes
 
 
