@@ -101,12 +101,16 @@ def sample_tensors(
     from ckpttool.storage.sampling import sample
 
     chosen, others = _choose_tensors(tensors, handwritten)
-    to_sample: list[tuple[FullTensor, Replicas, bool]] = [
-        (tensor, [*tensor.slicing.replicas()], False) for tensor in chosen
-    ]
     known: dict[Hashable, Collection[int]] = {}
-    to_sample += [(tensor, [_first_and_last(tensor, known)], True) for tensor in others]
-    stored = (one for _, slices, _ in to_sample for ranks in slices for one in ranks.values())
+
+    def to_sample() -> Iterator[tuple[FullTensor, Replicas, bool]]:
+        """Yield the tensors with their slices, made each time: those of all take much memory."""
+        for tensor in chosen:
+            yield tensor, [*tensor.slicing.replicas()], False
+        for tensor in others:
+            yield tensor, [_first_and_last(tensor, known)], True
+
+    stored = (one for _, slices, _ in to_sample() for ranks in slices for one in ranks.values())
     samples = yield from ask(sample, stored)
     return [
         SampledTensor(
@@ -114,7 +118,7 @@ def sample_tensors(
             tuple({rank: samples[one] for rank, one in ranks.items()} for ranks in slices),
             is_spot_check,
         )
-        for tensor, slices, is_spot_check in to_sample
+        for tensor, slices, is_spot_check in to_sample()
     ]
 
 

@@ -407,20 +407,20 @@ class Plan(Brief):
     @cached_property
     def headers(self) -> Mapping[tuple[int, ...], tuple[TensorMeta, ...]]:
         """The distinct headers of the outputs, by the ranks that share each."""
-        layouts, entries = self._distinct_layouts
+        layouts, transfers, numbers = self._distinct_layouts
         stages = dict.fromkeys(layout.ranks for layout, _ in layouts)
         uneven = [one for one in layouts if not one[0].has_equal_slices]
         ranks_of: dict[Hashable, list[int]] = {}
         for rank in self.target.paths:
             places = [rank in ranks for ranks in stages]
             ranks_of.setdefault((*places, *_shapes(uneven, rank)), []).append(rank)
-        last = [transfer.meta for transfer, _ in entries]  # headers share equal metas
+        last = [transfer.meta for transfer in transfers]  # headers share equal metas
         headers = {}
         for ranks in ranks_of.values():
             shapes = _shapes(layouts, ranks[0])
             metas = []
-            for i, (_, index) in enumerate(entries):
-                shape = shapes[index]
+            for i, number in enumerate(numbers):
+                shape = shapes[number]
                 if shape is not None:
                     last[i] = last[i].of_shape(shape)
                     metas.append(last[i])
@@ -463,7 +463,7 @@ class Plan(Brief):
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of the outputs, those with equal tensors together; data parallel ranks have."""
-        layouts, _ = self._distinct_layouts
+        layouts, *_ = self._distinct_layouts
         even = dict.fromkeys(one for one, shape in layouts if one.is_even and 0 not in shape)
         others = [(one, shape) for one, shape in layouts if one not in even]
         ranks_of: dict[Hashable, list[int]] = {}
@@ -499,22 +499,20 @@ class Plan(Brief):
 
     def outputs(self, ranks: Iterable[int]) -> Iterator[OutputFile]:
         """Yield the output files of ``ranks``, in their order."""
-        layouts, entries = self._distinct_layouts
+        layouts, transfers, numbers = self._distinct_layouts
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         attrs = self.attrs
         kinds: dict[Hashable, int] = {}
-        placed = [
-            (transfer, index, kinds.setdefault((index, transfer.read_kind), len(kinds)))
-            for transfer, index in entries
-        ]
+        read_kinds = zip(numbers, (transfer.read_kind for transfer in transfers), strict=True)
+        kind_of = [kinds.setdefault(key, len(kinds)) for key in read_kinds]
         is_own = self.is_own
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
             parts = (
                 (region, transfer.terms_of(rank) if is_own else transfer.terms, kind)
-                for transfer, index, kind in placed
-                if (region := regions[index]) is not None
+                for transfer, number, kind in zip(transfers, numbers, kind_of, strict=True)
+                if (region := regions[number]) is not None
             )
             tensors = tuple(
                 OutputTensor(meta, *one) for meta, one in zip(metas[rank], parts, strict=True)
@@ -524,18 +522,16 @@ class Plan(Brief):
     @cached_property
     def _distinct_layouts(
         self,
-    ) -> tuple[tuple[_LayoutOfShape, ...], tuple[tuple[Transfer, int], ...]]:
-        """Return the distinct layouts, and each transfer with the index of each of its layouts.
+    ) -> tuple[Sequence[_LayoutOfShape], Sequence[Transfer], Sequence[int]]:
+        """Return the distinct layouts, each transfer for each of its layouts, and their numbers.
 
         Most of a model's tensors share few layouts, so regions are computed once for each.
         """
-        numbers: dict[_LayoutOfShape, int] = {}
-        entries = [
-            (transfer, numbers.setdefault((layout, transfer.source.meta.shape), len(numbers)))
-            for transfer in self.transfers
-            for layout in transfer.layouts
-        ]
-        return tuple(numbers), tuple(entries)
+        known: dict[_LayoutOfShape, int] = {}
+        transfers = [one for one in self.transfers for _ in one.layouts]
+        layouts = ((one, it.source.meta.shape) for it in self.transfers for one in it.layouts)
+        numbers = [known.setdefault(layout, len(known)) for layout in layouts]
+        return tuple(known), transfers, numbers
 
 
 _LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape
