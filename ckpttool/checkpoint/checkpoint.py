@@ -31,7 +31,7 @@ from ckpttool.checkpoint.presence import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.names import ParameterOfState, find_training_state, parse_name
+from ckpttool.model.names import ParameterOfState, find_training_state, map_of_component
 from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -414,7 +414,7 @@ class Checkpoint(Brief):
         for one in self.records if self.are_joined else ():
             if isinstance(one.known_by, Whole | Unlisted):
                 groups = one.known_by.groups
-                is_map = parse_name(one.name).map is not None
+                is_map = map_of_component(one.name) is not None
                 is_partial = is_map and sum(map(len, groups)) < len(self.catalog.files)
                 if len(groups) > 1 or is_partial or one.name in decided:
                     found.setdefault(groups, []).append(one.name)

@@ -25,7 +25,7 @@ from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
@@ -70,7 +70,7 @@ def compare_contents(
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and parse_name(name).map is None  # statuses often
+        if _is_constant(metas[name], contents) and map_of_component(name) is None  # statuses often
     ]
     for name in constant:
         if names[name] is not None:

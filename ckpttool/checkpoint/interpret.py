@@ -22,7 +22,12 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import ParameterOfState, map_component_names, parse_name
+from ckpttool.model.names import (
+    ParameterOfState,
+    map_component_names,
+    map_of_component,
+    parse_name,
+)
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -82,7 +87,7 @@ def interpret(
 
 def _components(name: str) -> tuple[str, ...]:
     """Return the names of all components of a map parameter; only the name of another tensor."""
-    tag = parse_name(name).map
+    tag = map_of_component(name)
     return (name,) if tag is None else map_component_names(tag)
 
 

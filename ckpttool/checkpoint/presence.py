@@ -31,7 +31,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BrokenTensor, Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, FileIndex, TensorMeta
@@ -478,7 +478,7 @@ def find_partly_held(
     unlisted = {
         one.name
         for one in tensors
-        if isinstance(one.known_by, Unlisted) and parse_name(one.name).map is None
+        if isinstance(one.known_by, Unlisted) and map_of_component(one.name) is None
     }
     found = []
     for ranks, others in missing.items():

@@ -132,8 +132,9 @@ def resolving(
     FormatError, PlanError
         The checkpoint needs a strategy and has none, or needs none and has one.
     """
-    if options.replicated:
-        catalog = replace(catalog, one_of_several="")
+    # The caller keeps its catalog; what is computed of this one ends with the checkpoint.
+    several = "" if options.replicated else catalog.one_of_several
+    catalog = replace(catalog, one_of_several=several)
     if files == "joined" and strategy is None and catalog.is_merged:
         files = "full"
     if files != "joined":

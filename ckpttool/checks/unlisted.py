@@ -9,7 +9,7 @@ from shlex import quote
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
 from ckpttool.checks.presence import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import RankGroups, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
@@ -113,12 +113,12 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
             yield from partly_held_problems(
                 checkpoint.catalog, one, hint, ("--unlisted",), code="unlisted"
             )
-        maps = dict.fromkeys(tag for name in names if (tag := parse_name(name).map) is not None)
+        maps = dict.fromkeys(tag for name in names if (tag := map_of_component(name)) is not None)
         if maps:
             what = "map parameters that cannot be joined"
             yield from _differing_problems(maps, what, groups, f"{_CHOICES}; {_EXPLAINED}")
         tensors = [
-            name for name in names if parse_name(name).map is None and name not in on_one_rank
+            name for name in names if map_of_component(name) is None and name not in on_one_rank
         ]
         what = f"not in {checkpoint.listing}"
         yield from _differing_problems(tensors, what, groups, choices)

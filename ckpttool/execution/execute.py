@@ -27,6 +27,7 @@ from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.manifest import CastStats, UnitHashes
+from ckpttool.model.names import forget_names
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
@@ -205,6 +206,7 @@ def execute(
         outputs are removed.  Or numbers are too large for the type to which they are cast; then all
         outputs of this run are removed.
     """
+    forget_names()
     options = options or CopyOptions()
     mine = plan.limited_to(assignment.ranks)
     if isinstance(executor, Cluster) and assignment.ranks:

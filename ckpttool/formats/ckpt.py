@@ -99,7 +99,7 @@ from ckpttool.formats.wire import (
     encode_varint,
 )
 from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype
-from ckpttool.model.names import map_component_names, parse_name
+from ckpttool.model.names import map_component_names, map_of_component
 from ckpttool.model.tensors import (
     MAX_AXES,
     Ciphertext,
@@ -674,7 +674,7 @@ def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, Tensor
     """Return the components of every map parameter among tensors, by its name and theirs."""
     maps: dict[str, dict[str, TensorMeta]] = {}
     for meta in tensors:
-        tag = parse_name(meta.name).map
+        tag = map_of_component(meta.name)
         if tag is not None:
             maps.setdefault(tag, {})[meta.name] = meta
     return maps

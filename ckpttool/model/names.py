@@ -102,15 +102,12 @@ class Name:
         The rest: the parameter whose state or statistic it would be; None without a prefix.
     reduced_axis
         The axis of the parameter that a statistic lacks; None for all other names.
-    map
-        The map parameter that it is a component of; None if it is not one.
     """
 
     text: str
     prefix: str = ""
     parameter: str | None = None
     reduced_axis: int | None = None
-    map: str | None = None
 
     @property
     def same_shape_parameter(self) -> str | None:
@@ -160,8 +157,6 @@ def parse_name(text: str) -> Name:
     >>> name = parse_name("exp_avg_sq_col_dense.weight")
     >>> name.parameter, name.reduced_axis
     ('dense.weight', -2)
-    >>> parse_name("emb.__map_keys__").map
-    'emb'
     """
     return _KNOWN[text]
 
@@ -188,14 +183,28 @@ _KNOWN = _Known()
 def _parse_name(text: str) -> Name:
     prefix = _DOTTED_PREFIXES.get(text[: text.find(".") + 1], "")
     prefix = prefix or next((one for one in _SECOND_MOMENTS if text.startswith(one)), "")
-    suffix = next((one for one in _MAP_SUFFIXES if text.endswith(one)), None)
-    tag = None if suffix is None else text.removesuffix(suffix)
     if prefix in ("", text):
-        return Name(text, map=tag)
+        return Name(text)
     parameter = text.removeprefix(prefix)
     if parameter in _KNOWN:
         parameter = _KNOWN[parameter].text  # the same string, which large models have 50,000 of
-    return Name(text, prefix, parameter, _REDUCED_AXES.get(prefix), tag)
+    return Name(text, prefix, parameter, _REDUCED_AXES.get(prefix))
+
+
+def forget_names() -> None:
+    """Forget the names that were parsed, of which a plan that is made needs none."""
+    _KNOWN.clear()
+
+
+def map_of_component(name: str) -> str | None:
+    """Return the map parameter that a tensor is a component of; None if it is not one.
+
+    Examples
+    --------
+    >>> map_of_component("emb.__map_keys__")
+    'emb'
+    """
+    return name.rpartition(".")[0] if name.endswith(_MAP_SUFFIXES) else None
 
 
 def map_component_names(tag: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component
 from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, nearest, shorten
@@ -61,7 +61,7 @@ class Pattern:
 
     def matches(self, name: str) -> bool:
         """Return whether a name matches."""
-        tag = parse_name(name).map
+        tag = map_of_component(name)
         if tag is not None and self.matches(tag):
             return True
         return name == self.text or self.regex.search(name) is not None

@@ -14,7 +14,7 @@ from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
-from ckpttool.model.names import ParameterOfState, parameter_of_value, parse_name
+from ckpttool.model.names import ParameterOfState, map_of_component, parameter_of_value
 from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
@@ -124,7 +124,7 @@ def rename(
     rules = tuple(rules)
 
     def follow(name: str) -> str:
-        tag, parameter = parse_name(name).map, _parameter(name, names, states)
+        tag, parameter = map_of_component(name), _parameter(name, names, states)
         if parameter is not None and (followed := follow(parameter)) != parameter:
             return name.removesuffix(parameter) + followed
         if tag is not None and (followed := follow(tag)) != tag:
@@ -165,7 +165,7 @@ def rename_problems(
         The names of the checkpoint, and its states; as for `rename`.
     """
     owners = (_parameter(name, all_names, states) for name in names)
-    tags = (parse_name(name).map for name in names)
+    tags = (map_of_component(name) for name in names)
     ruled = dict.fromkeys(one for one in (*names, *owners, *tags) if one is not None)
     groups: dict[object, list[Rename]] = {}
     for rule in rules:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckpttool._version import SCHEMA, __version__
 from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
 from ckpttool.model.manifest import LeftOut
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
@@ -463,7 +463,7 @@ def _stored(file: FileIndex) -> list[Json]:
             **_take(one.meta, "name dtype"),
             "shape": one.meta.header_shape,
             "nbytes": one.meta.nbytes,
-            **_given(text=one.meta.text, map=parse_name(one.meta.name).map),
+            **_given(text=one.meta.text, map=map_of_component(one.meta.name)),
         }
         for one in file.tensors.values()
     ]

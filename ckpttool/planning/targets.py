@@ -39,7 +39,13 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.names import (
+    ParameterOfState,
+    drop_unlike_shapes,
+    map_of_component,
+    match_states,
+    parse_name,
+)
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Term, Transfer
 from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
@@ -84,7 +90,7 @@ def plan(
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for one in strategies for name in one.files)
     return Plan(
-        (catalog,),
+        (replace(catalog),),  # without what was computed of it, which takes memory
         target,
         tuple(transfers),
         not_listed=not_listed,
@@ -256,7 +262,7 @@ class _LayoutChooser:
         if layouts and self.options.not_in_target == "follow":
             self.not_listed.followed[name] = tensor.meta
             return layouts
-        if tensor.meta.is_single and parse_name(name).map is None:
+        if tensor.meta.is_single and map_of_component(name) is None:
             return self._full(tensor)
         if self.options.not_in_target == "drop":
             self.not_listed.dropped[name] = tensor.meta
@@ -648,6 +654,6 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     return [
         tensor.name in common
         or math.prod(tensor.meta.shape) == 1
-        or parse_name(tensor.name).map is not None
+        or map_of_component(tensor.name) is not None
         for tensor in tensors
     ]

@@ -22,7 +22,7 @@ from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import unit_starts
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import map_of_component
 from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
@@ -231,7 +231,7 @@ def verify_checksum(index: FileIndex) -> ChecksumError | None:
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
-    has_maps = any(parse_name(name).map is not None for name in index.tensors)
+    has_maps = any(map_of_component(name) is not None for name in index.tensors)
     if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
         return None
     reason = f"the checksum (crc_num) is {stored}, that of the contents {found}"

@@ -6,7 +6,7 @@ import pytest
 
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt, map_problems
-from ckpttool.model.names import map_component_names, parse_name
+from ckpttool.model.names import map_component_names, map_of_component
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
@@ -66,7 +66,7 @@ def test_map_parameters_lie_among_others_in_the_order_of_the_file(tmp_path):
     )
     found = read(path)
     assert list(found) == ["a", *map_component_names(name), "b"]
-    assert [parse_name(part).map for part in found] == [None, name, name, name, None]
+    assert [map_of_component(part) for part in found] == [None, name, name, name, None]
     assert found[map_component_names(name)[1]][1] == (3, 3)
 
 
