@@ -50,6 +50,7 @@ from ckpttool.records import field, record, replace
 from ckpttool.wording import format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)
+_LISTED = Listed()  # one object for all tensors
 
 Tensor = FullTensor | BrokenTensor
 # How files are taken: joined, or each by itself: as one of full tensors, or as one of tensors that
@@ -224,7 +225,7 @@ class _Ranks:
             return description.tensors[name]
         tensors = {rank: self.catalog.files[rank].tensors[name] for rank in held}
         if name in description.broken:
-            return BrokenTensor(tensors[held[0]].meta, Listed())
+            return BrokenTensor(tensors[held[0]].meta, _LISTED)
         parameter = self._described_parameter(name)
         state = None if parameter is None else follow(parameter, name, tensors)
         if state is None or self._is_contradicted(name, state.slicing.owners()):
@@ -246,7 +247,7 @@ class _Ranks:
             if case.problem is None:  # which names the tensor
                 self.cases[key] = case
         if name in self.strategy.layouts:
-            return self._join(name, case, Listed())
+            return self._join(name, case, _LISTED)
         owners = (ranks for layout in case.layouts for ranks in layout.slice_owners())
         if not case.layouts or self._is_contradicted(name, owners):
             return None

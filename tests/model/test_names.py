@@ -68,7 +68,7 @@ def test_a_name_has_a_layer_and_a_last_component():
     assert (parse_name("mean").layer, parse_name("mean").last) == ("", "mean")
 
 
-def test_a_merge_parses_each_name_once_and_matches_the_same_names_once(tmp_path, monkeypatch):
+def test_a_plan_parses_each_name_once_and_matches_the_same_names_once(tmp_path, monkeypatch):
     parsed, matched = Counter(), Counter()
 
     def count_name(text, *args, **kwargs):
@@ -88,7 +88,7 @@ def test_a_merge_parses_each_name_once_and_matches_the_same_names_once(tmp_path,
     for name, module in sys.modules.items():
         if name.startswith("ckpttool.") and vars(module).get("match_states") is match:
             monkeypatch.setattr(module, "match_states", count_match)
-    run_well(*words, tmp_path / "full.ckpt")
+    run_well(*words, tmp_path / "full.ckpt", "--dry-run")
     assert len(parsed) > 30
     assert {*parsed.values()} == {*matched.values()} == {1}
 
