@@ -76,7 +76,7 @@ def interpret(
         Records without contents, which stay for the tensors that contents do not decide.
     """
     states = catalog.match_states(listed_names(catalog, strategy))
-    ranks = _Ranks(catalog, strategy, states, contents)
+    ranks = _Ranks(catalog, strategy, states, contents, catalog.find_kinds())
     before = {one.name: one for one in known}
     return tuple(
         before[name]
@@ -210,6 +210,7 @@ class _Ranks:
     strategy: Strategy
     states: ParameterOfState
     contents: ContentGroups
+    kinds: Mapping[str, Hashable]
     cases: dict[Hashable, _Case] = field(default_factory=dict)  # thousands of tensors have few
 
     def tensor(self, name: str, held: Sequence[int]) -> Tensor:
@@ -258,7 +259,7 @@ class _Ranks:
         layouts = self.strategy.layouts.get(name, ())
         full_shapes = tuple(layout.full_shape for layout in layouts)  # no part of a layout's key
         is_handwritten = name in self.strategy.handwritten
-        return self.catalog.kinds.get(name), layouts, full_shapes, is_handwritten
+        return self.kinds.get(name), layouts, full_shapes, is_handwritten
 
     def _find_case(self, name: str, held: Sequence[int]) -> _Case:
         """Return how a tensor is laid out."""

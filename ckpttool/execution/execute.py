@@ -24,6 +24,7 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.schedule import Batch, schedule
+from ckpttool.formats import forget_header
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.manifest import CastStats, UnitHashes
@@ -266,10 +267,12 @@ class _Run:
     of_replicas: dict[str, CastStats] = field(default_factory=dict)
     _holders: Mapping[int, frozenset[str]] = field(init=False)
     _headers: HeaderCache = field(init=False)
+    _last: frozenset[int] = field(init=False)  # the last rank of each header
 
     def __post_init__(self) -> None:
         self._holders = self.plan.holders()
         self._headers = HeaderCache(sum(len(ranks) > 1 for ranks in self.plan.headers))
+        self._last = frozenset(ranks[-1] for ranks in self.plan.headers)
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
         """Record the outputs that an earlier run completed as written."""
@@ -302,6 +305,8 @@ class _Run:
             self.current = output.path
             jobs.append(Job(output, kind(output)))
             self.jobs.append(jobs[-1])
+            if output.rank in self._last:
+                forget_header()
         for call, jobs_of_call in _calls(batch, jobs):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()

@@ -65,6 +65,11 @@ def _header(
     return get_format(format).index(metas, dict(attrs))
 
 
+def forget_header() -> None:
+    """Forget the header that `header_of` returned last."""
+    _header.cache_clear()
+
+
 def suffix_of(name: str) -> str:
     """Return the suffix of files that are written in a format, with its dot."""
     return FORMATS[name][2][0]

@@ -209,9 +209,8 @@ class Catalog(Brief):
         }
         return {name: joined[tuple(groups)] for name, groups in groups_of.items()}
 
-    @cached_property
-    def kinds(self) -> Mapping[str, Hashable]:
-        """Name to kind: tensors of one have equal types and shapes, and lie in the same files.
+    def find_kinds(self) -> Mapping[str, Hashable]:
+        """Return name to kind: tensors of one have equal types and shapes, and lie in equal files.
 
         What follows from headers is the same for all tensors of a kind.
         """

@@ -478,16 +478,18 @@ class Plan(Brief):
 
         Slices of the same region of such tensors take equal pieces of the same source ranks.
         """
+        kinds_of = [one.find_kinds() for one in self.inputs]
+
+        def kind_of(term: Term) -> Hashable:
+            source, kinds = term.source, kinds_of[term.input]
+            key = source.slicing.key
+            return key, source.meta.dtype, term.weight, term.input, kinds.get(source.name)
+
         found: dict[Hashable, list[Transfer]] = {}
         for one in self.transfers:
-            key = one.layouts, one.dtype, tuple(map(self._kind_of_term, one.terms))
+            key = one.layouts, one.dtype, tuple(map(kind_of, one.terms))
             found.setdefault(key, []).append(one)
         return {transfers[0].name: tuple(transfers) for transfers in found.values()}
-
-    def _kind_of_term(self, term: Term) -> Hashable:
-        source, kinds = term.source, self.inputs[term.input].kinds
-        key = source.slicing.key
-        return key, source.meta.dtype, term.weight, term.input, kinds.get(source.name)
 
     @property
     def of_kinds(self) -> Plan:

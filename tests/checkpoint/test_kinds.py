@@ -26,5 +26,5 @@ def test_equal_layouts_with_other_full_shapes_are_not_taken_for_each_other():
 def test_tensors_are_of_one_kind_if_all_headers_have_them_alike():
     shapes = {"a": (2, 3), "b": (2, 3), "c": (3, 2), "d": (2, 3)}
     catalog = with_names(shapes)
-    kinds = catalog.kinds
+    kinds = catalog.find_kinds()
     assert kinds["a"] == kinds["b"] == kinds["d"] != kinds["c"]
