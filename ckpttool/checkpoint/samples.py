@@ -29,7 +29,7 @@ CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no ch
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
 
 
-@record
+@record(gc=False)
 class SampledTensor:
     """A full tensor with samples of its slices.
 
@@ -37,25 +37,34 @@ class SampledTensor:
     ----------
     tensor
         The full tensor.
-    samples
-        Rank to sample, for each slice; in a spot check for only one of them, and few ranks.
+    sampled
+        The ranks of which each slice was sampled; in a spot check few ranks of one slice.
+    found
+        The sample of each of these ranks, in their order.
     is_spot_check
         Whether only one slice was sampled.
     """
 
     tensor: FullTensor
-    samples: tuple[Mapping[int, Sample], ...]
+    sampled: RankGroups
+    found: tuple[Sample, ...]
     is_spot_check: bool
+
+    @property
+    def samples(self) -> tuple[Mapping[int, Sample], ...]:
+        """Rank to sample, for each slice."""
+        found = iter(self.found)
+        return tuple(dict(zip(ranks, found, strict=False)) for ranks in self.sampled)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The sampled ranks, ascending."""
-        return tuple(sorted({rank for by_rank in self.samples for rank in by_rank}))
+        return tuple(sorted({*chain(*self.sampled)}))
 
     @property
     def slice_shape(self) -> tuple[int, ...]:
         """The shape of the first sampled slice."""
-        first = next(rank for by_rank in self.samples for rank in by_rank)
+        first = next(chain(*self.sampled))
         held = (ranks[first] for ranks in self.tensor.slicing.replicas() if first in ranks)
         return next(held).meta.shape
 
@@ -79,19 +88,18 @@ class SampledTensor:
     @property
     def is_constant(self) -> bool:
         """Whether every sample has equal elements, so that equal slices show nothing."""
-        return all(sample.is_constant for by_rank in self.samples for sample in by_rank.values())
+        return all(sample.is_constant for sample in self.found)
 
     @property
     def nbytes(self) -> float:
         """Bytes of the full tensor, by how many different values its elements could have had."""
-        samples = chain.from_iterable(by_rank.values() for by_rank in self.samples)
-        bits = max((sample.element_bits for sample in samples), default=0)
+        bits = max((sample.element_bits for sample in self.found), default=0)
         return math.prod(self.tensor.meta.shape) * bits / 8
 
     @property
     def may_be_equal_by_chance(self) -> bool:
         """Whether its slices could have had so few values that equal ones show nothing."""
-        return self.nbytes * 8 < CHANCE_BITS * len(self.samples)
+        return self.nbytes * 8 < CHANCE_BITS * len(self.sampled)
 
 
 def sample_tensors(
@@ -112,14 +120,13 @@ def sample_tensors(
 
     stored = (one for _, slices, _ in to_sample() for ranks in slices for one in ranks.values())
     samples = yield from ask(sample, stored)
-    return [
-        SampledTensor(
-            tensor,
-            tuple({rank: samples[one] for rank, one in ranks.items()} for ranks in slices),
-            is_spot_check,
-        )
-        for tensor, slices, is_spot_check in to_sample()
-    ]
+    shared: dict[RankGroups, RankGroups] = {}  # one object for all tensors of a layout
+    sampled = []
+    for tensor, slices, is_spot_check in to_sample():
+        ranks = tuple(map(tuple, slices))
+        found = tuple(samples[one] for held in slices for one in held.values())
+        sampled.append(SampledTensor(tensor, shared.setdefault(ranks, ranks), found, is_spot_check))
+    return sampled
 
 
 def _choose_tensors(

@@ -230,11 +230,11 @@ def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
     """
     nbytes = 0.0
     for one in sampled:
-        if one.is_spot_check or len(one.samples) == 1 or one.is_constant:
+        if one.is_spot_check or len(one.sampled) == 1 or one.is_constant:
             continue
         if len(one.groups) > 1:
             return False
-        nbytes += one.nbytes / len(one.samples)
+        nbytes += one.nbytes / len(one.sampled)
     return nbytes >= MIN_EQUAL_BYTES
 
 
@@ -252,7 +252,7 @@ def _equal_slices_problems(
     """
     tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
     for one in sampled:
-        is_sharded = not one.is_spot_check and len(one.samples) > 1
+        is_sharded = not one.is_spot_check and len(one.sampled) > 1
         if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
             tensors[_place_by_hand(strategy, one.tensor)].append(one)
     groups_of = {one.tensor.name: groups for one, groups in equal}
@@ -316,8 +316,7 @@ _MOST_LINES = 6  # of those that fit, in a message
 
 def _fitting_text(strategy: Strategy, one: SampledTensor) -> str:
     """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
-    samples = chain.from_iterable(by_rank.values() for by_rank in one.samples)
-    if one.is_spot_check or any(sample.is_constant for sample in samples):
+    if one.is_spot_check or any(sample.is_constant for sample in one.found):
         return ""
     stages = strategy.stages_of(one.tensor.parameter or one.tensor.name)
     some = stages if len(stages) < strategy.stages else ()

@@ -304,7 +304,7 @@ def _differing_unlisted(
 
 def _agrees(one: SampledTensor) -> bool:
     """Return whether replicas of a tensor were compared, and are equal without being constant."""
-    has_compared = any(len(of_slice) > 1 for of_slice in one.samples)
+    has_compared = any(len(ranks) > 1 for ranks in one.sampled)
     return has_compared and not one.differing_groups and not one.is_constant
 
 
