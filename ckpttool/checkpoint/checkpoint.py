@@ -552,7 +552,7 @@ def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
     gaps = []
     for slicing in one.partial:
         layout = slicing.layout
-        held = tuple(rank for rank in layout.ranks if rank in slicing.tensors)
+        held = tuple(rank for rank in layout.ranks if rank in slicing.files)
         gaps.append(tuple(owners for owners in layout.gaps(held) if owners in needed))
         if not gaps[-1]:
             return _of_stages(one, [slicing])

@@ -136,7 +136,7 @@ def full_tensor(
     """Return the record of a tensor that the file of ``rank`` holds in full."""
     meta = catalog.files[rank].header[name].meta
     layout = Layout.unsharded(len(meta.shape), 1, rank)
-    slicing = LayoutSlicing(layout, meta.shape, catalog.tensors_of(name))
+    slicing = LayoutSlicing(layout, meta.shape, name, catalog.files_with(name))
     return FullTensor(meta, slicing, known_by, only_for=only_for)
 
 
@@ -305,9 +305,10 @@ class _Ranks:
             return broken
         complete: list[LayoutSlicing] = []
         partial: list[LayoutSlicing] = []
+        files = catalog.files_with(name)
         for stage in case.stages:
             if stage.shape is not None:
-                slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
+                slicing = LayoutSlicing(stage.layout, stage.shape, name, files)
                 (partial if stage.gaps else complete).append(slicing)
         if not complete:
             gaps = next((stage.gaps for stage in case.stages if stage.gaps), ())

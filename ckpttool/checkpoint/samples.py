@@ -175,12 +175,12 @@ def _first_and_last(
     if not isinstance(slicing, LayoutSlicing):
         largest = max(slicing.replicas(), key=len)
         return {rank: largest[rank] for rank in _ends(largest, slicing)}
-    held = slicing.tensors
+    held = slicing.files
     key = slicing.layout, tuple(held)
     if key not in known:
         slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
         known[key] = _ends(max(slices, key=len), slicing)
-    return {rank: held[rank] for rank in known[key]}
+    return {rank: held[rank][slicing.name] for rank in known[key]}
 
 
 def _ends(ranks: Collection[int], slicing: Slicing) -> Collection[int]:

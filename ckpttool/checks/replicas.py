@@ -73,9 +73,8 @@ def slices_of(tensor: FullTensor) -> Iterator[Slice]:
     slices = tensor.slicing.replicas()
     if isinstance(tensor.known_by, Whole | Unlisted):
         assert isinstance(tensor.slicing, LayoutSlicing), "it is not described"
-        held = {
-            rank: tensor.slicing.tensors[rank] for rank in sorted(chain(*tensor.known_by.groups))
-        }
+        files, ranks = tensor.slicing.files, sorted(chain(*tensor.known_by.groups))
+        held = {rank: files[rank][tensor.slicing.name] for rank in ranks}
         slices = iter([{rank: one for rank, one in held.items() if one.meta == tensor.meta}])
     for replicas in slices:
         yield Slice(tensor, tuple(replicas), tuple(replicas.values()))

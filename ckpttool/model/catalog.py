@@ -27,27 +27,6 @@ from ckpttool.wording import Brief, count, format_bytes
 _T = TypeVar("_T")
 
 
-class _TensorsOfRanks(Mapping[int, StoredTensor]):
-    """Rank to stored tensor of one name; each tensor is created when it is looked up."""
-
-    __slots__ = "files", "name", "ranks"
-
-    def __init__(self, name: str, files: Mapping[int, FileIndex], ranks: tuple[int, ...]) -> None:
-        self.name, self.files, self.ranks = name, files, ranks
-
-    def __getitem__(self, rank: int) -> StoredTensor:
-        return self.files[rank].tensors[self.name]
-
-    def __contains__(self, rank: object) -> bool:
-        return isinstance(rank, int) and rank in self.files and self.name in self.files[rank].header
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ranks)
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-
 @record(kw_only=True)
 class Catalog(Brief):
     """The headers of the files of a checkpoint.
@@ -223,9 +202,19 @@ class Catalog(Brief):
                 kinds[name] = numbers.setdefault(key, len(numbers))
         return kinds
 
-    def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
-        """Return rank to stored tensor of the parameter ``name``; ranks ascending."""
-        return _TensorsOfRanks(name, self.files, self.holders.get(name, ()))
+    @cached_property
+    def _files_with(self) -> dict[int, Mapping[int, Mapping[str, StoredTensor]]]:
+        return {}
+
+    def files_with(self, name: str) -> Mapping[int, Mapping[str, StoredTensor]]:
+        """Return rank to the tensors of its file, for the ranks that have the parameter ``name``.
+
+        It is one object for all parameters that the same ranks have.
+        """
+        ranks = self.holders.get(name, ())
+        if id(ranks) not in self._files_with:
+            self._files_with[id(ranks)] = {rank: self.files[rank].tensors for rank in ranks}
+        return self._files_with[id(ranks)]
 
     def metas_of(self, name: str) -> dict[int, TensorMeta]:
         """Return rank to header entry of the parameter ``name``; ranks ascending."""

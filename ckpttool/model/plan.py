@@ -115,8 +115,8 @@ class OutputTensor:
     @classmethod
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
         """Return a copy of one stored tensor."""
-        shape = tensor.meta.shape
-        slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
+        name, shape = tensor.meta.name, tensor.meta.shape
+        slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, name, {0: {name: tensor}})
         return cls.full(FullTensor(tensor.meta, slicing, Whole(((0,),))))
 
     @property

@@ -120,14 +120,17 @@ class LayoutSlicing:
         How the tensor is sharded over the ranks of one stage.
     shape
         The full shape.
-    tensors
-        Rank to stored tensor, with at least one owner of each slice that is read.  Ranks outside
-        the stage are ignored.
+    name
+        The name of the tensor in the files.
+    files
+        Rank to the tensors of its file, with at least one owner of each slice that is read.  All
+        have the tensor; ranks outside the stage are ignored.
     """
 
     layout: Layout
     shape: tuple[int, ...]
-    tensors: Mapping[int, StoredTensor] = field(hash=False)
+    name: str
+    files: Mapping[int, Mapping[str, StoredTensor]] = field(hash=False)
 
     @property
     def key(self) -> Hashable:
@@ -155,10 +158,8 @@ class LayoutSlicing:
         """See `Slicing`."""
         assert isinstance(place, tuple)
         for rank in place:
-            try:
-                return rank, self.tensors[rank]
-            except KeyError:
-                continue
+            if rank in self.files:
+                return rank, self.files[rank][self.name]
         raise LookupError(f"no owner of the slice of ranks {place}")
 
     def count_overlaps(self, region: Region) -> int:
@@ -168,12 +169,13 @@ class LayoutSlicing:
     def excerpt(self, region: Region) -> LayoutSlicing:
         """See `Slicing`."""
         indices = self.layout.touched(region, self.shape)
-        return replace(self, tensors=dict(self.find_slice(index) for index in indices))
+        found = map(self.find_slice, indices)
+        return replace(self, files={rank: {self.name: tensor} for rank, tensor in found})
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
         """See `Slicing`."""
         for ranks in self.owners():
-            yield {rank: self.tensors[rank] for rank in ranks if rank in self.tensors}
+            yield {rank: self.files[rank][self.name] for rank in ranks if rank in self.files}
 
     def owners(self) -> Iterator[tuple[int, ...]]:
         """See `Slicing`."""
@@ -294,7 +296,7 @@ class FullTensor:
             return self
         assert isinstance(self.slicing, LayoutSlicing), "a file holds it in full"
         layout = Layout.unsharded(len(self.meta.shape), 1, rank)
-        slicing = LayoutSlicing(layout, self.slicing.shape, self.slicing.tensors)
+        slicing = replace(self.slicing, layout=layout)
         return FullTensor(self.meta, slicing, self.known_by)  # `replace` takes three times as long
 
     @property

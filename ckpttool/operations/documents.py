@@ -521,7 +521,7 @@ def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
         "nbytes": meta.nbytes,
         **_given(handwritten=sharding.handwritten.get(meta.name)),
         "stages": [layout.stage for layout in layouts],
-        "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
+        "ranks": [*slicing.files],
     }
 
 

@@ -358,7 +358,7 @@ def _imply(
             shape = tuple(of_state) if len(of_state) == len(shape) else shape
         usable = tuple(one.settled_by_full_shape(shape) or one for one in usable)
         settled[name] = usable
-        slicing, *copies = (LayoutSlicing(one, shape, {}) for one in usable)
+        slicing, *copies = (LayoutSlicing(one, shape, name, {}) for one in usable)
         meta = TensorMeta(name, "Float32", shape)
         tensor = FullTensor(meta, slicing, Listed(), tuple(copies))
         if folded is None:

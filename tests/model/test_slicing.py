@@ -91,7 +91,7 @@ def test_boxes_without_elements_among_others_take_no_part():
     ],
 )
 def test_the_regions_of_a_layout_stand_in_the_order_of_their_owners(layout, shape, regions):
-    slicing = LayoutSlicing(layout, shape, {})
+    slicing = LayoutSlicing(layout, shape, "w", {})
     found = [*slicing.regions()]
     assert [" ".join(map(str, one)) for one in found] == regions
     assert len([*slicing.owners()]) == len(regions)
