@@ -436,19 +436,19 @@ def verify_header(file: StoredFile, output: OutputFile, cache: HeaderCache) -> i
     VerifyError
         The header does not describe the tensors of the output.
     """
-    missing = {tensor.meta.name: tensor.meta for tensor in output.tensors}
-    cache.metas.update(missing)
+    metas = output.metas
+    cache.metas.update((meta.name, meta) for meta in metas)
     index = read_as(output.format, file, cache)
-    wrong: dict[str, tuple[TensorMeta | None, TensorMeta | None]] = {}
-    for name, tensor in index.header.items():
-        expected = missing.pop(name, None)
-        if expected is not tensor.meta and expected != tensor.meta:
-            wrong[name] = expected, tensor.meta
-    wrong |= {name: (expected, None) for name, expected in missing.items()}
-    if wrong:
+    there = index.header
+    if len(there) != len(metas) or not all(
+        meta.name in there and there[meta.name].meta == meta for meta in metas
+    ):
+        expected = {meta.name: meta for meta in metas}
+        found = {name: tensor.meta for name, tensor in there.items()}
         problems = [
-            f"{name}: expected {_describe(expected)}, found {_describe(found)}"
-            for name, (expected, found) in sorted(wrong.items())
+            f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
+            for name in sorted(expected.keys() | found.keys())
+            if expected.get(name) != found.get(name)
         ]
         raise VerifyError(output.path, problems)
     return index.nbytes

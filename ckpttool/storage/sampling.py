@@ -121,8 +121,10 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
 
     All tensors are in one file.
     """
-    texts = (one.meta.text for one in tensors)
-    samples = [Sample(b"" if text is None else text.encode(), False) for text in texts]
+    samples = [Sample(b"", False)] * len(tensors)
+    for number, tensor in enumerate(tensors):
+        if tensor.meta.text is not None:
+            samples[number] = Sample(tensor.meta.text.encode(), False)
     nbytes = sum(tensor.meta.nbytes for tensor in tensors)
     with take_turns(nbytes, len(tensors)), FlatFiles(SAMPLE_BYTES) as files:
         for numbers in _neighbours(tensors):
