@@ -114,11 +114,9 @@ else:
         return lambda one: hash(values_of(one))
 
     def _repr(names):
-        def show(one):
-            shown = (f"{name}={getattr(one, name)!r}" for name in names)
-            return f"{type(one).__name__}({', '.join(shown)})"
-
-        return show
+        form = f"%s({', '.join(f'{name}=%r' for name in names)})"
+        values_of = attrgetter("__class__.__name__", *names)
+        return lambda one: form % values_of(one)
 
     set_field = msgspec.structs.force_setattr
 
