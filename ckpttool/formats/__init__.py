@@ -145,7 +145,7 @@ def read_indexes(
 
     secret = Secret(key) if isinstance(key, bytes) else key
     waiting = list(paths)
-    cache = HeaderCache()
+    cache = HeaderCache(len(waiting) - 1)  # none equals that of the last file
     with Sandbox() as sandbox:
 
         def read(path: str) -> FileIndex | FormatError:
