@@ -20,6 +20,7 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
+from ckpttool.records import replace
 from ckpttool.system import reserve
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ class PartialFile(Claim):
         get_format(self._output.format).seal(self._fd, crc)
         os.fsync(self._fd)
         require_name(self._path, self._fd)
+        self.index = replace(self.index, tensors={})  # they take memory, and are written
         return verify_header(self.index.file, self._output, cache)
 
     def rename(self) -> None:
