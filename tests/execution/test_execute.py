@@ -234,16 +234,29 @@ def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, outp
     assert files_below(tmp_path) == [source.name]
 
 
-def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda metas: metas[1:], r"expected Float32 .*, found nothing"),
+        (lambda metas: [*metas, TensorMeta("more", "Int8", ())], r"more: expected nothing, found"),
+        (
+            lambda metas: [TensorMeta("more", "Int8", ()), *metas[1:]],
+            r"(?s), found nothing.*more: expected nothing, found",
+        ),
+    ],
+)
+def test_an_output_whose_header_is_not_as_planned_gets_no_name(
+    tmp_path, monkeypatch, made, message
+):
     from ckpttool.formats.ckpt import Ckpt
 
     def seal(self, fd, crc=None):
         path = f"/proc/self/fd/{fd}"
         metas = [tensor.meta for tensor in self.read_index(StoredFile(path)).tensors.values()]
-        write_header(fd, self.index(metas[1:]))
+        write_header(fd, self.index(made(metas)))
 
     monkeypatch.setattr(Ckpt, "seal", seal)
-    with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):
+    with pytest.raises(ckpttool.VerifyError, match=message):
         execute(*make_plan(tmp_path))
     assert files_below(tmp_path) == []
 
