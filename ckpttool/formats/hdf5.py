@@ -139,10 +139,11 @@ class Hdf5(Format):
             contents = []
             places = {base: (base, base + len(HDF5_SIGNATURE), "the head of the file")}
             attrs = _read_provenance(root, os.pread(opened.id.get_vfd_handle(), _HEAP_BYTES, base))
-            for name, dataset, address in _walk_file(path, root):
+            for name, dataset in _walk_file(path, root):
                 self._on_object()
                 tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
-                header = base + address
+                # A link has the address, too; but this call finds damage that no other does.
+                header = base + h5o.get_info(dataset).addr
                 if header in places:  # another link to it
                     continue
                 places[header] = (header, header + 1, f"the header of {name}")
@@ -379,30 +380,29 @@ def _refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> N
         end, last = stop, what
 
 
-def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID, int]]:
-    """Yield name, dataset and address of every dataset, depth first, without recursion."""
-    seen = {h5o.get_info(root).addr}
-    walks = [_walk_group(path, "", root)]
+def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
+    """Yield name and dataset of every dataset in the file, depth first, without recursion."""
+    seen: set[int] = set()
+    walks = [_walk_group(path, "", root, seen)]
     while walks:
         found = next(walks[-1], None)
         if found is None:
             walks.pop()
-            continue
-        name, item, address = found
-        if isinstance(item, h5d.DatasetID):
-            yield name, item, address
-        elif address in seen:
-            raise _unread(path, f"{name}/", "the same group has two names", _WRITE_AGAIN)
+        elif isinstance(found[1], h5d.DatasetID):
+            yield found
         else:
-            seen.add(address)
-            walks.append(_walk_group(path, f"{name}/", item))
+            walks.append(_walk_group(path, found[0] + "/", found[1], seen))
 
 
 def _walk_group(
-    path: str, prefix: str, group: h5g.GroupID
-) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID, int]]:
-    """Yield name, object and address of each dataset and group in one group."""
-    for link, kind, address in _links(group):
+    path: str, prefix: str, group: h5g.GroupID, seen: set[int]
+) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
+    """Yield name and object of each dataset and group in one group."""
+    address = h5o.get_info(group).addr
+    if address in seen:
+        raise _unread(path, prefix, "the same group has two names", _WRITE_AGAIN)
+    seen.add(address)
+    for link, kind in _links(group):
         try:
             name = prefix + link.decode()
         except UnicodeDecodeError as error:
@@ -412,18 +412,15 @@ def _walk_group(
             raise _unread(path, name, "a soft or external link", hint)
         item = h5o.open(group, link)
         if isinstance(item, h5d.DatasetID | h5g.GroupID):
-            yield name, item, address
+            yield name, item
 
 
-def _links(group: h5g.GroupID) -> list[tuple[bytes, int, int]]:
-    """Return names and types of a group's links, and where the object of a hard one is.
-
-    They are in order of creation if that is recorded, else by name.
-    """
-    found: list[tuple[bytes, int, int]] = []
+def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
+    """Return names and types of a group's links: in order of creation if recorded, else by name."""
+    found: list[tuple[bytes, int]] = []
     is_ordered = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
     group.links.iterate(
-        lambda name, info: found.append((name, info.type, info.u)),
+        lambda name, info: found.append((name, info.type)),
         info=True,
         idx_type=h5.INDEX_CRT_ORDER if is_ordered else h5.INDEX_NAME,
     )
