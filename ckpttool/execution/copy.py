@@ -302,14 +302,13 @@ def _slices(output: OutputFile, index: FileIndex) -> Iterator[_Slice]:
 
 def _align(outputs: Sequence[Iterable[_Slice]]) -> Iterator[Sequence[_Slice]]:
     """Yield the slices of each tensor, in the order of the outputs that have it first."""
-    if not outputs:
-        return
-    first, *others = outputs
-    rest = [{one.output.meta.name: one for one in other} for other in others]
-    for one in first:
-        name = one.output.meta.name
-        yield [one, *(of_name.pop(name) for of_name in rest if name in of_name)]
-    yield from _align([of_name.values() for of_name in rest])
+    while outputs:
+        first, *others = outputs
+        rest = [{one.output.meta.name: one for one in other} for other in others]
+        for one in first:
+            name = one.output.meta.name
+            yield [one, *(of_name.pop(name) for of_name in rest if name in of_name)]
+        outputs = [of_name.values() for of_name in rest]
 
 
 def _cuts_of_kind(
