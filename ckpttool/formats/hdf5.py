@@ -84,6 +84,7 @@ _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
 _CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
 _CACHE_BYTES = 40 << 20  # largest size of that cache
+_READ_CACHE_BYTES = 2 << 20  # while a file is read, which takes each header once
 _FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
 _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are written first
@@ -133,6 +134,9 @@ class Hdf5(Format):
         """Return the header of the file; only strings are read from the contents."""
         path, tensors = file.path, {}
         with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+            cache = opened.id.get_mdc_config()
+            cache.max_size = _READ_CACHE_BYTES
+            opened.id.set_mdc_config(cache)
             root = h5g.open(opened.id, b"/")
             stamp = demand_same(file, opened.id.get_vfd_handle())
             base = opened.userblock_size
