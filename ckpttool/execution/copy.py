@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Size of the largest tensors that are planned once for all tensors of their kind, in bands.
 KNOWN_BANDS = 16
-KNOWN_MOVES = 1 << 14  # of a task; each takes about 1 KiB of memory
+PIECES_PER_MOVE = 4  # pieces of a task for each move that is kept, which takes about 1 KiB
 
 
 @record
@@ -208,12 +208,15 @@ class FillTask:
         Whether to compute the CRC-32 of the written bytes.
     wants_read
         Whether to hash the units of sources that are read as a whole.
+    max_moves
+        Moves that are kept for other tensors of a kind, at most.
     """
 
     units: tuple[TensorUnit, ...]
     band_bytes: int
     wants_crc: bool = False
     wants_read: bool = False
+    max_moves: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -264,6 +267,7 @@ def cut_into_tasks(
     """
     task_bytes = options.task_bytes
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
+    how = options.band_bytes, wants_crc, wants_read, options.task_pieces // PIECES_PER_MOVE
     batch: list[TensorUnit] = []
     nbytes = pieces = 0
     known: dict[Hashable, Sequence[Cut]] = {}
@@ -275,14 +279,14 @@ def cut_into_tasks(
             shares_rows = last is not None and cut.start <= last
             most_bytes = task_bytes + len(slices) * cut.nbytes if shares_rows else task_bytes
             if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
-                yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
+                yield FillTask(tuple(batch), *how)
                 batch, nbytes, pieces, last = [], 0, 0, None
             batch.append(TensorUnit(*slices[cut.output], cut))
             nbytes += cut.nbytes
             pieces += cut.pieces
             last = cut.end if last is None else max(last, cut.end)
     if batch:
-        yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
+        yield FillTask(tuple(batch), *how)
 
 
 class _Slice(NamedTuple):
@@ -399,8 +403,11 @@ class Band(NamedTuple):
 class _Reader:
     """Reads the units of tensors into one buffer; what units of a kind take is planned once."""
 
-    def __init__(self, files: FlatFiles, buffer: Bytes, band_bytes: int) -> None:
+    def __init__(
+        self, files: FlatFiles, buffer: Bytes, band_bytes: int, max_moves: int = 0
+    ) -> None:
         self._files, self._buffer, self._band_bytes = files, buffer, band_bytes
+        self._max_moves = max_moves
         self._known: dict[tuple[int | None, ...], list[Band]] = {}  # by the kinds of units
         self._moves = 0  # of those that are known
 
@@ -427,9 +434,9 @@ class _Reader:
             kept, more = _keep(band)
             known.append(kept)
             moves += more
-            if moves > KNOWN_MOVES:
+            if moves > self._max_moves:
                 return chain(known, plan)
-        if self._moves + moves > KNOWN_MOVES:
+        if self._moves + moves > self._max_moves:
             self._known.clear()
             self._moves = 0
         self._moves += moves
@@ -507,7 +514,8 @@ def _fill(task: FillTask) -> Filled:
 
 def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Band]]:
     """Read what a task writes, band by band in the order of the full tensors."""
-    reader = _Reader(files, np.empty(task.buffer_bytes, np.uint8), task.band_bytes)
+    buffer = np.empty(task.buffer_bytes, np.uint8)
+    reader = _Reader(files, buffer, task.band_bytes, task.max_moves)
     for units in task.by_tensor():
         yield from reader.read(units)
 

@@ -94,13 +94,13 @@ def test_outputs_are_those_of_tensors_that_are_planned_one_by_one(
     source, tmp_path, monkeypatch, reshard, band_bytes
 ):
     written = []
-    for name, bands, moves in (
-        ("alone", 0, copy.KNOWN_MOVES),
-        ("known", copy.KNOWN_BANDS, copy.KNOWN_MOVES),
-        ("known in part", copy.KNOWN_BANDS, 5),
+    for name, bands, pieces_per_move in (
+        ("alone", 0, copy.PIECES_PER_MOVE),
+        ("known", copy.KNOWN_BANDS, copy.PIECES_PER_MOVE),
+        ("known in part", copy.KNOWN_BANDS, copy.CopyOptions().task_pieces // 5),
     ):
         monkeypatch.setattr(copy, "KNOWN_BANDS", bands)
-        monkeypatch.setattr(copy, "KNOWN_MOVES", moves)
+        monkeypatch.setattr(copy, "PIECES_PER_MOVE", pieces_per_move)
         (tmp_path / name).mkdir()
         plan, assignment = plan_of(source, tmp_path / name / "out", "ckpt", reshard=reshard)
         with ckpttool.open_engine("threads:2") as executor:
