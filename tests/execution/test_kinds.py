@@ -151,6 +151,8 @@ def test_damage_to_a_header_that_equals_another_is_found(
 ):
     plan, assignment = plan_of(source, tmp_path / "out", output_format, reshard=True)
     name = plan.transfers[TENSORS // 2].name.encode()
+    if output_format == "hdf5":
+        name = b"BTHD"  # of the index of names; libhdf5 1.14.2 ends with a damaged name
     checked = []
 
     def damage(file, *given):
