@@ -114,7 +114,7 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
         budget = least_of_process(*words) + 1  # the peak before the plan varies a little
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
         assert peaks[-1] <= budget * MIB
-    assert abs(peaks[1] - peaks[0]) < 4 * MIB
+    assert abs(peaks[1] - peaks[0]) < 8 * MIB  # a busy machine adds 2 to 5
 
 
 @pytest.mark.big
