@@ -68,15 +68,15 @@ else:
             As of `dataclasses.dataclass`.
         gc
             Whether the garbage collector looks at the objects.  If not, each is 16 bytes smaller:
-            for records of which there are many, and through which no circle of references goes.
+            for records that a run makes many of, and through which no circle of references goes.
         """
         if cls is None:
             return partial(record, frozen=frozen, eq=eq, gc=gc)
         if isinstance(cls, type(msgspec.Struct)):
             return cls  # as its base is
         names = {name: one for name, one in vars(cls).items() if name not in _MADE}
-        told = {name: one for name, one in names.items() if isinstance(one, _Field)}
-        names |= {name: _default(one) for name, one in told.items()}
+        declared = {name: one for name, one in names.items() if isinstance(one, _Field)}
+        names |= {name: _default(one) for name, one in declared.items()}
         names = {name: one for name, one in names.items() if one is not msgspec.NODEFAULT}
         bases = (*(base for base in cls.__bases__ if base is not object), msgspec.Struct)
         is_cached = any(isinstance(one, cached_property) for one in names.values())
@@ -85,7 +85,7 @@ else:
         made._fields = {name: vars(cls).get(name) for name in made.__struct_fields__}
 
         def chosen(is_chosen):  # the fields, if they are not all, for which msgspec has a method
-            others = {name for name, one in told.items() if not is_chosen(one)}
+            others = {name for name, one in declared.items() if not is_chosen(one)}
             return others and [name for name in made.__struct_fields__ if name not in others]
 
         if eq and (compared := chosen(lambda one: one.compare)):
@@ -136,8 +136,10 @@ def defaults(cls: Callable[..., object]) -> Mapping[str, object]:
     for name, one in cls._fields.items():  # type: ignore[attr-defined]
         if not isinstance(one, _Field):
             found[name] = one
+        elif one.default_factory:
+            found[name] = one.default_factory()
         elif one.init:
-            found[name] = one.default_factory() if one.default_factory else one.default
+            found[name] = None if one.default is msgspec.NODEFAULT else one.default
     return found
 
 

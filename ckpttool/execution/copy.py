@@ -133,7 +133,7 @@ class TensorUnit:
 
     @property
     def tensor(self) -> StoredTensor:
-        """Where the output tensor is stored; made anew, since a task has thousands of units."""
+        """Where the output tensor is stored; made for each call, as a task has many units."""
         return self.header[self.output.meta.name]
 
     @property

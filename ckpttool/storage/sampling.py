@@ -24,7 +24,7 @@ from ckpttool.storage.region_io import FlatFiles, read_band
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
 _NEAR_BYTES = SAMPLE_BYTES  # between two pages; a call takes longer than to read as many
 _SMALL_BYTES = 3 * SAMPLE_BYTES + 2 * _NEAR_BYTES  # of a tensor with its pages that near
-# Types of elements, by their bytes, that are only told from each other.
+# Types for elements of so many bytes that are only compared with each other.
 _ELEMENTS = {size: np.dtype(f"{'u' if size <= 8 else 'V'}{size}") for size in (1, 2, 4, 8, 16)}
 _CALL_BYTES = 1 << 20  # of small tensors that are read together
 NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near

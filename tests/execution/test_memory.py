@@ -100,21 +100,24 @@ def test_a_run_of_a_gibibyte_takes_about_what_a_dry_run_says(tmp_path, suffix, c
 
 
 @pytest.mark.big
-def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tmp_path):
+@pytest.mark.parametrize(("jobs", "sizes"), [("1", (512, 6144)), ("2", (6144, 12288))])
+def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(
+    tmp_path, jobs, sizes
+):
     """Rows become 64 columns, so a band of an output is a 64th of what is read for it."""
     (tmp_path / "rows.json").write_text(LAYOUT % (2, "0, -1"))
     (tmp_path / "columns.json").write_text(LAYOUT % (64, "-1, 0"))
     strategies = ["-s", tmp_path / "rows.json", "-d", tmp_path / "columns.json"]
     peaks = []
-    for rows in (512, 6144):  # 8 and 96 MiB
+    for rows in sizes:  # 8 MiB are one task, 96 and 192 MiB some for each worker
         folder = tmp_path / str(rows)
         for rank in range(2):
             write_holes(folder / f"rank_{rank}" / "net.ckpt", (rows // 2, 4096))
-        words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", "2"]
+        words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", jobs]
         budget = least_of_process(*words) + 1  # the peak before the plan varies a little
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
         assert peaks[-1] <= budget * MIB
-    assert abs(peaks[1] - peaks[0]) < 8 * MIB  # a busy machine adds 2 to 5
+    assert abs(peaks[1] - peaks[0]) < 4 * MIB
 
 
 @pytest.mark.big
