@@ -29,9 +29,10 @@ from ckpttool.checkpoint.presence import (
     ranks_without_file,
     without_harmless,
 )
+from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.names import ParameterOfState, find_training_state, map_of_component
+from ckpttool.model.names import ParameterOfState, map_of_component
 from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -59,6 +60,7 @@ _OF_CONTENTS = {
     "differing_stages",
     "indexes",
     "copies",
+    "counting",
     "read",
     "unread",
     "no_evidence",
@@ -169,6 +171,8 @@ class Checkpoint(Brief):
         be read.
     copies
         The copies of tensors that an index names in another file.
+    counting
+        The single numbers whose values show that they count something.
     read
         What reading more than headers and samples found, by what was read: ``"checksums"`` of
         files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
@@ -199,6 +203,7 @@ class Checkpoint(Brief):
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
+    counting: frozenset[str] = frozenset()
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
@@ -282,14 +287,15 @@ class Checkpoint(Brief):
     def wanted(self) -> frozenset[str]:
         """The names that the user wants, of those in files and of those that are listed."""
         options, whole = self.options.tensors, self.whole
-        training = whole.training_state if options.weights_only else ()
-        return options.choose(whole.names, training)
+        if options.are_all_wanted:
+            return frozenset(whole.names)
+        return options.choose(whole.names, whole.belongings)
 
     @cached_property
     def new_names(self) -> Mapping[str, str]:
         """The names that change, wanted or not, with their new names."""
         whole, rules = self.whole, self.options.tensors.renames
-        return rename(rules, whole.names, whole.states) if rules else {}
+        return rename(rules, whole.names, whole.belongings) if rules else {}
 
     @cached_property
     def renamed(self) -> Mapping[str, str]:
@@ -302,18 +308,37 @@ class Checkpoint(Brief):
         return dict.fromkeys((*self.metas, *self.listed, *self.lost))
 
     @cached_property
-    def training_state(self) -> frozenset[str]:
-        """The names that are not weights: optimizer state, gradients, master copies, counters."""
+    def belongings(self) -> Belongings:
+        """To what the tensors belong: one answer for all that choose, cast, average or rename."""
+        if self.chosen_from is not None:
+            return self.chosen_from.belongings
+        listed, metas = self.old_names
+        found = find_belongings(listed, metas, {*map(self._called, self.counting)})
+        if not self.options.tensors.called:
+            return found
+        new = {self._called(name): name for name in self.names}
+        return {
+            new[name]: replace(one, of=one.of and new.get(one.of, one.of))
+            for name, one in found.items()
+        }
+
+    @property
+    def old_names(self) -> tuple[Collection[str], Mapping[str, TensorMeta]]:
+        """The listed names and the tensors, by the names that they have on disk."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
         listed = (*self.listed, *self.lost) if self.lost else self.listed
-        called, metas = self.options.tensors.called, {**lost, **self.metas}
-        if not called:
-            return find_training_state(listed, metas)
-        old = {name: called.get(name, name) for name in (*listed, *metas)}
-        found = find_training_state(
-            [old[name] for name in listed], {old[name]: one for name, one in metas.items()}
-        )
-        return frozenset(name for name, of in old.items() if of in found)
+        metas = {**lost, **self.metas}
+        if not self.options.tensors.called:
+            return listed, metas
+        called = self._called
+        return [*map(called, listed)], {called(name): meta for name, meta in metas.items()}
+
+    def _called(self, name: str) -> str:
+        return self.options.tensors.called.get(name, name)
+
+    def belonging(self, name: str) -> Belonging:
+        """Return to what a tensor belongs."""
+        return self.belongings.get(name, WEIGHT)
 
     @property
     def lost(self) -> Mapping[str, TensorMeta | None]:
@@ -332,7 +357,7 @@ class Checkpoint(Brief):
         options = self.options.tensors
         if not options.casts:
             return meta.dtype
-        return options.dtype_of(meta, meta.name not in self.whole.training_state)
+        return options.dtype_of(meta, self.belonging(meta.name))
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -518,11 +543,12 @@ class Checkpoint(Brief):
         lost = whole.wanted.intersection(error.remains.lost)
         if tensors.shown_by not in ("", "--include"):
             return error  # the command takes no such choice
-        weights = sorted(lost - whole.training_state)
+        others = {name for name in whole.names if not whole.belonging(name).is_model}
+        weights = sorted(lost - others)
         words = [f"--exclude {quote(name)}" for name in weights]
         if len(weights) < len(lost):
             words.insert(0, "--weights-only")
-        rest = whole.catalog.with_only(whole.wanted - whole.training_state)
+        rest = whole.catalog.with_only(whole.wanted - others)
         if not is_rest_known(rest, self.strategy, error):
             words = ["--include with the exact name of each tensor that is wanted"]
             error = error.with_hint("", "nothing shows which tensors followed")

@@ -20,10 +20,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint.evidence import Asking, ask
+from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError, ask
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
+from ckpttool.model.belonging import LEAST_COUNT, may_count
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
@@ -194,6 +195,31 @@ class ComparedCopies:
 
     equal: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
     differing: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+
+
+def find_counting(
+    catalog: Catalog, listed: Collection[str], metas: Mapping[str, TensorMeta]
+) -> Asking[frozenset[str]]:
+    """Return the single numbers whose values show that they count something; see `may_count`.
+
+    A number that cannot be read shows nothing, and is an error of whoever copies it.
+    """
+    from ckpttool.storage.sampling import find_least
+
+    names = (metas[name].name for name in may_count(listed, metas))  # those on disk
+    stored = {
+        name: catalog.files[catalog.holders[name][0]].header[name]
+        for name in names
+        if name in catalog.holders
+    }
+    if not stored:
+        return frozenset()
+    try:
+        numbers = yield from ask(find_least, stored.values())
+    except UnreadEvidenceError:
+        return frozenset()
+    values = {name: numbers[one] for name, one in stored.items()}
+    return frozenset(n for n, one in values.items() if one > LEAST_COUNT and one.is_integer())
 
 
 def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]:

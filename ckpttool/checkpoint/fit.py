@@ -14,10 +14,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import find_training_state, match_states, parse_name
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
@@ -47,8 +48,8 @@ def fit_to_slices(
     problems += [_split_problem(name, one, shapes(name, one)) for name, one in unfit.items()]
     resolved, reasons = strategy.resolve(catalog.metas)
     if reasons and not tensors.are_all_wanted:
-        training = find_training_state(resolved.layouts, catalog.metas)
-        wanted = tensors.choose(catalog.metas, training)
+        belongings = find_belongings(resolved.layouts, catalog.metas)
+        wanted = tensors.choose(catalog.metas, belongings)
         named = {name: meta for name, meta in catalog.metas.items() if name in wanted}
         _, reasons = strategy.resolve(named)
     return resolved, [*problems, *reasons]

@@ -17,6 +17,7 @@ from ckpttool.checkpoint.contents import (
     EqualContents,
     compare_contents,
     compare_copies,
+    find_counting,
     read_indexes_beside,
     sample_states,
 )
@@ -176,6 +177,7 @@ def _resolve_files(
         files=files,
     )
     try:
+        found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
         found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))
         return found.knowing(is_refused=is_refused(found.chosen))
     except CkptToolError as error:
@@ -205,6 +207,7 @@ def _resolve_ranks(
         find_needed=purpose.find_needed,
         is_recorded=is_recorded(catalog, strategy),
     ).with_strategy(strategy, EqualContents())
+    found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
     names = {
         name: parameter
         for name, parameter in decided_by_contents(catalog, found.records).items()

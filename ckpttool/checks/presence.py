@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, permutations
 from shlex import quote
@@ -11,7 +11,9 @@ from shlex import quote
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
+from ckpttool.model.belonging import LEAST_COUNT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import TensorMeta
@@ -497,33 +499,75 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("options", text, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
         metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted} or whole.metas
-        yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
+        yield from options.cast_problems(metas, whole.belongings, whole.catalog.root)
 
 
 def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
     """Yield the same problems of patterns that are for several checkpoints together."""
-    options, metas, training = checkpoints[0].options.tensors, dict[str, TensorMeta](), set[str]()
+    options, metas = checkpoints[0].options.tensors, dict[str, TensorMeta]()
+    belongings: dict[str, Belonging] = {}
     for one in checkpoints:
         metas |= one.whole.metas
-        training |= one.whole.training_state if options.casts else set()
+        belongings |= one.belongings if options.casts else {}
     where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
     yield from options.unmatched(metas, where)
-    yield from options.cast_problems(metas, training, where)
+    yield from options.cast_problems(metas, belongings, where)
 
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a note on the tensors that are not wanted."""
-    left_out, is_shown = checkpoint.left_out, checkpoint.options.tensors.shown_by
-    if left_out and checkpoint.catalog.metas and not is_shown:
-        size = format_bytes(sum(left_out.values()))
-        text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
-        yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")
+    """Yield a note on the tensors that are not wanted, and on what belongs to parameters."""
+    left_out, options = checkpoint.left_out, checkpoint.options.tensors
+    if not left_out or not checkpoint.catalog.metas or options.shown_by:
+        return
+    is_chosen = bool(options.include)  # states of a chosen parameter are left out, too
+    owners = checkpoint.wanted if is_chosen else left_out.keys()
+    belonging = [
+        name for name in left_out if not owners.isdisjoint(owners_of(name, checkpoint.belongings))
+    ]
+    others = [name for name in left_out if name not in {*belonging}]
+    texts = [shorten(others, 3)] if others else []
+    if belonging:
+        texts.append(f"{'of the chosen' if is_chosen else 'with them'} {shorten(belonging, 3)}")
+    size = format_bytes(sum(left_out.values()))
+    text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
+    yield Diagnostic("dropped", f"{text} ({'; '.join(texts)})")
+
+
+def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on numbers that are not cast, since their values look like counts."""
+    if not checkpoint.options.tensors.casts:
+        return
+    if kept := sorted(checkpoint.counting & checkpoint.wanted):
+        text = f"whole numbers above {LEAST_COUNT}, not cast: {shorten(kept, 3)}"
+        yield Diagnostic("counter", text)
+
+
+def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on weights that a cast without a pattern narrows, of a type that few have.
+
+    Somebody may have kept them wider than the others on purpose.
+    """
+    casts = checkpoint.options.tensors.casts
+    nbytes, narrowed = Counter[str](), dict[str, str]()
+    for one in checkpoint.tensors if any(cast.pattern is None for cast in casts) else ():
+        meta, dtype = one.meta, checkpoint.wanted_dtype(one.meta)
+        if meta.dtype in CASTABLE and checkpoint.belonging(one.name).is_trained:
+            nbytes[meta.dtype] += meta.nbytes
+            if DTYPES[dtype].itemsize < meta.itemsize:
+                narrowed[one.name] = meta.dtype
+    usual = max(nbytes, key=nbytes.__getitem__, default="")
+    if few := [name for name, dtype in narrowed.items() if dtype != usual]:
+        whose = shorten(dict.fromkeys(narrowed[name] for name in few), 3)
+        text = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
+        words = [word for word, of in CAST_WORDS.items() if of == narrowed[few[0]]]  # not Float64
+        hint = f"--dtype {quote(f'{words[0]}:{few[0]}')}, to keep it" if words else ""
+        yield Diagnostic("narrowed", text, hint=hint)
 
 
 def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on weights of ranks that are written without the state that shows a shard."""
     whole, left_out = checkpoint.whole, checkpoint.left_out
-    parameters = (parameter for state, parameter in whole.states.items() if state in left_out)
+    parameters = (whole.belonging(name).of for name in left_out)
     if len(checkpoint.catalog.files) > 1 and not checkpoint.wanted.isdisjoint(parameters):
         text = "optimizer state shows shards that a strategy hides, and the outputs have none"
         hint = "`ckpttool reshard SRC -d STRATEGY`, or --optimizer-shard with the outputs"
@@ -539,7 +583,7 @@ def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     # Where nothing is chosen, rules are judged all the same.
     of_rules = names or ({} if options.is_shared else whole.metas)
     if rules and of_rules:
-        yield from rename_problems(rules, of_rules, changed, where, whole.names, whole.states)
+        yield from rename_problems(rules, of_rules, changed, where, whole.names, whole.belongings)
     if changed:
         examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
         yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")

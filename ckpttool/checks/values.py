@@ -13,7 +13,7 @@ from ckpttool.checks.manifest import fingerprint
 from ckpttool.checks.replicas import Slice, compare_replicas, find_difference
 from ckpttool.checks.unlisted import running_statistics_problem
 from ckpttool.concurrency import OnProgress
-from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.belonging import WEIGHT, find_belongings
 from ckpttool.model.slicing import Unlisted, Whole
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
@@ -93,12 +93,12 @@ def check_contents(
         stage = 0 if isinstance(tensor.known_by, Whole) else next(tensor.slicing.owners())[0]
         tallies.setdefault((name, stage), _Tally()).add(one, stats)
         metas[name] = tensor.meta
-    states = drop_unlike_shapes(match_states((), metas), metas)
+    belongings = find_belongings((), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_state = name in states or parse_name(name).same_shape_parameter is not None
-        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
+        is_weight = belongings.get(name, WEIGHT).role == "weight"
+        if tally.zeros and len(metas[name].shape) > 1 and is_weight:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli import tables
+from ckpttool.model.belonging import format_roles
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, format_sizes
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
     reads += f"; headers {format_bytes(found.headers.nbytes)}"
     reads += f", samples {format_bytes(found.samples.nbytes)}"
     supplies = [one for one in work.supplies if one.nbytes]  # a text is in the headers
+    roles = found.plan.roles
     metas = [source.meta for source in found.largest_sharded]
     facts = {
         "Dry run": [outputs],
         "mean": [averaged] if averaged else [],
         "beside": [*found.beside],
         "shapes": [f"{one.name} {format_sizes(one.shape)}" for one in metas],
+        "roles": [format_roles(roles)] if {*roles} - {"weight"} else [],
         "casts": [str(cast)] if (cast := found.casting) is not None else [],
         "reads": [reads],
         "writes": [f"{format_bytes(found.written_bytes)} in {count(work.tasks, 'task')}"],

@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
+from ckpttool.model.belonging import format_roles
 from ckpttool.records import replace
 from ckpttool.wording import (
     count,
@@ -144,6 +145,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     noun = "file" if found.is_of_files else "rank"
     what = f"{count(len(found.ranks), noun)}, {count(len(found.tensors), 'tensor')}"
     yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
+    yield "roles", [format_roles(found.roles)] if {*found.roles} - {"weight"} else []
     if found.stages:
         yield "device matrix", _stages_text(found)
     elif found.catalog.description is not None and found.target is None:

@@ -125,7 +125,7 @@ def _contents(found: Inspection) -> Iterator[str]:
     )
     yield ", ".join(filter(None, facts))
     amounts, missing = found.summary.amounts, len(done.missing_tensors)
-    weights, states = amounts.weights, amounts.optimizer_state
+    weights, states, copies = amounts.weights, amounts.optimizer_state, amounts.copies
     is_stored = not found.has_full_tensors and (weights.tensors or states.tensors)
     number = f" ({_parameters(weights)}, {shorten(weights.dtypes, 3)})" if is_stored else ""
     is_same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
@@ -133,6 +133,7 @@ def _contents(found: Inspection) -> Iterator[str]:
     sizes = {
         f"weights {format_bytes(weights.nbytes)}{number}": weights.tensors,
         f"optimizer state {format_bytes(states.nbytes)}{dtypes}": states.tensors,
+        f"copies of weights {format_bytes(copies.nbytes)}": copies.tensors,
         f"without {count(missing, 'incomplete tensor')}": missing,
         f"as stored{' on all ranks, with replicas' if len(files) > 1 else ''}": is_stored,
         "each tensor once, the files with replicas": _has_replicas(found),

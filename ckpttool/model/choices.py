@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, get_args
 
+from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, owners_of
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
 from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
@@ -54,9 +55,10 @@ class TensorOptions:
     ----------
     include, exclude
         Patterns of names: wanted is what matches any of ``include`` (everything, without any) and
-        none of ``exclude``, in whatever order they are given.
+        none of ``exclude``, in whatever order they are given.  What belongs to an excluded
+        parameter goes with it, unless ``include`` names it.
     weights_only
-        Leave out optimizer state, accumulated gradients, master copies and counters.
+        Leave out optimizer state, gradients, copies such as averages, and counters.
     rename
         Rules for new names, the first that matches counts: a mapping of patterns to names, such
         pairs, or texts such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
@@ -126,15 +128,23 @@ class TensorOptions:
         """Whether the user named each tensor that is wanted, without a pattern."""
         return bool(self.included) and not any(one.is_pattern for one in self.included)
 
-    def choose(self, names: Iterable[str], training: Collection[str]) -> frozenset[str]:
-        """Return the wanted names; ``training`` are those that are not weights."""
-        return frozenset(
-            name
-            for name in names
-            if not self.included or any(self._names(one, name) for one in self.included)
-            if not any(self._names(one, name) for one in self.excluded)
-            if not (self.weights_only and name in training)
-        )
+    def choose(self, names: Iterable[str], belongings: Belongings) -> frozenset[str]:
+        """Return the wanted names; ``belongings`` say what goes with an excluded parameter."""
+
+        def is_wanted(name: str) -> bool:
+            if any(self._names(one, name) for one in self.excluded):
+                return False
+            if self.weights_only and not belongings.get(name, WEIGHT).is_model:
+                return False
+            if self.included:
+                return any(self._names(one, name) for one in self.included)
+            return not any(
+                self._names(one, owner)
+                for owner in owners_of(name, belongings)
+                for one in self.excluded
+            )
+
+        return frozenset(filter(is_wanted, names))
 
     def _names(self, pattern: Pattern, name: str) -> bool:
         """Return whether a pattern names a tensor."""
@@ -149,21 +159,21 @@ class TensorOptions:
         for one, patterns in ((option, self.included), ("--exclude", self.excluded)):
             yield from unmatched_problems(one, patterns, names, where, absent=absent)
 
-    def _casts_of(self, meta: TensorMeta, is_weight: bool) -> list[Cast]:
+    def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
         """Return the requests for a tensor, those with a pattern if there are any."""
-        if meta.dtype not in CASTABLE:
+        if meta.dtype not in CASTABLE or what.role == "counter":
             return []
         matching = [
             one for one in self.casts if one.pattern and self._names(one.pattern, meta.name)
         ]
-        return matching or [one for one in self.casts if one.pattern is None and is_weight]
+        return matching or [one for one in self.casts if one.pattern is None and what.is_trained]
 
-    def dtype_of(self, meta: TensorMeta, is_weight: bool) -> str:
+    def dtype_of(self, meta: TensorMeta, what: Belonging) -> str:
         """Return the element type in which a tensor is wanted."""
-        return next((one.dtype for one in self._casts_of(meta, is_weight)), meta.dtype)
+        return next((one.dtype for one in self._casts_of(meta, what)), meta.dtype)
 
     def cast_problems(
-        self, metas: Mapping[str, TensorMeta], training: Collection[str], where: str
+        self, metas: Mapping[str, TensorMeta], belongings: Belongings, where: str
     ) -> Iterator[Diagnostic]:
         """Yield the problems of casts that name no tensor, none of numbers, or one in two types.
 
@@ -171,16 +181,20 @@ class TensorOptions:
         ----------
         metas
             The tensors.
-        training
-            Those that are not weights.
+        belongings
+            What they are.
         where
             What has them.
         """
         if not metas:
             return
         contradicted: dict[tuple[Cast, ...], list[str]] = {}
+
+        def of(meta: TensorMeta) -> Belonging:
+            return belongings.get(meta.name, WEIGHT)
+
         for name, meta in metas.items():
-            casts = self._casts_of(meta, name not in training)
+            casts = self._casts_of(meta, of(meta))
             if len({one.dtype for one in casts}) > 1:
                 contradicted.setdefault(tuple(casts), []).append(name)
         for several, names in contradicted.items():
@@ -195,9 +209,11 @@ class TensorOptions:
             if not named:
                 before = f"{cast.text.partition(':')[0]}:"
                 yield from unmatched_problems("--dtype", [cast.pattern], metas, where, before)
-            elif not any(one.dtype in CASTABLE for one in named):
+            elif not any(self._casts_of(one, of(one)) for one in named):
                 text = f"no tensor that {cast.text!r} names can be cast"
                 facts = shorten((f"{one.name} is {one.dtype}" for one in named), 3)
                 facts += f", and not {any_of(sorted(CASTABLE))}"
+                if counters := [one.name for one in named if one.dtype in CASTABLE]:
+                    facts = f"{shorten(counters, 3)}: a counter, which is never cast"
                 hint = "--dtype with another pattern"
                 yield Diagnostic("options", text, hint=hint, facts=facts, where=where)

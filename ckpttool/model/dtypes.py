@@ -89,6 +89,7 @@ SAFETENSORS_DTYPES: dict[str, DType] = {
 
 ALL_DTYPES = DTYPES | SAFETENSORS_DTYPES
 
+FLOAT8 = frozenset({"Float8E4M3FN", "Float8E5M2"})  # whose weights have scales
 FLOATS = frozenset(name for name in DTYPES if "Float" in name)  # real floating-point numbers
 
 INEXACT = FLOATS | {"Complex64", "Complex128"} | SAFETENSORS_DTYPES.keys()  # that are rounded

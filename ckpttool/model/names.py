@@ -19,10 +19,8 @@ networks; MindFormers ``core/optim/came.py``.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 
-from ckpttool.model.dtypes import FLOATS
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.records import record
 
@@ -71,19 +69,6 @@ _REDUCED_AXES = {
 }
 _SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot; longer ones first
 _DOTTED_PREFIXES = {one: one for one in STATE_PREFIXES if one not in _SECOND_MOMENTS}
-
-# State that is no copy of a parameter: counters, rates and scales of optimizers, loss scaling,
-# fault tolerance and callbacks, and what THOR, LARS and ASGD compute.
-# Source: Parameter(..., name) in nn/optim, nn/wrap/loss_scale.py, amp.py, mint/optim,
-# experimental/optim; train/callback/_train_fault_tolerance.py.
-_TRAINING_VALUE = re.compile(
-    r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
-    r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
-    r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
-    r"|fake_lr|fake_param|matrix_(a_inv_|g_inv_|max)\d+"
-)
-_OTHER_PREFIXES = {"linear", "prev", "main_param"}  # FTRL, Rprop, master copies of MindFormers
-_TRAINING_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
 
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
@@ -283,60 +268,3 @@ def drop_unlike_shapes(
         or parameter not in metas
         or metas[name].shape == metas[parameter].shape
     }
-
-
-def parameter_of_value(name: str, names: Collection[str]) -> str | None:
-    """Return the parameter of which an optimizer has a single value; None without one.
-
-    Examples
-    --------
-    >>> parameter_of_value("mu_product_dense.weight", ["dense.weight"])
-    'dense.weight'
-    """
-    rests = (name.removeprefix(one) for one in _TRAINING_PREFIXES if name.startswith(one))
-    return next((rest for rest in rests if rest in names), None)
-
-
-def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
-    """Return the names that are not weights: optimizer state, gradients, master copies, counters.
-
-    State of an optimizer that is not MindSpore's or MindFormers' counts as weights: it may be an
-    average of weights.  A prefix is that of a module if none of its names has its parameter,
-    although there are weights.  A single value without a layer that is not a floating-point number
-    counts something.
-
-    Parameters
-    ----------
-    listed, metas
-        As for `match_states`.
-
-    Examples
-    --------
-    >>> w, step = TensorMeta("w", "Float32", (4, 3)), TensorMeta("global_step", "Int32", (1,))
-    >>> metas = {"w": w, "adam_m.w": w, "ema.w": w, "global_step": step}
-    >>> sorted(find_training_state([], metas))
-    ['adam_m.w', 'global_step']
-    """
-    states = {
-        name
-        for name, parameter in match_states(listed, metas).items()
-        if parse_name(name).parameter is not None or name.partition(".")[0] in _OTHER_PREFIXES
-    }
-    proven = {parse_name(name).prefix for name in states}
-    has_weights = any(
-        parse_name(name).parameter is None and name not in states and not meta.is_single
-        for name, meta in metas.items()
-    )
-
-    def is_training(name: str, meta: TensorMeta) -> bool:
-        parsed = parse_name(name)
-        if parsed.parameter is not None:
-            return parsed.prefix in proven or parsed.is_gradient or not has_weights
-        if _TRAINING_VALUE.fullmatch(name):
-            return True
-        if not meta.is_single:
-            return False
-        is_of_parameter = parameter_of_value(name, metas) is not None
-        return is_of_parameter or ("." not in name and meta.dtype not in FLOATS)
-
-    return frozenset(states) | {name for name, meta in metas.items() if is_training(name, meta)}

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal
 
+from ckpttool.model.belonging import Role
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
@@ -344,6 +345,8 @@ class Plan(Brief):
         The tensors that the target strategy does not list.
     left_out
         The tensors of the source that the user does not want, with their bytes.
+    roles
+        How many of the tensors are weights, states, scales, copies and counters.
     strategies
         The files that the strategies were read from.
     confirmed
@@ -363,6 +366,7 @@ class Plan(Brief):
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
     left_out: Mapping[str, int] = field(default_factory=dict)
+    roles: Mapping[Role, int] = field(default_factory=dict)
     strategies: tuple[str, ...] = ()
     confirmed: frozenset[str] = frozenset()
     provenance: Mapping[str, str] = field(default_factory=dict)

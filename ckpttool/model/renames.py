@@ -14,7 +14,8 @@ from fnmatch import translate
 from itertools import chain
 from shlex import quote
 
-from ckpttool.model.names import ParameterOfState, map_of_component, parameter_of_value
+from ckpttool.model.belonging import WEIGHT, Belongings
+from ckpttool.model.names import map_of_component
 from ckpttool.model.patterns import Pattern, nearest_pattern
 from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
@@ -100,12 +101,12 @@ def _group(wildcard: str, is_place: bool) -> str:
 
 
 def rename(
-    rules: Iterable[Rename], names: Collection[str], states: ParameterOfState
+    rules: Iterable[Rename], names: Collection[str], belongings: Belongings
 ) -> Mapping[str, str]:
     """Return the names that change, with their new names.
 
-    Optimizer state has its prefix and the new name of its parameter, and the components of a map
-    parameter have its new name.
+    What belongs to a parameter has its prefix or suffix and the new name of the parameter, and the
+    components of a map parameter have its new name.
 
     Parameters
     ----------
@@ -113,30 +114,29 @@ def rename(
         The rules, the first ones first.
     names
         All names of the checkpoint.
-    states
-        Name of a state to name of its parameter.
+    belongings
+        To what they belong.
 
     Examples
     --------
-    >>> rename([Rename("*", "model.*")], ["w", "adam_m.w"], {"adam_m.w": "w"})
+    >>> from ckpttool.model.belonging import find_belongings
+    >>> belongings = find_belongings(["w", "adam_m.w"], {})
+    >>> rename([Rename("*", "model.*")], ["w", "adam_m.w"], belongings)
     {'w': 'model.w', 'adam_m.w': 'adam_m.model.w'}
     """
     rules = tuple(rules)
 
     def follow(name: str) -> str:
-        tag, parameter = map_of_component(name), _parameter(name, names, states)
+        tag, parameter = map_of_component(name), belongings.get(name, WEIGHT).of
         if parameter is not None and (followed := follow(parameter)) != parameter:
-            return name.removesuffix(parameter) + followed
+            if name.endswith(parameter):
+                return name.removesuffix(parameter) + followed
+            return followed + name.removeprefix(parameter)
         if tag is not None and (followed := follow(tag)) != tag:
             return followed + name.removeprefix(tag)
         return next((new for one in rules if (new := one.apply(name, names)) is not None), name)
 
     return {name: new for name in names if (new := follow(name)) != name}
-
-
-def _parameter(name: str, names: Collection[str], states: ParameterOfState) -> str | None:
-    """Return the parameter whose state a tensor is; None if it is not state."""
-    return states.get(name, parameter_of_value(name, names))
 
 
 def rename_problems(
@@ -145,7 +145,7 @@ def rename_problems(
     changed: Mapping[str, str],
     where: str,
     all_names: Collection[str],
-    states: ParameterOfState,
+    belongings: Belongings,
 ) -> Iterator[Diagnostic]:
     """Yield the problems of rules that match nothing, and of names that become one or nothing.
 
@@ -161,10 +161,10 @@ def rename_problems(
         Those that change, with their new names.
     where
         What has the names.
-    all_names, states
-        The names of the checkpoint, and its states; as for `rename`.
+    all_names, belongings
+        The names of the checkpoint, and to what they belong; as for `rename`.
     """
-    owners = (_parameter(name, all_names, states) for name in names)
+    owners = (belongings.get(name, WEIGHT).of for name in names)
     tags = (map_of_component(name) for name in names)
     ruled = dict.fromkeys(one for one in (*names, *owners, *tags) if one is not None)
     groups: dict[object, list[Rename]] = {}

@@ -11,8 +11,8 @@ from itertools import chain
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.formats.foreign import Device, ForeignFile
+from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.summary import (
     Ranks,
@@ -145,25 +145,24 @@ def describe_strategy(strategy: Strategy, found: Diagnostics) -> StrategyInspect
     """Return the answer of inspect for the files of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    states = strategy.listed_states
+    belongings = find_belongings(strategy.layouts, {})
     found.add(*strategy.notes)
-    parallelism = find_parallelism(entries, states, strategy)
-    return StrategyInspection(strategy, Summary(entries, states, parallelism), found)
+    parallelism = find_parallelism(entries, belongings, strategy)
+    return StrategyInspection(strategy, Summary(entries, belongings, parallelism), found)
 
 
 def summarize(checkpoint: Checkpoint) -> Summary:
     """Return the tensors: the full ones, or those that the files store."""
     catalog, layouts = checkpoint.catalog, checkpoint.strategy.layouts
     if not checkpoint.are_joined:
-        states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
-        return Summary(tuple(entries_of_files(catalog)), states)
+        return Summary(tuple(entries_of_files(catalog)), checkpoint.belongings)
     entries = tuple(entries_of_tensors(checkpoint))
     metas = {one.name: one.meta for one in checkpoint.tensors}
-    states = drop_unlike_shapes(match_states(checkpoint.listed, metas), metas)
     expected = catalog.holders or layouts  # of files that cannot be read
     incomplete = {name: layouts[name] for name in layouts if name in expected and name not in metas}
     with_layouts = (*entries, *entries_of_layouts(incomplete))
-    return Summary(entries, states, find_parallelism(with_layouts, states, checkpoint.strategy))
+    parallelism = find_parallelism(with_layouts, checkpoint.belongings, checkpoint.strategy)
+    return Summary(entries, checkpoint.belongings, parallelism)
 
 
 # Codes that refuse the layouts themselves: what they say is not true of the files.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
 from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
+from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
@@ -138,6 +139,7 @@ def explain(found: Explanation) -> Json:
                 **_take(found.metas[name], "name dtype nbytes"),
                 "shape": found.metas[name].header_shape,
                 "distribution": numbers[one],
+                **_belonging(found.belongings.get(name, WEIGHT)),
             }
             for name, one in found.tensors.items()
         ],
@@ -247,6 +249,7 @@ def convert(done: Conversion) -> Json:
             left_out=_left_out(done.plan.left_out),
             renamed=len(done.plan.renamed) or None,
             averaged=_averaged(done) or None,
+            roles=done.plan.roles or None,
             cast=done.casting and _casting(done.casting),
             not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
         ),
@@ -298,6 +301,10 @@ def _casting(found: Casting) -> Json:
 
 def _cast_stats(stats: CastStats | None) -> Json:
     return {} if stats is None else _take(stats, "elements zeros infinities max_abs max_rel")
+
+
+def _belonging(what: Belonging) -> Json:
+    return {"role": what.role, **_given(of=what.of)}
 
 
 def _left_out(tensors: Mapping[str, int]) -> Json | None:
@@ -586,6 +593,7 @@ def _summary(found: Inspection) -> Json:
         "weights": _take(amounts.weights, _AMOUNT),
         "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
         "other": _take(amounts.other, _AMOUNT),
+        **_given(copies=_take(amounts.copies, _AMOUNT) if amounts.copies.tensors else None),
         **_given(left_out=_left_out(found.left_out)),
         "parallelism": _parallelism(summary.parallelism),
         **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
+from ckpttool.model.belonging import Belongings, Role, count_roles
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.operations.describe import refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
@@ -101,6 +101,8 @@ class Explanation(Brief):
         Name to distribution.  With a rank: only its slices, of the tensors that it holds.
     metas
         Name to full tensor; of one without a full shape, a slice.
+    belongings
+        To what they belong.
     absent
         Tensors that the strategy lists for these ranks and no file holds, and their layouts.
     is_deduplicated
@@ -121,6 +123,7 @@ class Explanation(Brief):
     patterns: Collection[str]
     tensors: Mapping[str, Distribution] = field(default_factory=dict)
     metas: Mapping[str, TensorMeta] = field(default_factory=dict)
+    belongings: Belongings = field(default_factory=dict)
     absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
     is_deduplicated: bool = False
     has_plan: bool = True
@@ -188,12 +191,17 @@ class Explanation(Brief):
             for part in one.slices
         )
 
+    @property
+    def roles(self) -> Mapping[Role, int]:
+        """How many of the tensors are weights, states and so on."""
+        return count_roles(self.tensors, self.belongings)
+
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The tensors, folded."""
         is_overview = self.rank is None and not self.patterns
         return _fold(
-            *(self.tensors, self.metas),
+            *(self.tensors, self.metas, self.belongings),
             over_stages=is_overview,
             by_stored=not self.is_deduplicated,
             over_files=self.is_of_files and is_overview,
@@ -291,6 +299,7 @@ def _explain_source(
         checkpoint.options.tensors.include,
         tensors,
         {one.name: full_meta(one) for one in checkpoint.records},
+        checkpoint.belongings,
         absent,
         checkpoint.is_deduplicated,
     )
@@ -384,6 +393,7 @@ def _group(
 def _fold(
     tensors: Mapping[str, Distribution],
     metas: Mapping[str, TensorMeta],
+    belongings: Belongings,
     over_stages: bool,
     by_stored: bool,
     over_files: bool,
@@ -410,10 +420,7 @@ def _fold(
         Entry(name, metas[name].dtype, metas[name].header_shape, placements[one])
         for name, one in tensors.items()
     )
-    full = {name: metas[name] for name in tensors}
-    listed = [name for name, one in tensors.items() if one.known_by == "listed"]
-    states = drop_unlike_shapes(match_states(listed, full), full)
-    return fold_rows(Summary(entries, states), lambda entry: kinds[tensors[entry.name]])
+    return fold_rows(Summary(entries, belongings), lambda entry: kinds[tensors[entry.name]])
 
 
 # ----------------------------------------------------------------------------------------- a target
@@ -435,4 +442,6 @@ def _explain_target(
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
-    return replace(nothing, tensors=distribute_target(plan, by_name), metas=metas)
+    belongings = {} if read.checkpoint is None else read.checkpoint.belongings
+    placed = distribute_target(plan, by_name)
+    return replace(nothing, tensors=placed, metas=metas, belongings=belongings)

@@ -219,7 +219,7 @@ def _incomplete(found: Inspection) -> Summary:
         else:
             meta = full_meta(one)
             entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
-    return Summary(tuple(entries), found.checkpoint.states)
+    return Summary(tuple(entries), found.checkpoint.belongings)
 
 
 class _Distributions:

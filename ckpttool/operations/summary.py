@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, product, zip_longest
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+from ckpttool.model.belonging import WEIGHT, Belongings, Role
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.records import field, record, replace
@@ -158,12 +158,13 @@ class Amount:
 class Amounts:
     """How much there is of full tensors, or without layouts of what all ranks store.
 
-    Single values that are not in the strategy, and texts, are ``other``.
+    Scales are weights, and counters and texts are ``other``.
     """
 
     weights: Amount
     optimizer_state: Amount
     other: Amount
+    copies: Amount
 
 
 @record
@@ -232,7 +233,7 @@ class Summary:
     """The tensors of a checkpoint or of a strategy at a glance."""
 
     entries: tuple[Entry, ...]
-    parameter_of_state: Mapping[str, str]
+    belongings: Belongings
     parallelism: Parallelism | None = None  # None if nothing says it
     equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
 
@@ -249,24 +250,13 @@ class Summary:
     @cached_property
     def amounts(self) -> Amounts:
         """How much there is of each kind of tensor."""
-        of_kinds: dict[str, list[Entry]] = {"weights": [], "optimizer_state": [], "other": []}
+        roles: dict[Role, list[Entry]] = {role: [] for role in get_args(Role)}
         for one in self.entries:
-            of_kinds[self._kind_of(one)].append(one)
-        return Amounts(*map(_add_up, of_kinds.values()))
-
-    def _kind_of(self, one: Entry) -> str:
-        """Return what a tensor is.
-
-        One with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
-        unless a strategy lists it.
-        """
-        if one.name in self.parameter_of_state:
-            return "optimizer_state"
-        if one.placement.is_listed:
-            return "weights"
-        if parse_name(one.name).parameter is not None:
-            return "optimizer_state"
-        return "other" if one.is_single_value else "weights"
+            role = self.belongings.get(one.name, WEIGHT).role
+            roles["counter" if one.dtype == TEXT else role].append(one)
+        weights = [*roles["weight"], *roles["scale"]]
+        kinds = weights, roles["state"], roles["counter"], roles["copy"]
+        return Amounts(*map(_add_up, kinds))
 
 
 def _add_up(entries: Sequence[Entry]) -> Amount:
@@ -435,14 +425,15 @@ def fold_rows(
     >>> full = Placement("layout", (1,), ((0, 1),))
     >>> names = ("layers.0.weight", "layers.1.weight", "adam_m.layers.0.weight")
     >>> entries = tuple(Entry(name, "Float32", (4,), full) for name in names)
-    >>> summary = Summary(entries, {"adam_m.layers.0.weight": "layers.0.weight"})
+    >>> from ckpttool.model.belonging import find_belongings
+    >>> summary = Summary(entries, find_belongings(names, {}))
     >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
     [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
     """
     found: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
     samples = summary.equal_ranks if summary.has_all_samples else {}
     for entry in summary.entries:
-        parameter = summary.parameter_of_state.get(entry.name, entry.name)
+        parameter = summary.belongings.get(entry.name, WEIGHT).of or entry.name
         base = parameter if entry.name.endswith(parameter) else entry.name
         first = entry.placement.first_rank
         equal = samples[entry.name].counted_from(first) if entry.name in samples else None
@@ -519,7 +510,7 @@ def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
 
 
 def find_parallelism(
-    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Strategy
+    entries: Iterable[Entry], belongings: Belongings, sharding: Strategy
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
@@ -528,7 +519,7 @@ def find_parallelism(
     experts, or of an embedding table.
     """
     listed = [one for one in entries if one.placement.is_listed]
-    parameters = [one for one in listed if one.name not in parameter_of_state]
+    parameters = [one for one in listed if belongings.get(one.name, WEIGHT) == WEIGHT]
     splits = Counter((one.placement.slices, one.placement.replicas) for one in parameters)
     sharded = [one.placement for one in parameters if one.placement.slices > 1]
     cuts = {one.cuts for one in sharded}

@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeAlias
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checks.presence import find_shared_problems
 from ckpttool.formats.base import PROVENANCE
+from ckpttool.model.belonging import WEIGHT
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CASTABLE, INEXACT
 from ckpttool.model.plan import Plan, Term, Transfer
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.records import replace
 from ckpttool.wording import count, format_shape, shorten
@@ -116,9 +116,17 @@ def average(
     if wrong or len(plans) < len(planned):
         return None
     of_inputs = [{(one.name, one.source.only_for): one for one in plan.transfers} for plan in plans]
-    transfers = []
+    roles = [
+        {one.renamed.get(name, name): what for name, what in one.belongings.items()}
+        for one in checkpoints
+    ]
+    transfers, counters = [], list[str]()
     for key, transfer in of_inputs[-1].items():
-        if not _is_averaged(last, transfer.source.meta):
+        whats = [one.get(transfer.name, WEIGHT) for one in roles]
+        if any(what.role == "counter" for what in whats):
+            counters.append(transfer.name)
+        is_trained = all(what.is_trained for what in whats)
+        if not (is_trained and transfer.source.meta.dtype in CASTABLE):
             term = replace(transfer.terms[0], input=len(plans) - 1)
             transfers.append(replace(transfer, terms=(term,)))
         elif all(key in one for one in of_inputs):
@@ -129,6 +137,9 @@ def average(
             diagnostics.add(Diagnostic("unlike_inputs", text, hint=hint, tensor=transfer.name))
     if diagnostics.has_errors:
         return None
+    if counters:
+        text = f"counters, as in the last input: {shorten(counters, 3)}"
+        diagnostics.add(Diagnostic("counter", text))
     return replace(
         plans[-1],
         inputs=tuple(one.catalog for one in checkpoints),
@@ -150,17 +161,11 @@ def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) 
     return replace(last, terms=tuple(terms))
 
 
-def _is_averaged(checkpoint: Checkpoint, meta: TensorMeta) -> bool:
-    """Return whether a tensor is a weight of the model, in floating point."""
-    return meta.dtype in CASTABLE and meta.name not in checkpoint.whole.training_state
-
-
 def _without_mean(last: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of each weight whose type cannot be averaged."""
     for one in last.tensors:
-        meta = one.meta
-        is_weight = meta.name not in last.whole.training_state
-        if is_weight and meta.dtype in INEXACT and meta.dtype not in CASTABLE:
+        meta, what = one.meta, last.belonging(one.name)
+        if what.is_trained and meta.dtype in INEXACT and meta.dtype not in CASTABLE:
             text, hint = f"{meta.dtype} cannot be averaged", "--exclude with these tensors"
             yield Diagnostic("unlike_inputs", text, hint=hint, tensor=meta.name)
 

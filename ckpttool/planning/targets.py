@@ -37,6 +37,7 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
+from ckpttool.model.belonging import count_roles
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.names import (
@@ -95,6 +96,7 @@ def plan(
         tuple(transfers),
         not_listed=not_listed,
         left_out=checkpoint.left_out,
+        roles=count_roles((one.source.name for one in transfers), checkpoint.belongings),
         strategies=files,
         confirmed=checkpoint.whole.confirmed,
         tensors=checkpoint.options.tensors,

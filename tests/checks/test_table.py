@@ -55,6 +55,13 @@ def choosing(**choice):
     return resolved(catalog, STATES, tensors=TensorOptions(**choice))
 
 
+def mixed(*dtype):
+    """A checkpoint of a large tensor in BFloat16 and a small one in Float32, to cast."""
+    held = {"w": ("BFloat16", SLICE), "b": (5,)}
+    catalog = catalog_of(dict.fromkeys(range(4), held))
+    return resolved(catalog, tensors=TensorOptions(dtype=dtype))
+
+
 def ranks(strategy=ONE_STAGE, **held):
     """A checkpoint whose ranks hold different names: ``r0="wv"``."""
     named = {int(rank[1:]): dict.fromkeys(names, SLICE) for rank, names in held.items()}
@@ -126,6 +133,12 @@ CASES = {
         replace(choosing(weights_only=True), files="kept"),
         replace(choosing(include=["adam*"]), files="kept"),
     ),
+    "check_counters": (
+        "counter",
+        replace(choosing(dtype=["bf16"]), counting=frozenset("w")),
+        replace(choosing(include=["w"]), counting=frozenset("w")),
+    ),
+    "check_narrowed": ("narrowed", mixed("bf16"), mixed("bf16", "fp32:b")),
     "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (

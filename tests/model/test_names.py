@@ -8,12 +8,10 @@ import pytest
 from ckpttool.model import names
 from ckpttool.model.names import (
     STATE_PREFIXES,
-    find_training_state,
     map_component_names,
     map_of_component,
     parse_name,
 )
-from ckpttool.model.tensors import TensorMeta
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 
@@ -91,9 +89,3 @@ def test_a_plan_parses_each_name_once_and_matches_the_same_names_once(tmp_path, 
     run_well(*words, tmp_path / "full.ckpt", "--dry-run")
     assert len(parsed) > 30
     assert {*parsed.values()} == {*matched.values()} == {1}
-
-
-@pytest.mark.parametrize("name", ["fake_lr", "fake_param", "beta1_power", "mu_product_w", "eta_w"])
-def test_single_numbers_of_optimizers_are_no_weights(name):
-    metas = {"w": TensorMeta("w", "Float32", (4, 3)), name: TensorMeta(name, "Float32", ())}
-    assert find_training_state(["w"], metas) == {name}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.model.belonging import Belonging
 from ckpttool.model.renames import Rename, parse_renames, rename
 
 
@@ -32,7 +33,8 @@ def test_a_rule_gives_a_name(old, new, name, expected):
 def test_components_of_a_map_parameter_have_its_new_name(tag):
     names = [f"{tag}.__map_{part}__" for part in ("keys", "values", "statuses")]
     state = f"adam_m.{names[1]}"
-    found = rename([Rename(tag, "new")], [*names, state], {state: names[1]})
+    belongings = {state: Belonging("state", names[1])}
+    found = rename([Rename(tag, "new")], [*names, state], belongings)
     assert found == {
         **{name: name.replace(f"{tag}.", "new.", 1) for name in names},
         state: "adam_m.new.__map_values__",
@@ -41,8 +43,16 @@ def test_components_of_a_map_parameter_have_its_new_name(tag):
 
 @pytest.mark.parametrize("prefix", ["eta_", "mu_", "mu_product_"])
 def test_single_values_of_a_parameter_follow_it(prefix):
-    found = rename([Rename("*", "net.*")], ["w", f"{prefix}w"], {})
+    belongings = {f"{prefix}w": Belonging("counter", "w")}
+    found = rename([Rename("*", "net.*")], ["w", f"{prefix}w"], belongings)
     assert found == {"w": "net.w", f"{prefix}w": f"{prefix}net.w"}
+
+
+@pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
+def test_a_scale_follows_its_weight(suffix):
+    names, belongings = ["a.w", f"a.w{suffix}"], {f"a.w{suffix}": Belonging("scale", "a.w")}
+    found = rename([Rename("a.*", "b.*.x")], names, belongings)
+    assert found == {"a.w": "b.w.x", f"a.w{suffix}": f"b.w.x{suffix}"}
 
 
 def test_rules_of_python_are_a_mapping_pairs_or_texts():

@@ -1,0 +1,213 @@
+"""To what a tensor belongs: it is a weight, or the state, scale, copy or counter of something.
+
+A parameter is more than a tensor.  What chooses, casts, averages, renames or shows tensors takes
+the answer from here, so that no half of a parameter is left behind.  Names, element types and full
+shapes decide.  Only a single number that may count something needs its value, see `may_count`.
+
+Which layout a state has is another question, which also concerns states that a strategy lists; see
+`ckpttool.model.names.match_states`.
+
+Source
+------
+MindSpore 2.10 ``Parameter(..., name)`` in ``nn/optim``, ``nn/wrap/loss_scale.py``, ``amp.py``,
+``mint/optim``, ``experimental/optim`` and ``train/callback/_train_fault_tolerance.py``; mindone
+``trainers/ema.py`` (``ema``, ``swap``, ``updates``); DeepSeek-V3 ``inference/convert.py`` and
+compressed-tensors (``weight_scale_inv``, ``weight_scale``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias, get_args
+
+from ckpttool.model.dtypes import CASTABLE, FLOAT8, FLOATS
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.records import record
+from ckpttool.wording import count
+
+Role = Literal["weight", "state", "scale", "copy", "counter"]
+
+LEAST_COUNT = 256  # BFloat16 has all whole numbers up to here, so no cast would harm a lower count
+
+
+@record
+class Belonging:
+    """What a tensor is, and the parameter that it belongs to.
+
+    Attributes
+    ----------
+    role
+        ``"weight"``; ``"state"`` of an optimizer, accumulated gradients or a master copy;
+        ``"scale"`` of a Float8 weight; ``"copy"``, an average of weights; ``"counter"``, a single
+        value of training.
+    of
+        The parameter, which may be absent; None for what belongs to no single one.
+    """
+
+    role: Role = "weight"
+    of: str | None = None
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the model needs it, so that ``--weights-only`` keeps it."""
+        return self.role in ("weight", "scale")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its numbers are those of weights, which are cast and averaged."""
+        return self.role in ("weight", "copy")
+
+
+Belongings: TypeAlias = Mapping[str, Belonging]  # by name, without weights that stand alone
+
+WEIGHT = Belonging()
+
+_COUNTER = re.compile(
+    r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
+    r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
+    r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
+    r"|fake_lr|fake_param"
+)
+_STATE = re.compile(r"matrix_(a_inv_|g_inv_|max)\d+")  # what THOR computes
+_OTHER_STATES = ("linear", "prev", "main_param")  # FTRL, Rprop, master copies of MindFormers
+_COPIES = ("ema", "swap")
+_VALUE_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
+_SCALES = ("_scale_inv", "_scale")
+
+
+def find_belongings(
+    listed: Collection[str], metas: Mapping[str, TensorMeta], counting: Collection[str] = ()
+) -> Belongings:
+    """Return what the tensors are that are not weights, or that belong to a weight.
+
+    A tensor with an unknown prefix belongs to the parameter of that name and counts as a weight: it
+    may be an average of weights, or an adapter.  A known prefix is that of a module if none of its
+    names has its parameter, although there are weights.
+
+    Parameters
+    ----------
+    listed
+        Names that the strategy lists.
+    metas
+        Full tensors of the checkpoint by name, or slices of them.
+    counting
+        Single numbers whose values show that they count something; see `may_count`.
+
+    Examples
+    --------
+    >>> w, step = TensorMeta("w", "Float32", (4, 3)), TensorMeta("global_step", "Int32", (1,))
+    >>> found = find_belongings([], {"w": w, "adam_m.w": w, "ema.w": w, "global_step": step})
+    >>> {name: one.role for name, one in found.items()}
+    {'adam_m.w': 'state', 'ema.w': 'copy', 'global_step': 'counter'}
+    """
+    names = dict.fromkeys((*metas, *listed))
+    parameters = drop_unlike_shapes(match_states(listed, metas), metas)
+    proven = {parse_name(name).prefix for name in parameters}
+    has_weights = any(
+        parse_name(name).parameter is None
+        and name not in parameters
+        and not (name in metas and metas[name].is_single)
+        for name in names
+    )
+    found: dict[str, Belonging] = {}
+    for name in names:
+        meta, parsed, parameter = metas.get(name), parse_name(name), parameters.get(name)
+        prefix, _, rest = name.partition(".")
+        if parsed.parameter is not None:
+            if parameter or parsed.prefix in proven or parsed.is_gradient or not has_weights:
+                found[name] = Belonging("state", parsed.parameter)
+        elif prefix in _COPIES and rest in names and _are_alike(name, rest, metas):
+            found[name] = Belonging("copy", rest)
+        elif parameter is not None:
+            role: Role = "state" if prefix in _OTHER_STATES else "weight"
+            found[name] = Belonging(role, parameter)
+        elif _STATE.fullmatch(name):
+            found[name] = Belonging("state")
+        elif _COUNTER.fullmatch(name):  # a rate that changes by a plan is a tensor of all its steps
+            found[name] = Belonging("counter")
+        elif meta is not None and meta.is_single:
+            owner = _owner_of_value(name, names)
+            is_count = name in (*counting, "updates")  # of an EMA
+            if owner is not None or is_count or ("." not in name and meta.dtype not in FLOATS):
+                found[name] = Belonging("counter", owner)
+    for name, meta in metas.items():
+        if meta.dtype in FLOAT8:
+            scales = (name + suffix for suffix in _SCALES)
+            found.update((one, Belonging("scale", name)) for one in scales if one in names)
+    return found
+
+
+def owners_of(name: str, belongings: Belongings) -> Iterator[str]:
+    """Yield the parameter that a tensor goes with, the one that this goes with, and so on.
+
+    A weight goes with none, even if it has the name of another behind a prefix.
+
+    Examples
+    --------
+    >>> found = {"adam_m.ema.w": Belonging("state", "ema.w"), "ema.w": Belonging("copy", "w")}
+    >>> list(owners_of("adam_m.ema.w", found))
+    ['ema.w', 'w']
+    """
+    what = belongings.get(name, WEIGHT)
+    while what.of is not None and what.role != "weight":
+        yield what.of
+        what = belongings.get(what.of, WEIGHT)
+
+
+def count_roles(names: Iterable[str], belongings: Belongings) -> dict[Role, int]:
+    """Return how many tensors have each role; none for a role that no tensor has.
+
+    Examples
+    --------
+    >>> count_roles(["w", "adam_m.w"], {"adam_m.w": Belonging("state", "w")})
+    {'weight': 1, 'state': 1}
+    """
+    found = Counter(belongings.get(name, WEIGHT).role for name in names)
+    return {role: found[role] for role in get_args(Role) if found[role]}
+
+
+def format_roles(roles: Mapping[Role, int]) -> str:
+    """Return the numbers of tensors of each role, for people.
+
+    Examples
+    --------
+    >>> format_roles({"weight": 1, "state": 2, "copy": 3})
+    '1 weight, 2 states, 3 copies'
+    """
+    texts = (count(number, role) for role, number in roles.items())
+    return ", ".join(texts).replace("copys", "copies")
+
+
+def _are_alike(name: str, other: str, metas: Mapping[str, TensorMeta]) -> bool:
+    """Return whether two tensors have the same shape and type, as far as both are known."""
+    kinds = {(metas[one].dtype, metas[one].shape) for one in (name, other) if one in metas}
+    return len(kinds) < 2
+
+
+def _owner_of_value(name: str, names: Collection[str]) -> str | None:
+    """Return the parameter of which an optimizer has a single value; None without one."""
+    rests = (name.removeprefix(one) for one in _VALUE_PREFIXES if name.startswith(one))
+    return next((rest for rest in rests if rest in names), None)
+
+
+def may_count(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
+    """Return the single numbers that count something if they are whole and above `LEAST_COUNT`.
+
+    They are floating-point numbers that no strategy lists, that no optimizer has state of, and
+    whose names say nothing.
+    """
+    trained = {parse_name(name).parameter for name in metas}
+    return frozenset(
+        name
+        for name, meta in metas.items()
+        if meta.dtype in CASTABLE
+        and meta.is_single
+        and name not in listed
+        and name not in trained
+        and parse_name(name).parameter is None
+        and _owner_of_value(name, metas) is None
+        and not _COUNTER.fullmatch(name)
+    )
