@@ -182,6 +182,7 @@ CODES: Mapping[str, Code] = {
     "undivided": _note("taken or written in full"),
     "dropped": _note("tensors that are left out"),
     "counter": _note("numbers that count something, which are not cast or averaged"),
+    "scale": _error("a Float8 weight cannot be cast with its scale"),
     "narrowed": _note("weights of an unusual type that a cast narrows", inspect=None, verify=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values

@@ -30,9 +30,11 @@ from ckpttool.checkpoint.presence import (
     without_harmless,
 )
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongings
+from ckpttool.model.block_scales import BLOCK
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, map_of_component
+from ckpttool.model.plan import Term
 from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -61,6 +63,7 @@ _OF_CONTENTS = {
     "indexes",
     "copies",
     "counting",
+    "weight_block",
     "read",
     "unread",
     "no_evidence",
@@ -173,6 +176,8 @@ class Checkpoint(Brief):
         The copies of tensors that an index names in another file.
     counting
         The single numbers whose values show that they count something.
+    weight_block
+        Rows and columns of a Float8 weight that share a scale.
     read
         What reading more than headers and samples found, by what was read: ``"checksums"`` of
         files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
@@ -204,6 +209,7 @@ class Checkpoint(Brief):
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
     counting: frozenset[str] = frozenset()
+    weight_block: tuple[int, int] = BLOCK
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
@@ -358,6 +364,20 @@ class Checkpoint(Brief):
         if not options.casts:
             return meta.dtype
         return options.dtype_of(meta, self.belonging(meta.name))
+
+    @cached_property
+    def scales(self) -> tuple[Mapping[str, Term], Sequence[Diagnostic]]:
+        """The scales of Float8 weights that are cast, and what does not fit; see `find_scales`."""
+        from ckpttool.checkpoint.scales import find_scales
+
+        return find_scales(self)
+
+    def terms_of(self, tensor: FullTensor) -> tuple[Term, ...]:
+        """Return the terms of a tensor in the wanted type; none for a scale that is multiplied."""
+        scales = self.scales[0] if self.options.tensors.casts else {}
+        if self.belonging(tensor.name).of in scales and self.belonging(tensor.name).role == "scale":
+            return ()
+        return (Term(tensor), *filter(None, [scales.get(tensor.name)]))
 
     @property
     def left_out(self) -> Mapping[str, int]:

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError, ask
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.formats.local import is_file
+from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.belonging import LEAST_COUNT, may_count
+from ckpttool.model.belonging import LEAST_COUNT, Belongings, may_count
+from ckpttool.model.block_scales import BLOCK
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
@@ -35,6 +37,8 @@ from ckpttool.records import field, record
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
+
+_MAX_CONFIG_BYTES = 1 << 20  # those of models have some KiB
 
 
 @record
@@ -220,6 +224,33 @@ def find_counting(
         return frozenset()
     values = {name: numbers[one] for name, one in stored.items()}
     return frozenset(n for n, one in values.items() if one > LEAST_COUNT and one.is_integer())
+
+
+def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, int]]:
+    """Return the rows and columns of a Float8 weight that share a scale, as config.json says it."""
+    if not any(one.role == "scale" for one in belongings.values()):
+        return BLOCK
+    folder = Path(root).absolute()
+    paths = [str(at / "config.json") for at in (folder, folder.parent)]
+    found = yield from ask(_read_block, paths)
+    return next(filter(None, map(found.__getitem__, paths)), BLOCK)
+
+
+def _read_block(path: str) -> tuple[int, int] | None:
+    """Return the size of blocks in a config.json, None without one; runs on a worker.
+
+    The file may be that of another program: then shapes have to fit blocks of the usual size.
+    """
+    if not is_file(path) or Path(path).stat().st_size > _MAX_CONFIG_BYTES:
+        return None
+    try:
+        config = parse_json(read_file(path))
+    except ValueError:
+        return None
+    match config:
+        case {"quantization_config": {"weight_block_size": [int(rows), int(columns)]}}:
+            return (rows, columns) if rows > 0 and columns > 0 else None
+    return None
 
 
 def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]:

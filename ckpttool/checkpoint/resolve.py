@@ -19,6 +19,7 @@ from ckpttool.checkpoint.contents import (
     compare_copies,
     find_counting,
     read_indexes_beside,
+    read_weight_block,
     sample_states,
 )
 from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, answer
@@ -177,7 +178,7 @@ def _resolve_files(
         files=files,
     )
     try:
-        found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
+        found = yield from _know_numbers(found)
         found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))
         return found.knowing(is_refused=is_refused(found.chosen))
     except CkptToolError as error:
@@ -207,7 +208,7 @@ def _resolve_ranks(
         find_needed=purpose.find_needed,
         is_recorded=is_recorded(catalog, strategy),
     ).with_strategy(strategy, EqualContents())
-    found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
+    found = yield from _know_numbers(found)
     names = {
         name: parameter
         for name, parameter in decided_by_contents(catalog, found.records).items()
@@ -236,6 +237,16 @@ def _resolve_ranks(
             found = found.knowing(no_evidence={**found.no_evidence, **new})
         except CkptToolError as error:
             return found.knowing(unread=error)
+
+
+def _know_numbers(found: Checkpoint) -> Asking[Checkpoint]:
+    """Return the checkpoint with the numbers that count something, and the blocks of scales."""
+    catalog = found.catalog
+    found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
+    if not found.options.tensors.casts:
+        return found
+    block = yield from read_weight_block(catalog.root, found.belongings)
+    return found.knowing(weight_block=block)
 
 
 def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Asking[Checkpoint]:

@@ -97,6 +97,7 @@ CHECKS = (
     ),
     Check(presence.check_left_out, "what is not wanted is not judged", of=_ANY),
     Check(presence.check_counters, "what is not cast is no weight", ("diff", "convert"), _ANY),
+    Check(presence.check_scales, "a number is only one with its scale", ("diff", "convert"), _ANY),
     Check(presence.check_narrowed, "a cast may narrow what was kept wide", ("convert",), _ANY),
     Check(
         presence.check_lost_evidence,

@@ -542,6 +542,18 @@ def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("counter", text)
 
 
+def check_scales(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield why Float8 weights cannot be cast, and a note on the scales that are multiplied."""
+    if not checkpoint.options.tensors.casts:
+        return
+    terms, problems = checkpoint.scales
+    yield from problems
+    if terms:
+        text = f"multiplied into their weights: {count(len(terms), 'scale')}"
+        facts = shorten((term.source.name for term in terms.values()), 3)
+        yield Diagnostic("dropped", f"{text} ({facts})")
+
+
 def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on weights that a cast without a pattern narrows, of a type that few have.
 

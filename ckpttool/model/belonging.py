@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias, get_args
 from ckpttool.model.dtypes import CASTABLE, FLOAT8, FLOATS
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.records import record
+from ckpttool.records import record, replace
 from ckpttool.wording import count
 
 Role = Literal["weight", "state", "scale", "copy", "counter"]
@@ -45,10 +45,13 @@ class Belonging:
         value of training.
     of
         The parameter, which may be absent; None for what belongs to no single one.
+    scale
+        The tensor that has the scale of a Float8 weight; None without one.
     """
 
     role: Role = "weight"
     of: str | None = None
+    scale: str | None = None
 
     @property
     def is_model(self) -> bool:
@@ -134,9 +137,10 @@ def find_belongings(
             if owner is not None or is_count or ("." not in name and meta.dtype not in FLOATS):
                 found[name] = Belonging("counter", owner)
     for name, meta in metas.items():
-        if meta.dtype in FLOAT8:
-            scales = (name + suffix for suffix in _SCALES)
-            found.update((one, Belonging("scale", name)) for one in scales if one in names)
+        scale = next((name + suffix for suffix in _SCALES if name + suffix in names), None)
+        if meta.dtype in FLOAT8 and scale is not None:
+            found[name] = replace(found.get(name, WEIGHT), scale=scale)
+            found[scale] = Belonging("scale", name)
     return found
 
 

@@ -161,7 +161,8 @@ class TensorOptions:
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
         """Return the requests for a tensor, those with a pattern if there are any."""
-        if meta.dtype not in CASTABLE or what.role == "counter":
+        is_number = meta.dtype in CASTABLE or what.scale is not None
+        if not is_number or what.role in ("counter", "scale"):
             return []
         matching = [
             one for one in self.casts if one.pattern and self._names(one.pattern, meta.name)
@@ -211,9 +212,10 @@ class TensorOptions:
                 yield from unmatched_problems("--dtype", [cast.pattern], metas, where, before)
             elif not any(self._casts_of(one, of(one)) for one in named):
                 text = f"no tensor that {cast.text!r} names can be cast"
+                names = [one.name for one in named]
                 facts = shorten((f"{one.name} is {one.dtype}" for one in named), 3)
                 facts += f", and not {any_of(sorted(CASTABLE))}"
-                if counters := [one.name for one in named if one.dtype in CASTABLE]:
-                    facts = f"{shorten(counters, 3)}: a counter, which is never cast"
+                if kept := [of(one).role for one in named if one.dtype in CASTABLE]:
+                    facts = f"a {kept[0]} is not cast by itself: {shorten(names, 3)}"
                 hint = "--dtype with another pattern"
                 yield Diagnostic("options", text, hint=hint, facts=facts, where=where)

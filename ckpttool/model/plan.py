@@ -41,22 +41,27 @@ class Term:
         The factor of every element.
     input
         The number of its checkpoint in ``Plan.inputs``.
+    block
+        None for elements that are added.  Else the term is a scale: what was added before it is
+        multiplied, each element by that of its block.  A block has so many elements of the output
+        along each axis; further axes are not cut into blocks.
     """
 
     source: FullTensor
     weight: float = 1.0
     input: int = 0
+    block: tuple[int, ...] | None = None
 
     def of_rank(self, rank: int) -> Term:
         """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
-        return Term(self.source.of_rank(rank), self.weight, self.input)
+        return Term(self.source.of_rank(rank), self.weight, self.input, self.block)
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
 
         It has no slicings of other stages, which have the catalog, so its pickle is small.
         """
-        slicing = self.source.slicing.excerpt(region)
+        slicing = self.source.slicing.excerpt(self.elements(region))
         source = replace(self.source, slicing=slicing, copies=(), incomplete=())
         return replace(self, source=source)
 
@@ -65,7 +70,22 @@ class Term:
 
         They are disjoint, fill ``within`` exactly and come in C order of the slices.
         """
-        return self.source.slicing.overlaps(within, origin)
+        return self.source.slicing.overlaps(*self.locate(within, origin))
+
+    def elements(self, region: Region) -> Region:
+        """Return the elements of the source that ``region`` of the full output tensor needs."""
+        if self.block is None:
+            return region
+        ends = [*zip(region.start, region.stop, self.block, strict=False)]
+        start = tuple(first // size for first, _, size in ends)
+        return Region(start, tuple(-(-last // size) for _, last, size in ends))
+
+    def locate(self, within: Region, origin: tuple[int, ...]) -> tuple[Region, tuple[int, ...]]:
+        """Return the elements of the source for ``within``, as a region and its origin there."""
+        if self.block is None:
+            return within, origin
+        wanted = self.elements(within.moved_by(origin))
+        return wanted.relative_to(wanted.start), wanted.start
 
 
 def is_copy(terms: Sequence[Term]) -> bool:
@@ -73,10 +93,9 @@ def is_copy(terms: Sequence[Term]) -> bool:
     return len(terms) == 1 and terms[0].weight == 1
 
 
-def single_source(terms: Sequence[Term]) -> FullTensor:
-    """Return the source of a tensor that is a copy: one term, with weight 1."""
-    assert is_copy(terms), f"{len(terms)} terms; a copy has one, with weight 1"
-    return terms[0].source
+def last_source(terms: Sequence[Term]) -> FullTensor:
+    """Return the last source that is no scale; others have the same element type and full shape."""
+    return terms[-1 if terms[-1].block is None else 0].source
 
 
 @record(gc=False)
@@ -110,8 +129,8 @@ class OutputTensor:
 
     @property
     def source(self) -> FullTensor:
-        """The only source; see `single_source`."""
-        return single_source(self.terms)
+        """The last source; see `last_source`."""
+        return last_source(self.terms)
 
     @classmethod
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
@@ -127,8 +146,13 @@ class OutputTensor:
 
     @property
     def stored_itemsize(self) -> int:
-        """The stored bytes per element, summed over the terms."""
-        return sum(term.source.meta.itemsize for term in self.terms)
+        """The stored bytes per element, summed over the terms; scales have few."""
+        return sum(term.source.meta.itemsize for term in self.terms if term.block is None)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether elements are multiplied by the scale of their block."""
+        return self.terms[-1].block is not None
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """Return the `Term.pieces` of each term that fill ``within``, a region of the slice."""
@@ -138,7 +162,8 @@ class OutputTensor:
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
         region = within.moved_by(self.region.start)
-        return sum(term.source.slicing.count_overlaps(region) for term in self.terms)
+        counts = (one.source.slicing.count_overlaps(one.elements(region)) for one in self.terms)
+        return sum(counts)
 
     def excerpt(self, within: Region) -> OutputTensor:
         """Return the tensor with only the slices that the `pieces` of ``within`` need."""
@@ -292,8 +317,8 @@ class Transfer:
     @property
     def read_kind(self) -> Hashable:
         """A value that is equal for transfers whose elements are in equal places of slices."""
-        sources = (term.source for term in self.terms)
-        return self.dtype, tuple((one.slicing.key, one.meta.dtype) for one in sources)
+        places = ((one.source.slicing.key, one.source.meta.dtype, one.block) for one in self.terms)
+        return self.dtype, tuple(places)
 
     def terms_of(self, rank: int) -> tuple[Term, ...]:
         """Return the sources of an output of ``rank``."""
@@ -312,12 +337,12 @@ class Transfer:
     @property
     def is_mean(self) -> bool:
         """Whether elements are a weighted mean of several sources."""
-        return not is_copy(self.terms)
+        return not is_copy(self.terms) and self.terms[-1].block is None
 
     @property
     def source(self) -> FullTensor:
-        """The last source; others, of a mean, have the same element type and full shape."""
-        return self.terms[-1].source
+        """The last source; see `last_source`."""
+        return last_source(self.terms)
 
     @property
     def meta(self) -> TensorMeta:
@@ -487,7 +512,8 @@ class Plan(Brief):
         def kind_of(term: Term) -> Hashable:
             source, kinds = term.source, kinds_of[term.input]
             key = source.slicing.key
-            return key, source.meta.dtype, term.weight, term.input, kinds.get(source.name)
+            kind = kinds.get(source.name)
+            return key, source.meta.dtype, term.weight, term.input, term.block, kind
 
         found: dict[Hashable, list[Transfer]] = {}
         for one in self.transfers:

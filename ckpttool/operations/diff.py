@@ -350,9 +350,10 @@ def _merged_error(catalog: Catalog, other: str) -> PlanError:
 def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
     """Yield the tensors with the names and in the types that they would get."""
     for one in checkpoint.tensors:
-        output = OutputTensor.full(one, checkpoint.wanted_dtype(one.meta))
-        name = checkpoint.renamed.get(one.name, one.name)
-        yield replace(output, meta=replace(output.meta, name=name))
+        if terms := checkpoint.terms_of(one):
+            output = OutputTensor.full(one, checkpoint.wanted_dtype(one.meta))
+            name = checkpoint.renamed.get(one.name, one.name)
+            yield replace(output, meta=replace(output.meta, name=name), terms=terms)
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

@@ -519,7 +519,7 @@ def find_parallelism(
     experts, or of an embedding table.
     """
     listed = [one for one in entries if one.placement.is_listed]
-    parameters = [one for one in listed if belongings.get(one.name, WEIGHT) == WEIGHT]
+    parameters = [one for one in listed if belongings.get(one.name, WEIGHT).of is None]
     splits = Counter((one.placement.slices, one.placement.replicas) for one in parameters)
     sharded = [one.placement for one in parameters if one.placement.slices > 1]
     cuts = {one.cuts for one in sharded}

@@ -47,7 +47,7 @@ from ckpttool.model.names import (
     match_states,
     parse_name,
 )
-from ckpttool.model.plan import Document, NotListed, Plan, Target, Term, Transfer
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
@@ -96,7 +96,7 @@ def plan(
         tuple(transfers),
         not_listed=not_listed,
         left_out=checkpoint.left_out,
-        roles=count_roles((one.source.name for one in transfers), checkpoint.belongings),
+        roles=count_roles((one.name for one in checkpoint.tensors), checkpoint.belongings),
         strategies=files,
         confirmed=checkpoint.whole.confirmed,
         tensors=checkpoint.options.tensors,
@@ -181,13 +181,15 @@ def _find_transfers(
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
+        if not (terms := checkpoint.terms_of(tensor)):
+            continue  # a scale that is multiplied into its weight
         layouts, reasons = chooser.fit(tensor)
         if reasons:
             diagnostics.add(_mismatch_problem(tensor.name, reasons, target))
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
-            transfers.append(Transfer(name, dtype, (Term(tensor),), layouts))
+            transfers.append(Transfer(name, dtype, terms, layouts))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:

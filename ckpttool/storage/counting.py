@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
 from ckpttool.model.plan import Term
+from ckpttool.model.region import Region
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
 from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, split_at_extents
@@ -81,7 +82,10 @@ class CountingFiles(FlatFiles):
     def add(self, data: Bytes, src: str, weight: float) -> None:
         """Add nothing."""
 
-    def take_sum(self, out: Bytes, dst: str) -> int | None:
+    def multiply(self, data: Bytes, term: Term, region: Region) -> None:
+        """Multiply nothing."""
+
+    def take_sum(self, out: Bytes, dst: str, *, is_finite: bool) -> int | None:
         """Round nothing."""
 
 

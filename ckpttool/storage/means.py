@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ckpttool.model.plan import Term
+from ckpttool.model.region import Region
 from ckpttool.storage.casting import FORMATS, widen
-from ckpttool.storage.numbers import Bytes, Float64s
+from ckpttool.storage.numbers import Bytes, Float64s, decode
 
 SUM_SIZE = 1 << 17  # most elements of a sum: 1 MiB
 SUM_BYTES = 3 * 8 * SUM_SIZE
@@ -35,14 +37,35 @@ class WeightedSum:
         """
         added = self._added[: len(self.total)]
         with np.errstate(all="ignore"):
-            widen(data.view(FORMATS[src].word), src, added)
+            if src in FORMATS:
+                widen(data.view(FORMATS[src].word), src, added)
+            elif (numbers := decode(data, src)) is not None:
+                np.copyto(added, numbers)
             added *= weight
             self.total += added
+
+    def multiply(self, scales: Float64s) -> None:
+        """Multiply each element by its scale; NaN and Inf stay."""
+        with np.errstate(all="ignore"):
+            self.total *= scales
 
     def find_not_finite(self) -> int | None:
         """Return the index of the first NaN or Inf in the sum; None if there is none."""
         is_finite = np.isfinite(self.total)
         return None if is_finite.all() else int(np.argmin(is_finite))
+
+
+def spread(data: Bytes, term: Term, region: Region) -> Float64s:
+    """Return the scale of each element of ``region``, from those that `Term.elements` names."""
+    numbers = decode(data, term.source.meta.dtype)
+    assert numbers is not None, "a scale is a number"
+    wanted, block = term.elements(region), term.block or ()
+    scales = numbers.astype(np.float64).reshape(wanted.shape)
+    for axis, size in enumerate(block):
+        places = np.arange(region.start[axis], region.stop[axis]) // size - wanted.start[axis]
+        scales = np.take(scales, places, axis)
+    scales = scales.reshape(*scales.shape, *(1,) * (len(region.shape) - scales.ndim))
+    return np.broadcast_to(scales, region.shape).reshape(-1)
 
 
 def first_number(data: Bytes, src: str) -> float:

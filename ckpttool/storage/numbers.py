@@ -173,6 +173,11 @@ def _float8_e4m3fn(byte: int) -> float:
     return sign * math.ldexp(mantissa / 8 + (exponent > 0), max(exponent, 1) - 7)
 
 
+def _float8_e8m0(byte: int) -> float:
+    """Decode F8_E8M0, a power of two: bias 127, no sign, NaN where all bits are set."""
+    return math.nan if byte == 0xFF else math.ldexp(1.0, byte - 127)
+
+
 def _hifloat8(byte: int) -> float:
     """Decode HiFloat8, which has one zero and one NaN.
 
@@ -200,4 +205,5 @@ def _hifloat8(byte: int) -> float:
 _SMALL_FLOATS: dict[str, Callable[[int], float]] = {
     "Float8E4M3FN": _float8_e4m3fn,
     "HiFloat8": _hifloat8,
+    "F8_E8M0": _float8_e8m0,
 }

@@ -29,7 +29,7 @@ from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.records import record
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
-from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number
+from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number, spread
 from ckpttool.storage.numbers import Bytes
 from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
@@ -276,13 +276,19 @@ class FlatFiles:
         assert self._sum is not None, "the sum was begun"
         self._sum.add(data, src, weight)
 
-    def take_sum(self, out: Bytes, dst: str) -> int | None:
+    def multiply(self, data: Bytes, term: Term, region: Region) -> None:
+        """Multiply the elements of the sum, which are ``region``, by the scales of a term."""
+        assert self._sum is not None, "the sum was begun"
+        self._sum.multiply(spread(data, term, region))
+
+    def take_sum(self, out: Bytes, dst: str, *, is_finite: bool) -> int | None:
         """Round the sum to an element type, once; ``out`` is as for `cast`.
 
-        Return the first element that is not finite, None if all are.
+        Return the first element that is not finite; None if all are, or need not be.
         """
         assert self._sum is not None, "the sum was begun"
-        at, data = self._sum.find_not_finite(), self._sum.total.view(np.uint8)
+        at = self._sum.find_not_finite() if is_finite else None
+        data = self._sum.total.view(np.uint8)
         if at is None and dst == "Float64":
             out[...] = data.reshape(out.shape)
         elif at is None:
@@ -394,6 +400,17 @@ class _Add(NamedTuple):
         files.add(self.data, term.source.meta.dtype, term.weight)
 
 
+class _Multiply(NamedTuple):
+    """Scales that were read for ``region`` of the full tensor, whose elements are the sum."""
+
+    data: Bytes
+    term: int
+    region: Region
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        files.multiply(self.data, tensor.terms[self.term], self.region)
+
+
 class _TakeSum(NamedTuple):
     """The end of a sum, which is rounded; ``part`` are its elements."""
 
@@ -401,12 +418,12 @@ class _TakeSum(NamedTuple):
     out: Bytes
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
-        at = files.take_sum(self.out, tensor.meta.dtype)
+        at = files.take_sum(self.out, tensor.meta.dtype, is_finite=not tensor.is_scaled)
         if at is not None:
             raise _value_error(files, tensor, self.part, at)
 
 
-BandStep: TypeAlias = PieceRead | _Cast | _StartSum | _Add | _TakeSum
+BandStep: TypeAlias = PieceRead | _Cast | _StartSum | _Add | _Multiply | _TakeSum
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -418,7 +435,7 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
         Opens the source files.
     tensor
         One term is copied, and cast if its element type is another one.  Of several terms the
-        weighted sum is computed in Float64, in their order, and rounded once.
+        weighted sum is computed in Float64, in their order, and rounded once; a scale multiplies.
     band
         Elements of the output slice.
     out
@@ -450,9 +467,13 @@ def plan_band(
         for part in band.bands(SUM_SIZE):
             yield _StartSum(part.size)
             for number, term in enumerate(tensor.terms):
-                data = files.stage(part.size * term.source.meta.itemsize)
+                size = term.locate(part, tensor.region.start)[0].size
+                data = files.stage(size * term.source.meta.itemsize)
                 yield from _plan_pieces(files, tensor, number, part, data)
-                yield _Add(data, number)
+                if term.block is None:
+                    yield _Add(data, number)
+                else:
+                    yield _Multiply(data, number, part.moved_by(tensor.region.start))
             yield _TakeSum(part, out[_within(part, band)])
     elif stored.dtype == wanted.dtype:
         yield from _plan_pieces(files, tensor, 0, band, out)
@@ -489,11 +510,12 @@ def _plan_pieces(
     files: FlatFiles, tensor: OutputTensor, number: int, band: Region, out: Bytes
 ) -> Iterator[PieceRead]:
     """Yield how a band is read from the pieces of a term, in the stored element type."""
-    source = tensor.terms[number].source
-    meta, slicing = source.meta, source.slicing
+    term = tensor.terms[number]
+    meta, slicing = term.source.meta, term.source.slicing
+    band, origin = term.locate(band, tensor.region.start)
     out = out.reshape(*band.shape, meta.itemsize)
     filled = 0
-    for place, src, dst in slicing.stretches(band, tensor.region.start):
+    for place, src, dst in slicing.stretches(band, origin):
         _, held = slicing.find(place)
         stored = held.meta
         at = out[_within(dst, band)]

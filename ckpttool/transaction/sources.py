@@ -143,8 +143,9 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
         how: object = slicing.slice_counts
     else:
         how = _show_layout(source.layout)
-    own = (source.own_ranks,) if source.own_ranks else ()
-    return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *own
+    rare: list[object] = [source.own_ranks] if source.own_ranks else []
+    rare += [] if term.block is None else [term.block]
+    return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *rare
 
 
 class _Shown(str):
