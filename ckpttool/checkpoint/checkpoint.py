@@ -319,9 +319,10 @@ class Checkpoint(Brief):
         if self.chosen_from is not None:
             return self.chosen_from.belongings
         listed, metas = self.old_names
-        found = find_belongings(listed, metas, {*map(self._called, self.counting)})
         if not self.options.tensors.called:
-            return found
+            states = None if self.lost else self.states
+            return find_belongings(listed, metas, self.counting, states)
+        found = find_belongings(listed, metas, {*map(self._called, self.counting)})
         new = {self._called(name): name for name in self.names}
         return {
             new[name]: replace(one, of=one.of and new.get(one.of, one.of))
@@ -332,12 +333,14 @@ class Checkpoint(Brief):
     def old_names(self) -> tuple[Collection[str], Mapping[str, TensorMeta]]:
         """The listed names and the tensors, by the names that they have on disk."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
-        listed = (*self.listed, *self.lost) if self.lost else self.listed
+        listed = dict.fromkeys((*self.listed, *self.lost)) if self.lost else self.listed
         metas = {**lost, **self.metas}
         if not self.options.tensors.called:
             return listed, metas
         called = self._called
-        return [*map(called, listed)], {called(name): meta for name, meta in metas.items()}
+        return dict.fromkeys(map(called, listed)), {
+            called(name): meta for name, meta in metas.items()
+        }
 
     def _called(self, name: str) -> str:
         return self.options.tensors.called.get(name, name)

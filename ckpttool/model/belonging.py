@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
 from ckpttool.model.dtypes import CASTABLE, FLOAT8, FLOATS
-from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.records import record, replace
 from ckpttool.wording import count
@@ -82,7 +82,10 @@ _SCALES = ("_scale_inv", "_scale")
 
 
 def find_belongings(
-    listed: Collection[str], metas: Mapping[str, TensorMeta], counting: Collection[str] = ()
+    listed: Collection[str],
+    metas: Mapping[str, TensorMeta],
+    counting: Collection[str] = (),
+    states: ParameterOfState | None = None,
 ) -> Belongings:
     """Return what the tensors are that are not weights, or that belong to a weight.
 
@@ -98,6 +101,8 @@ def find_belongings(
         Full tensors of the checkpoint by name, or slices of them.
     counting
         Single numbers whose values show that they count something; see `may_count`.
+    states
+        The result of `match_states` for these names, if it is known.
 
     Examples
     --------
@@ -107,7 +112,8 @@ def find_belongings(
     {'adam_m.w': 'state', 'ema.w': 'copy', 'global_step': 'counter'}
     """
     names = dict.fromkeys((*metas, *listed))
-    parameters = drop_unlike_shapes(match_states(listed, metas), metas)
+    states = match_states(listed, metas) if states is None else states
+    parameters = drop_unlike_shapes(states, metas)
     proven = {parse_name(name).prefix for name in parameters}
     has_weights = any(
         parse_name(name).parameter is None
