@@ -30,11 +30,9 @@ from ckpttool.checkpoint.presence import (
     without_harmless,
 )
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongings
-from ckpttool.model.block_scales import BLOCK
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, map_of_component
-from ckpttool.model.plan import Term
 from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -54,6 +52,7 @@ from ckpttool.wording import Brief, count, format_bytes, format_shape
 if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
+    from ckpttool.model.plan import Term
 
 _OF_CONTENTS = {
     "is_refused",
@@ -177,7 +176,7 @@ class Checkpoint(Brief):
     counting
         The single numbers whose values show that they count something.
     weight_block
-        Rows and columns of a Float8 weight that share a scale.
+        Rows and columns of a Float8 weight that share a scale; None for those of most models.
     read
         What reading more than headers and samples found, by what was read: ``"checksums"`` of
         files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
@@ -209,7 +208,7 @@ class Checkpoint(Brief):
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
     counting: frozenset[str] = frozenset()
-    weight_block: tuple[int, int] = BLOCK
+    weight_block: tuple[int, int] | None = None
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
@@ -377,6 +376,8 @@ class Checkpoint(Brief):
 
     def terms_of(self, tensor: FullTensor) -> tuple[Term, ...]:
         """Return the terms of a tensor in the wanted type; none for a scale that is multiplied."""
+        from ckpttool.model.plan import Term
+
         scales = self.scales[0] if self.options.tensors.casts else {}
         if self.belonging(tensor.name).of in scales and self.belonging(tensor.name).role == "scale":
             return ()

@@ -26,7 +26,6 @@ from ckpttool.formats.local import is_file, read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.belonging import LEAST_COUNT, Belongings, may_count
-from ckpttool.model.block_scales import BLOCK
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
@@ -208,8 +207,6 @@ def find_counting(
 
     A number that cannot be read shows nothing, and is an error of whoever copies it.
     """
-    from ckpttool.storage.sampling import find_least
-
     names = (metas[name].name for name in may_count(listed, metas))  # those on disk
     stored = {
         name: catalog.files[catalog.holders[name][0]].header[name]
@@ -218,6 +215,8 @@ def find_counting(
     }
     if not stored:
         return frozenset()
+    from ckpttool.storage.sampling import find_least
+
     try:
         numbers = yield from ask(find_least, stored.values())
     except UnreadEvidenceError:
@@ -226,14 +225,14 @@ def find_counting(
     return frozenset(n for n, one in values.items() if one > LEAST_COUNT and one.is_integer())
 
 
-def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, int]]:
-    """Return the rows and columns of a Float8 weight that share a scale, as config.json says it."""
+def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, int] | None]:
+    """Return the rows and columns of Float8 that share a scale, if a config.json says it."""
     if not any(one.role == "scale" for one in belongings.values()):
-        return BLOCK
+        return None
     folder = Path(root).absolute()
     paths = [str(at / "config.json") for at in (folder, folder.parent)]
     found = yield from ask(_read_block, paths)
-    return next(filter(None, map(found.__getitem__, paths)), BLOCK)
+    return next(filter(None, map(found.__getitem__, paths)), None)
 
 
 def _read_block(path: str) -> tuple[int, int] | None:

@@ -1,11 +1,21 @@
-"""The scales of Float8 weights that are cast, and why some cannot be."""
+"""The scales of Float8 weights that are cast, and the blocks that share one.
+
+A weight of shape ``(rows, columns)`` has one scale; one for each row; or one for each block, whose
+last ones may be partial: ``(ceil(rows / 128), ceil(columns / 128))``.  Axes before these two, such
+as experts, have scales of their own, or none at all.  The number is the stored one times its scale.
+
+Source
+------
+DeepSeek-V3 ``inference/kernel.py`` (``weight_dequant``) and the ``quantization_config`` of its
+``config.json``; compressed-tensors (strategies ``tensor``, ``channel`` and ``block``); the OCP
+microscaling specification for E8M0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.model.block_scales import ACTIVATION_SCALES, find_block
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.plan import Term
 from ckpttool.problems import Diagnostic
@@ -14,6 +24,11 @@ from ckpttool.wording import format_shape
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
+
+BLOCK = (128, 128)  # rows and columns, where no config.json says otherwise
+
+# Names beside a weight for the scales of what it is multiplied with.
+_ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "act_scale", "activation_scale")
 
 
 def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Diagnostic]]:
@@ -40,6 +55,7 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         hint = hint or "--exclude, or --dtype with patterns of other tensors"
         problems.append(Diagnostic("scale", text, hint=hint, facts=facts, tensor=name))
 
+    size = checkpoint.weight_block or BLOCK
     for name, what in weights.items():
         weight, scale = tensors[name], tensors.get(what.scale or "")
         shape = weight.meta.shape
@@ -52,9 +68,9 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         elif weight.own_ranks:
             hint = "`ckpttool merge` or `reshard` with --dtype"
             add(name, "blocks count from the full tensor, and convert joins no slices", hint=hint)
-        elif (block := find_block(shape, scale.meta.shape, checkpoint.weight_block)) is None:
+        elif (block := find_block(shape, scale.meta.shape, size)) is None:
             facts = f"{scale.name} is {format_shape(scale.meta.shape)} for {format_shape(shape)}"
-            facts += f" in blocks of {format_shape(checkpoint.weight_block)}"
+            facts += f" in blocks of {format_shape(size)}"
             add(name, "the scale does not fit the weight", facts)
         else:
             scales[name] = Term(scale, block=block)
@@ -63,4 +79,47 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
 
 def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
     layer = name.rpartition(".")[0]
-    return [one for part in ACTIVATION_SCALES if (one := f"{layer}.{part}") in names]
+    return [one for part in _ACTIVATION_SCALES if (one := f"{layer}.{part}") in names]
+
+
+def find_block(
+    shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] = BLOCK
+) -> tuple[int, ...] | None:
+    """Return how many elements of a weight share a scale along each axis; None if nothing fits.
+
+    Parameters
+    ----------
+    shape, scales
+        The full shapes of the weight and of its scales.
+    block
+        Rows and columns of a block.
+
+    Returns
+    -------
+    tuple or None
+        One number for each axis of the scales, which may have fewer axes than the weight.
+
+    Examples
+    --------
+    >>> find_block((576, 7168), (5, 56))
+    (128, 128)
+    >>> find_block((576, 7168), (576, 1)), find_block((576, 7168), (1,)), find_block((9, 9), ())
+    ((1, 7168), (576,), ())
+    >>> find_block((576, 7168), (56, 5)) is None
+    True
+    """
+    lead, last = shape[:-2], shape[-2:]
+    of_blocks = tuple(-(-size // of) for size, of in zip(last, block[-len(last) :], strict=True))
+    ones = (1,) * len(shape)
+    fitting = {ones[:axes] for axes in range(len(shape) + 1)}
+    fitting |= {shape[:-1], (*shape[:-1], 1), (*lead, *of_blocks)}
+    fitting |= {lead, (*lead, *ones[: len(last)])}
+    if len(shape) == 1:
+        fitting.add(shape)
+    if scales not in fitting:
+        return None
+    sizes = (*(1,) * len(lead), *block[-len(last) :])
+    return tuple(
+        1 if number == size and number > 1 else size if number == 1 else of
+        for number, size, of in zip(scales, shape, sizes, strict=False)
+    )

@@ -62,6 +62,13 @@ def mixed(*dtype):
     return resolved(catalog, tensors=TensorOptions(dtype=dtype))
 
 
+def scaled(*shape, dtype=("bf16",)):
+    """A checkpoint of a Float8 weight with a scale of a shape, to cast."""
+    held = {"w": ("Float8E4M3FN", SLICE), "w_scale": shape}
+    catalog = catalog_of(dict.fromkeys(range(4), held))
+    return resolved(catalog, tensors=TensorOptions(dtype=dtype))
+
+
 def ranks(strategy=ONE_STAGE, **held):
     """A checkpoint whose ranks hold different names: ``r0="wv"``."""
     named = {int(rank[1:]): dict.fromkeys(names, SLICE) for rank, names in held.items()}
@@ -138,6 +145,7 @@ CASES = {
         replace(choosing(dtype=["bf16"]), counting=frozenset("w")),
         replace(choosing(include=["w"]), counting=frozenset("w")),
     ),
+    "check_scales": ("scale", scaled(7, 7), scaled(7, 7, dtype=())),
     "check_narrowed": ("narrowed", mixed("bf16"), mixed("bf16", "fp32:b")),
     "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),

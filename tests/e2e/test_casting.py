@@ -35,6 +35,7 @@ CONVERSIONS = {
     if one.case in CASES and one.case != "dtypes_saved_not_loaded"  # with nothing to cast
 }
 SHAPES = {"w": (64, 48), "v": (16, 32), "n": (8, 2, 3), "b": (8,), "k": (2, 4, 3, 2), "s": ()}
+COUNTERS = ("learning_rate", "momentum", "beta1_power", "beta2_power", "loss_scale", "step_t")
 DST = Layout((2, 4), ((1,), ()))  # eight ranks, of which each second has a replica of a slice
 
 
@@ -394,7 +395,7 @@ def test_every_golden_case_is_cast(name):
     plain = held_in(out)
     run_well(*words, "--overwrite", "--dtype", "bf16:*", "--on-overflow", "inf")
     for rank, entries in held_in(out).items():
-        names = [n for n, one in plain[rank].items() if one.dtype in NUMPY]
+        names = [n for n, one in plain[rank].items() if one.dtype in NUMPY and n not in COUNTERS]
         assert_same(entries, cast_entries(plain[rank], "BFloat16", names))
 
 

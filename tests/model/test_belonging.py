@@ -96,8 +96,11 @@ def test_a_number_that_no_strategy_lists_may_count():
 @pytest.mark.parametrize("suffix", ["_scale_inv", "_scale"])
 def test_a_scale_belongs_to_a_weight_in_float8(suffix):
     scale = {f"a.weight{suffix}": ("Float32", (1, 1))}
-    assert find({"a.weight": ("Float8E4M3FN", (4, 3))} | scale) == {
-        f"a.weight{suffix}": ("scale", "a.weight")
+    metas = {n: TensorMeta(n, *one) for n, one in scale.items()}
+    metas["a.weight"] = TensorMeta("a.weight", "Float8E4M3FN", (4, 3))
+    assert find_belongings((), metas) == {
+        "a.weight": Belonging("weight", scale=f"a.weight{suffix}"),
+        f"a.weight{suffix}": Belonging("scale", "a.weight"),
     }
     assert find({"a.weight": ("BFloat16", (4, 3))} | scale) == {}
 

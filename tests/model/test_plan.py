@@ -38,8 +38,18 @@ def test_other_tensors_than_copies_are_means_which_are_rounded(count, weight):
     ((tensor,),) = (output.tensors for output in plan)
     assert tensor.is_cast
     assert plan.holders() == {0: {"w"}}
-    with pytest.raises(AssertionError, match=f"{count} term"):
-        _ = tensor.source
+    assert (tensor.is_scaled, tensor.source.name) == (False, "w")
+
+
+@pytest.mark.parametrize(("block", "stop"), [((2, 3), (1, 2)), ((2,), (1,)), ((), ())])
+def test_a_scale_is_no_mean_and_has_an_element_for_each_block(block, stop):
+    plan = merge_in_memory(full_tensors(w=(2, 4)))
+    source = plan.transfers[0].source
+    plan = with_transfer(plan, terms=(Term(source), Term(source, block=block)), dtype="Float16")
+    (transfer,), ((tensor,),) = plan.transfers, (output.tensors for output in plan)
+    assert (transfer.is_mean, transfer.is_cast, tensor.is_scaled) == (False, True, True)
+    assert transfer.source is source
+    assert tensor.terms[1].elements(tensor.region).stop == stop
 
 
 def test_an_excerpt_has_none_of_the_slices_of_other_stages():

@@ -6,9 +6,9 @@ import pytest
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checks import run_checks
+from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.describe import Completeness, assess, group_ranks, summarize
 from ckpttool.operations.summary import (
@@ -125,12 +125,16 @@ def test_weights_optimizer_state_and_single_values_are_counted_apart():
     layouts = {"w": ROWS, "adam_m.w": ROWS, "b": WHOLE}
     catalog = slice_catalog(strategy_of(layouts), {"w": (8, 4), "adam_m.w": (8, 4), "b": (8,)})
     files = {
-        rank: next(iter(catalog_of({rank: {**shapes(file), "step": (1,)}}).files.values()))
+        rank: next(
+            iter(
+                catalog_of({rank: {**shapes(file), "step_num": (1,), "scale": (1,)}}).files.values()
+            )
+        )
         for rank, file in catalog.files.items()
     }
     catalog = Catalog("run", files)
     amounts = summarize(checkpoint_in_memory(catalog, strategy_of(layouts))).amounts
-    assert amounts.weights == Amount(2, 40, 160, {"Float32": 40})
+    assert amounts.weights == Amount(3, 41, 164, {"Float32": 41})
     assert amounts.optimizer_state == Amount(1, 32, 128, {"Float32": 32})
     assert (amounts.other.tensors, amounts.other.parameters) == (1, 1)
 
@@ -142,7 +146,7 @@ def shapes(file):
 def test_without_layouts_everything_that_is_stored_is_counted():
     catalog = catalog_of({rank: {"w": (4, 4), "moments.w": (4, 4)} for rank in range(3)})
     entries = tuple(entries_of_files(catalog))
-    summary = Summary(entries, drop_unlike_shapes(match_states((), catalog.metas), catalog.metas))
+    summary = Summary(entries, find_belongings((), catalog.metas))
     amounts = summary.amounts
     assert (amounts.weights.parameters, amounts.optimizer_state.nbytes) == (48, 192)
 
@@ -190,7 +194,7 @@ def test_a_stage_has_its_ranks_and_device_matrices_the_most_frequent_first():
 def parallelism_of(layouts):
     strategy = strategy_of(layouts)
     entries = entries_of_layouts(strategy.layouts)
-    return find_parallelism(entries, match_states(strategy.layouts, {}), strategy)
+    return find_parallelism(entries, find_belongings(strategy.layouts, {}), strategy)
 
 
 # ------------------------------------------------------------------------------------- completeness

@@ -19,7 +19,7 @@ from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
 from ckpttool.records import replace
-from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
+from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored
 from tests.support.evidence import MadeUp
@@ -64,6 +64,8 @@ def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
             return bytes(subject.layout.first_rank)
         if function is nearness:
             return None
+        if function is find_least:
+            return 1.0  # no single number counts anything
         if function not in (sample, digest):
             return {}  # no index lies beside the files
         rank = int(subject.file.path.split("/")[1].removeprefix("rank_"))
