@@ -12,7 +12,7 @@ from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.renames import rename_problems
+from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
@@ -543,6 +543,7 @@ def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if changed:
         examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
         yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")
+    yield from rename_notes(rules, names, whole.names, whole.states)
 
 
 def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
