@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
@@ -141,6 +141,7 @@ class InspectKeywords(SourceKeywords, total=False):
 class _TensorKeywords(InspectKeywords, total=False):
     rename: Mapping[str, str] | Collection[str | Rename]
     rename_file: Path | Sequence[Path]  # files of rules, as for --rename-file
+    reverse: bool  # whether to use these files the other way
     dtype: str | Collection[str]
     on_overflow: OnOverflow
 
@@ -863,7 +864,8 @@ class _Keywords:
 
     def __init__(self, function: str, given: Mapping[str, object]) -> None:
         self.function = function
-        self._left = {name: _value(name, one) for name, one in given.items()}
+        reverse = bool(given.get("reverse"))
+        self._left = {name: _value(name, one, reverse) for name, one in given.items()}
         self._names: set[str] = set()
 
     def take(self, options: Callable[..., T], without: Collection[str] = ()) -> T:
@@ -880,7 +882,9 @@ class _Keywords:
                 if name in self._left:
                     taken[name] = self._left.pop(name)
                 if name == "rename":
-                    self._names.add("rename_file")
+                    self._names |= {"rename_file", "reverse"}
+                    if self._left.pop("reverse", False) and "rename_file" not in self._left:
+                        raise ValueError("reverse=True, and rename_file= names no file of rules")
                     rules, of_files = taken.get("rename", ()), self._left.pop("rename_file", ())
                     if isinstance(rules, Mapping | Iterable) and isinstance(of_files, tuple):
                         taken["rename"] = (*parse_renames(rules), *of_files)
@@ -906,7 +910,7 @@ class _Keywords:
             raise TypeError(f"{text}; near: {near}" if near else text)
 
 
-def _value(name: str, given: object) -> object:
+def _value(name: str, given: object, reverse: bool) -> object:
     """Return the value of a keyword, of which a text is read as on the command line.
 
     The text may be a key in the place of a path, so no error repeats it.
@@ -918,7 +922,7 @@ def _value(name: str, given: object) -> object:
             with pathlib.Path(given).open("rb") as file:
                 return read_key(file)
         if name == "rename_file":
-            return _rules_of(given)
+            return _rules_of(given, reverse)
         return _PARSERS[name](given) if name in _PARSERS and isinstance(given, str) else given
     except TypedError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -926,14 +930,14 @@ def _value(name: str, given: object) -> object:
         raise ValueError(f"{name}: the file cannot be read ({error.strerror})") from None
 
 
-def _rules_of(files: object) -> tuple[Rename, ...]:
-    """Return the rules for names in files."""
+def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:
+    """Return the rules for names in files, or their inverse."""
     from ckpttool.strategy_files.rename_files import read_renames
 
     paths = files if isinstance(files, list | tuple) else [files]
     if not all(isinstance(one, str | os.PathLike) for one in paths):
         raise ValueError(f"rename_file={files!r}, expected paths of YAML files")
-    return tuple(chain.from_iterable(map(read_renames, paths)))
+    return tuple(chain.from_iterable(map(read_renames, paths, repeat(reverse))))
 
 
 def _named(src: Checkpoint, engine: str = "threads") -> str | Catalog:

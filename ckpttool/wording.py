@@ -324,7 +324,7 @@ FLAGS: Mapping[str, str] = {  # of options without a value
         for name in (
             *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
             *("overwrite", "resume", "no_locks", "weights_only", "dry_run", "normalize"),
-            "mindformers",
+            *("mindformers", "reverse"),
         )
     },
 }

@@ -403,7 +403,7 @@ def test_chosen_states_follow_parameters_that_are_not_chosen():
         np.testing.assert_array_equal(one[...], every[name][...])
 
 
-@pytest.mark.parametrize("keyword", ["rename", "rename_file", "dtype", "on_overflow"])
+@pytest.mark.parametrize("keyword", ["rename", "rename_file", "reverse", "dtype", "on_overflow"])
 @pytest.mark.parametrize("function", [ckpttool.inspect, ckpttool.verify])
 def test_a_look_takes_no_keyword_of_outputs(function, keyword):
     case = GOLDEN / "dst_without_optimizer"
@@ -419,6 +419,18 @@ def test_rules_of_files_come_after_those_of_rename(tmp_path):
     assert {one.split(".")[0] for one in opened} == {"net", "first"}
     only_file = ckpttool.open(SRC, STRATEGY, weights_only=True, rename_file=[str(file)])
     assert {one.split(".")[0] for one in only_file} == {"net", "head"}
+
+
+def test_files_of_rules_are_used_the_other_way(tmp_path):
+    file = tmp_path / "names.yaml"
+    file.write_text('"net.*": "model.*"\n"head.*": "lm_head.*"\n')
+    rules = {"rename": {"lm_head.*": "first.*"}, "rename_file": file, "reverse": True}
+    opened = ckpttool.open(SRC, STRATEGY, weights_only=True, **rules)
+    assert {one.split(".")[0] for one in opened} == {"net", "first"}
+    back = ckpttool.open(SRC, STRATEGY, weights_only=True, rename_file=[file], reverse=True)
+    assert {one.split(".")[0] for one in back} == {"net", "head"}
+    with pytest.raises(ValueError, match="reverse=True, and rename_file= names no file of rules"):
+        ckpttool.open(SRC, STRATEGY, rename={"a": "b"}, reverse=True)
 
 
 def test_an_overflow_needs_a_cast(tmp_path):
@@ -440,9 +452,9 @@ def test_keywords_are_the_fields_of_the_options():
         found = {name for cls in classes for name in defaults(cls)}
         return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
-    reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file"}
+    reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading
-    of_outputs = {"rename", "rename_file", "dtype", "on_overflow"}
+    of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
     assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
     assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
     writing = {*typing.get_type_hints(api.MergeKeywords)}

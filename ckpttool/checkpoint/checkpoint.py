@@ -33,7 +33,7 @@ from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongi
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, map_of_component
-from ckpttool.model.renames import rename
+from ckpttool.model.renames import Names, rename
 from ckpttool.model.slicing import (
     BrokenTensor,
     FullTensor,
@@ -308,9 +308,10 @@ class Checkpoint(Brief):
         return {name: new for name, new in self.new_names.items() if name in self.wanted}
 
     @cached_property
-    def names(self) -> Collection[str]:
-        """The names of the tensors in files, and of those that are listed."""
-        return dict.fromkeys((*self.metas, *self.listed, *self.lost))
+    def names(self) -> Names:
+        """The names of the tensors in files with their shapes, and of those that are listed."""
+        shapes = {name: one.shape for name, one in self.metas.items()}
+        return Names(dict.fromkeys((*shapes, *self.listed, *self.lost)) | shapes)
 
     @cached_property
     def belongings(self) -> Belongings:

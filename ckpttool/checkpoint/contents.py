@@ -14,6 +14,7 @@ averages them over the devices), ``mint/nn/layer/normalization.py`` (``_NormBase
 from __future__ import annotations
 
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError, ask
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.encryption import read_plain
+from ckpttool.formats.local import is_file, open_source, read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.belonging import LEAST_COUNT, Belongings, may_count
@@ -215,14 +217,27 @@ def find_counting(
     }
     if not stored:
         return frozenset()
-    from ckpttool.storage.sampling import find_least
-
     try:
-        numbers = yield from ask(find_least, stored.values())
+        numbers = yield from ask(read_number, stored.values())
     except UnreadEvidenceError:
         return frozenset()
     values = {name: numbers[one] for name, one in stored.items()}
     return frozenset(n for n, one in values.items() if one > LEAST_COUNT and one.is_integer())
+
+
+def read_number(tensor: StoredTensor) -> float:
+    """Return the only number of a stored tensor, without NumPy; runs on a worker."""
+    data, file = bytearray(tensor.meta.itemsize), tensor.file
+    with open_source(file) as opened:
+        if file.cipher is None:
+            data[:] = opened.pread(len(data), tensor.extents[0].offset)
+        else:
+            offset = tensor.extents[0].offset
+            read_plain(opened.fileno(), file.path, file.cipher, offset, memoryview(data))
+    if tensor.meta.dtype == "BFloat16":  # the upper half of a Float32
+        data[:0] = bytes(2)
+    (number,) = struct.unpack({2: "<e", 4: "<f", 8: "<d"}[len(data)], data)
+    return float(number)
 
 
 def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, int] | None]:

@@ -54,10 +54,8 @@ class Evidence:
 
     def add(self, question: Question, executor: Executor) -> None:
         """Read the subjects of a question that were not read before."""
-        from ckpttool.storage.sampling import sample
-
         known = self.answers.setdefault(question.read, {})
-        are_samples = question.read is sample
+        are_samples = _is_sample(question.read)
         tasks: dict[str | int, list[Hashable]] = {}
         for one in dict.fromkeys(question.of):
             if one not in known:
@@ -101,16 +99,21 @@ def _names_of(subject: Hashable) -> tuple[str, ...]:
 
 def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
     """Read the subjects of one task, and return errors of the system; runs on a worker."""
-    from ckpttool.storage.sampling import sample, take_samples
-
     try:
-        if read is sample:
+        if _is_sample(read):
+            from ckpttool.storage.sampling import take_samples
+
             return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
         return [read(one) for one in subjects]
     except OSError as error:
         if len(subjects) == 1:
             return [unreadable(str(error.filename), error)]
         return [*chain.from_iterable(_read(read, [one]) for one in subjects)]
+
+
+def _is_sample(read: Callable[..., object]) -> bool:
+    """Return whether a function reads pages; what reads less loads no NumPy."""
+    return (read.__module__, read.__name__) == ("ckpttool.storage.sampling", "sample")
 
 
 Asking: TypeAlias = Generator[Question, Evidence, T]

@@ -14,7 +14,7 @@ from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redunda
 from ckpttool.model.belonging import LEAST_COUNT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES
-from ckpttool.model.renames import rename_problems
+from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
@@ -599,6 +599,7 @@ def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if changed:
         examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
         yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")
+    yield from rename_notes(rules, names, whole.names, whole.belongings)
 
 
 def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -553,8 +553,14 @@ def _build_resolve(**values: Any) -> ResolveOptions:
         require_flag("--dtype", ["on_overflow"])
     given = {name: one for name, one in values.items() if one is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    reverse = of_tensors.pop("reverse", False)
     if files := of_tensors.pop("rename_file", ()):
-        of_tensors["rename"] = (*of_tensors["rename"], *chain(*files))
+        from ckpttool.strategy_files.rename_files import read_renames
+
+        rules = chain.from_iterable(read_renames(one, reverse) for one in files)
+        of_tensors["rename"] = (*of_tensors["rename"], *rules)
+    elif reverse:
+        require_flag("--rename-file", ["reverse"])
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
@@ -635,7 +641,7 @@ ignore_manifest = option(
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
 OF_CHOICE = ("include", "exclude", "weights_only")
-OF_TENSORS = (*OF_CHOICE, "rename", "rename_file", "dtype", "on_overflow")
+OF_TENSORS = (*OF_CHOICE, "rename", "rename_file", "reverse", "dtype", "on_overflow")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -679,6 +685,7 @@ resolve_options = OptionGroup(
             metavar="FILE",
             heading=TENSORS,
         ),
+        "reverse": flag("Use the files of rules the other way, NEW to OLD.", heading=TENSORS),
         "dtype": option(
             "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
             type=CAST,

@@ -387,9 +387,9 @@ def parse_rename(text: str) -> object:
     return rule
 
 
-def parse_rename_file(path: str) -> object:
-    """Return the rules for names in a file, or in one that comes with the package."""
-    from ckpttool.strategy_files.rename_files import SHIPPED, read_renames
+def parse_rename_file(path: str) -> str:
+    """Return the path of a file of rules for names, or the name of one that comes along."""
+    from ckpttool.strategy_files.rename_files import SHIPPED
 
     if path not in SHIPPED:
         try:
@@ -398,7 +398,7 @@ def parse_rename_file(path: str) -> object:
             if near := nearest(path, SHIPPED):
                 raise UsageProblem(problem.message, instead=near) from problem
             raise
-    return read_renames(path)
+    return path
 
 
 def parse_cast(text: str) -> str:

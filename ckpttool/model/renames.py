@@ -9,8 +9,10 @@ its matches: ``re:^(.*)\.gamma$`` and ``\1.weight``.  The first rule that matche
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import translate
+from functools import cached_property
 from itertools import chain
 from shlex import quote
 
@@ -21,8 +23,30 @@ from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, shorten
 
+WANTED = re.compile(r"any|none|same|\d+ names|(n|m|\d+)( x (n|m|\d+))*")  # see `Rename.beside`
 _PLACE = re.compile(r"[*?]")
-_WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
+WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
+
+
+class Names(dict[str, "tuple[int, ...] | None"]):
+    """The names of a checkpoint with the shapes that are known."""
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self)
+
+    def has(self, name: str, wanted: str, shape: tuple[int, ...] | None) -> bool:
+        """Return whether a name is as a rule for a tensor of a shape wants it."""
+        if wanted in ("any", "none"):
+            return (name in self) == (wanted == "any")
+        if wanted.endswith("names"):
+            start, stop = (bisect_left(self._sorted, one) for one in (name, name + "\U0010ffff"))
+            return wanted == f"{stop - start} names"
+        found = self.get(name)
+        if wanted == "same" or found is None:
+            return found is not None and found == shape
+        sizes = wanted.replace("n", r"\d+").replace("m", r"(?!1\b)\d+")
+        return re.fullmatch(sizes, " x ".join(map(str, found))) is not None
 
 
 @record
@@ -34,10 +58,14 @@ class Rename:
     old, new
         A glob and a name, or a regular expression and a text; see the module.
     beside
-        The rule counts only where this name is there, too; "" for everywhere.  Its wildcards
-        stand for what those of ``old`` matched.
+        Names with what is wanted of each; the rule counts only where all are so.  Wildcards stand
+        for what those of ``old`` matched.  Wanted is ``"any"`` tensor of the name, ``"none"``, one
+        of the ``"same"`` shape as the tensor, or of a shape such as ``"n x 1 x m"``: n is any size,
+        m more than 1.  ``"4 names"`` wants that so many names begin with it.
     file
         The file that has the rule; "" if it is given by itself.
+    note
+        What a note says of the tensors that match; "" for no note.
 
     Raises
     ------
@@ -46,31 +74,33 @@ class Rename:
 
     Examples
     --------
-    >>> Rename("bn.*.gamma", "norm.*.weight").apply("bn.1.gamma", ["bn.1.gamma"])
+    >>> Rename("bn.*.gamma", "norm.*.weight").apply("bn.1.gamma", Names())
     'norm.1.weight'
-    >>> Rename(r"re:^layer(\d)", r"blocks.\1").apply("layer3.bias", ["layer3.bias"])
+    >>> Rename(r"re:^layer(\d)", r"blocks.\1").apply("layer3.bias", Names())
     'blocks.3.bias'
     """
 
     old: str
     new: str
-    beside: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
     file: str = ""
+    note: str = ""
     regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         pattern = Pattern(self.old)
+        texts = [self.new, *(text for text, _ in self.beside)]
         if not self.old.startswith("re:"):
-            literals = map(re.escape, _WILDCARD.split(self.old))
-            wildcards = _WILDCARD.findall(self.old)
+            literals = map(re.escape, WILDCARD.split(self.old))
+            wildcards = WILDCARD.findall(self.old)
             places = sum(one in "*?" for one in wildcards)
-            has_more = any(len(_PLACE.findall(one)) > places for one in (self.new, self.beside))
+            has_more = any(len(_PLACE.findall(one)) > places for one in texts)
             groups = (_group(one, has_more or one in "*?") for one in wildcards)
             text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
             set_field(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
         else:
             set_field(self, "regex", pattern.regex)
-        for text in (self.new, self.beside):
+        for text in texts:
             try:
                 re.compile(f"{self.regex.pattern}|").sub(self._template(text), "")
             except (re.error, IndexError) as error:
@@ -84,10 +114,13 @@ class Rename:
         first, *rest = re.split(r"[*?]", text.replace("\\", r"\\"))
         return first + "".join(f"\\g<{number}>{part}" for number, part in enumerate(rest, 1))
 
-    def apply(self, name: str, names: Collection[str]) -> str | None:
+    def apply(self, name: str, names: Names) -> str | None:
         """Return the new name; None if the rule does not match it, or ``beside`` is not there."""
         found = self.regex.search(name)
-        if found is None or (self.beside and self._of(found, self.beside) not in names):
+        if found is None or not all(
+            names.has(self._of(found, text), wanted, names.get(name))
+            for text, wanted in self.beside
+        ):
             return None
         return self._of(found, self.new)
 
@@ -100,9 +133,7 @@ def _group(wildcard: str, is_place: bool) -> str:
     return f"({'' if is_place else '?:'}{translate(wildcard)[4:-3]}|{re.escape(wildcard)})"
 
 
-def rename(
-    rules: Iterable[Rename], names: Collection[str], belongings: Belongings
-) -> Mapping[str, str]:
+def rename(rules: Iterable[Rename], names: Names, belongings: Belongings) -> Mapping[str, str]:
     """Return the names that change, with their new names.
 
     What belongs to a parameter has its prefix or suffix and the new name of the parameter, and the
@@ -120,8 +151,8 @@ def rename(
     Examples
     --------
     >>> from ckpttool.model.belonging import find_belongings
-    >>> belongings = find_belongings(["w", "adam_m.w"], {})
-    >>> rename([Rename("*", "model.*")], ["w", "adam_m.w"], belongings)
+    >>> names = Names({"w": (2,), "adam_m.w": (2,)})
+    >>> rename([Rename("*", "model.*")], names, find_belongings(names, {}))
     {'w': 'model.w', 'adam_m.w': 'adam_m.model.w'}
     """
     rules = tuple(rules)
@@ -134,9 +165,26 @@ def rename(
             return followed + name.removeprefix(parameter)
         if tag is not None and (followed := follow(tag)) != tag:
             return followed + name.removeprefix(tag)
-        return next((new for one in rules if (new := one.apply(name, names)) is not None), name)
+        return next((new for _, new in _matching(rules, name, names)), name)
 
     return {name: new for name in names if (new := follow(name)) != name}
+
+
+def _matching(rules: Iterable[Rename], name: str, names: Names) -> Iterator[tuple[Rename, str]]:
+    return ((one, new) for one in rules if (new := one.apply(name, names)) is not None)
+
+
+def rename_notes(
+    rules: Iterable[Rename], names: Iterable[str], all_names: Names, belongings: Belongings
+) -> Iterator[Diagnostic]:
+    """Yield what rules say of the tensors that they match; the parameters are as below."""
+    rules, found = tuple(rules), dict[str, list[str]]()
+    for name in names if any(one.note for one in rules) else ():
+        rule, new = next(_matching(rules, name, all_names), (None, name))
+        if rule and rule.note and belongings.get(name, WEIGHT).of is None:
+            found.setdefault(rule.note, []).append(name if new == name else f"{name} to {new}")
+    for note, of in found.items():
+        yield Diagnostic("new_names", note, facts=shorten(of, 3))
 
 
 def rename_problems(
@@ -144,7 +192,7 @@ def rename_problems(
     names: Collection[str],
     changed: Mapping[str, str],
     where: str,
-    all_names: Collection[str],
+    all_names: Names,
     belongings: Belongings,
 ) -> Iterator[Diagnostic]:
     """Yield the problems of rules that match nothing, and of names that become one or nothing.

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checkpoint.contents import EqualContents
+from ckpttool.checkpoint.contents import EqualContents, read_number
 from ckpttool.checkpoint.interpret import EachFile
 from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checks import is_refused, run_checks
@@ -19,7 +19,7 @@ from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
 from ckpttool.records import replace
-from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample, sample_box
+from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored
 from tests.support.evidence import MadeUp
@@ -64,7 +64,7 @@ def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
             return bytes(subject.layout.first_rank)
         if function is nearness:
             return None
-        if function is find_least:
+        if function is read_number:
             return 1.0  # no single number counts anything
         if function not in (sample, digest):
             return {}  # no index lies beside the files
