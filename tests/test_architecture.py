@@ -398,7 +398,7 @@ def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
 
 
 def test_inspecting_a_file_loads_neither_plans_nor_documents():
-    path = GOLDEN / "tutorial_8_to_4_infer" / "golden" / "merge" / "rank_0" / "merged0.ckpt"
+    path = GOLDEN / "append_dict_scalars" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     ours, _ = loaded_by("inspect", str(path))
     assert not any(name.startswith("planning") for name in ours)
     assert not ours & {"operations.documents", "operations.convert", "execution.execute"}
