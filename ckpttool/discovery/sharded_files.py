@@ -79,7 +79,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             hint = "copy the index again, or write the parts again"
             lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
             read, damaged = read_files({n: str(path) for n, path in enumerate(files)}, key)
-            return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
+            of_index = (lost,) if read else ()  # files that cannot be read may not need one
+            return Catalog(src, read, damaged=damaged, diagnostics=of_index, is_merged=True)
         return None
     named, first = shorten(Path(one.path).name for one in indexes), quote(indexes[0].path)
     if ranks:

@@ -139,7 +139,8 @@ _INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
 _MODEL = "the checkpoint that it was made from as SRC"
 _STRATEGY = "the checkpoint as SRC, and -s FILE"
 _SAVE_TENSORS = "load it with PyTorch and save it with safetensors.torch.save_file"
-_SAVE_ARRAYS = "save its arrays with safetensors.numpy.save_file"
+# save_file of safetensors 0.8 writes the memory of an array, whatever its order.
+_SAVE_ARRAYS = "save np.ascontiguousarray of its arrays with safetensors.numpy.save_file"
 _DOWNLOAD = "download the file again; the server sent this page instead"
 FOREIGN_KINDS = {
     kind.kind: kind

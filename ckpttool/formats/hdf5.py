@@ -49,7 +49,7 @@ from sys import intern
 
 import h5py
 import numpy as np
-from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
+from h5py import h5, h5a, h5d, h5f, h5g, h5i, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.formats.base import (
     HDF5_SIGNATURE,
@@ -72,6 +72,7 @@ from ckpttool.model.tensors import (
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.system import open_scratch
+from ckpttool.wording import shorten
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -93,7 +94,8 @@ _DTYPE_ATTRIBUTE = "dtype"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again, or leave it out"
 _NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
-_CHUNKED = ("the dataset is not contiguous", _REPACK, "chunked, compressed, compact or virtual")
+_FILTERS = range(1, 7)  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset: h5repack has them
+_H5PY = "`ckpttool help unsupported` has lines of h5py; compare the number of tensors"
 _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
@@ -438,7 +440,7 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
     if offset is None and dataset.get_space().get_simple_extent_type() == h5s.NULL:
         raise _unread(path, name, "the dataset has no dataspace (H5S_NULL)", _WRITE_AGAIN)
     if offset is None and dataset.get_create_plist().get_external_count():
-        raise _unread(path, name, "its data are in an external file", _REPACK)
+        raise _repack(path, name, dataset, "its data are in an external file")
     kind = dataset.get_type()
     if isinstance(kind, h5t.TypeStringID):
         return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
@@ -450,8 +452,10 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
     if not nbytes:
         return StoredTensor(meta, file, ())
     if offset is None:
-        is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
-        raise _unread(path, name, *(_NEVER_WRITTEN if is_contiguous else _CHUNKED))
+        if dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS:
+            raise _unread(path, name, *_NEVER_WRITTEN)
+        facts = "chunked, compressed, compact or virtual"
+        raise _repack(path, name, dataset, "the dataset is not contiguous", facts)
     if offset + nbytes > size:
         reason = f"{name}: the file ends before its last byte"
         facts = f"{offset + nbytes} bytes expected, the file has {size}"
@@ -461,6 +465,28 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
 
 def _unread(path: str, name: str, reason: str, hint: str, facts: str = "") -> UnsupportedError:
     return UnsupportedError(path, None, f"{name}: {reason}", hint, facts)
+
+
+def _repack(
+    path: str, name: str, dataset: h5d.DatasetID, reason: str, facts: str = ""
+) -> UnsupportedError:
+    """Return the error of a dataset that has to be written again.
+
+    h5repack leaves out all datasets whose filter it lacks, fills virtual ones whose source is not
+    there with zeros, and ends with exit code 0.
+    """
+    hint, files = _REPACK, set[str]()
+    for other, found in _walk_file(path, h5g.open(h5i.get_file_id(dataset), b"/")):
+        options = found.get_create_plist()
+        for code, _, _, word in map(options.get_filter, range(options.get_nfilters())):
+            if code not in _FILTERS:
+                called = word.decode(errors="replace").partition(";")[0]
+                facts = f"{other} has the filter {called} ({code}), which h5repack may lack"
+                return _unread(path, name, reason, _H5PY, facts)
+        if options.get_layout() == h5d.VIRTUAL:
+            files |= {options.get_virtual_filename(i) for i in range(options.get_virtual_count())}
+            hint, facts = f"{_REPACK}, if these files are there", shorten(sorted(files), 3)
+    return _unread(path, name, reason, hint, facts)
 
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:

@@ -32,12 +32,20 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
   of F6 have 6; all elements of a tensor MUST fill whole bytes.
 * ``"__metadata__": null`` is read as no metadata, as the library does.
 
+Two programs write files whose tensors are not what their names say.  Both are refused:
+
+* cryptotensors encrypts contents in place and stores the wrapped keys as ``__encryption__``.
+* torch's distributed checkpoint lists the offsets of each tensor in ``DCP_SHARDING_INFO``.  With
+  ``save_distributed=True`` it writes slices to ``shard-NNNNN-model-NNNNN-of-NNNNN.safetensors``.
+  A file of full tensors has another name, and all its offsets are 0; it is read.
+
 Limits: a header of at most `MAX_HEADER_BYTES`, as in the safetensors library; names are unique.
 
 Source
 ------
 The safetensors README, section "Format", and ``tensor.rs`` of 0.8 (``prepare``, ``validate``);
-MindSpore 2.10 ``train/serialization.py`` (``_exec_save``, ``_load_into_param_dict``).
+MindSpore 2.10 ``train/serialization.py`` (``_exec_save``, ``_load_into_param_dict``); cryptotensors
+0.2.3; torch 2.13 ``distributed/checkpoint/_hf_utils.py`` and ``filesystem.py``.
 """
 
 from __future__ import annotations
@@ -45,8 +53,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
+from pathlib import Path
 from sys import intern
 
 from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
@@ -63,7 +73,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.records import replace
 from ckpttool.wording import shorten
 
@@ -72,6 +82,9 @@ METADATA = "__metadata__"
 _NO_HEADER = "not a safetensors file: it has no valid header"
 _MOST = 10**15  # an offset of more digits than files have
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
+
+_SLICES_OF_TORCH = re.compile(r"shard-\d+-model-")  # begins the name of a file of one rank
+_OFFSETS_OF_ZERO = re.compile(r'"saved_offsets"\s*:\s*\[[0,\s]*\]')  # of a full tensor
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
 # the last type first.
@@ -136,6 +149,7 @@ class Safetensors(Format):
             text = opened.read(nbytes)
             header = _parse_header(path, text)
         attrs = _parse_metadata(path, header.pop(METADATA, None))
+        _refuse_disguised(path, attrs, len(header))
         tensors = {
             name: _parse_entry(file, name, entry, 8 + nbytes, attrs)
             for name, entry in header.items()
@@ -266,6 +280,20 @@ def _parse_metadata(path: str, metadata: object) -> dict[str, str]:
     ):
         raise FormatError(path, 8, f"{METADATA} does not map strings to strings")
     return metadata
+
+
+def _refuse_disguised(path: str, attrs: Mapping[str, str], tensors: int) -> None:
+    """Raise UnsupportedError if the tensors are not what their names and shapes say."""
+    if "__encryption__" in attrs:
+        hint = "load it with cryptotensors and save it with safetensors.torch.save_file"
+        raise UnsupportedError(path, None, "encrypted by cryptotensors", hint)
+    offsets = attrs.get("DCP_SHARDING_INFO")
+    if offsets is not None and (
+        _SLICES_OF_TORCH.match(Path(path).name) or len(_OFFSETS_OF_ZERO.findall(offsets)) < tensors
+    ):
+        text = "slices of one rank, written by torch's distributed checkpoint"
+        hint = "load the folder with torch's HuggingFaceStorageReader and save full tensors"
+        raise UnsupportedError(path, None, text, hint)
 
 
 def _parse_entry(

@@ -155,9 +155,7 @@ class TensorOptions:
     ) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing; see `unmatched_problems`."""
         names, absent = ([self.called.get(one, one) for one in each] for each in (names, absent))
-        option = self.shown_by or "--include"
-        for one, patterns in ((option, self.included), ("--exclude", self.excluded)):
-            yield from unmatched_problems(one, patterns, names, where, absent=absent)
+        yield from unmatched_problems((*self.included, *self.excluded), names, where, absent)
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
         """Return the requests for a tensor, those with a pattern if there are any."""
@@ -208,8 +206,7 @@ class TensorOptions:
                 continue
             named = [one for one in metas.values() if self._names(cast.pattern, one.name)]
             if not named:
-                before = f"{cast.text.partition(':')[0]}:"
-                yield from unmatched_problems("--dtype", [cast.pattern], metas, where, before)
+                yield from unmatched_problems([cast.pattern], metas, where)
             elif not any(self._casts_of(one, of(one)) for one in named):
                 text = f"no tensor that {cast.text!r} names can be cast"
                 names = [one.name for one in named]

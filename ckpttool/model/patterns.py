@@ -15,7 +15,7 @@ from shlex import quote
 from ckpttool.model.names import map_of_component
 from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
-from ckpttool.wording import count, nearest, shorten
+from ckpttool.wording import count, shorten
 
 
 @record
@@ -68,46 +68,28 @@ class Pattern:
 
 
 def unmatched_problems(
-    option: str,
     patterns: Iterable[Pattern],
     names: Collection[str],
     where: str,
-    before: str = "",
     absent: Collection[str] = (),
 ) -> Iterator[Diagnostic]:
-    """Yield the problem of each pattern that matches no name, with what was perhaps meant.
+    """Yield the problem of each pattern that matches no name.
 
-    ``option`` takes the patterns, with ``before`` in front; ``where`` is what has the names.  A
-    pattern may also match names that should be there and are ``absent``.
+    ``where`` is what has the names.  A pattern may also match names that should be there and are
+    ``absent``.
     """
     for pattern in patterns:
         if not any(map(pattern.matches, chain(names, absent))):
-            text = f"no tensor matches {pattern.text!r}"
-            near = nearest_pattern(pattern, [*names, *absent])
-            facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-            hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
-            hint = f"{option} {quote(before + near)}" if near else hint
-            yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+            yield unmatched_problem(repr(pattern.text), names, where)
 
 
-def nearest_pattern(pattern: Pattern, names: Collection[str]) -> str:
-    """Return a near pattern that matches, or a near name, or "".
+def unmatched_problem(what: str, names: Collection[str], where: str) -> Diagnostic:
+    """Return the problem of a pattern or rule that matches no name, with the first names there.
 
-    It is the pattern with its unknown words replaced by near ones, one that matches inside of
-    names, or the same text as a regular expression.
+    No name is proposed in its place: the nearest one may be another tensor, such as ``qkv_proj``
+    for ``q_proj``.
     """
-    mark = "re:" if pattern.text.startswith("re:") else ""
-    text = pattern.text.removeprefix(mark)
-    words = dict.fromkeys(word for name in names for word in name.split("."))
-    parts = re.split(r"(\\.|\W)" if mark else r"([.*?])", text)
-    near = "".join(
-        one if one in words or one.isdigit() else nearest(one, words) or one for one in parts
-    )
-    for one in (f"{mark}{near}", *(() if mark else (f"*{text}*", f"re:{text}", f"*{near}*"))):
-        try:
-            found = Pattern(one)
-        except ValueError:
-            continue  # a glob that is no regular expression
-        if any(map(found.matches, names)):
-            return found.text
-    return nearest(text, names)
+    facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
+    hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
+    text = f"no tensor matches {what}"
+    return Diagnostic("options", text, hint=hint, facts=facts, where=where)

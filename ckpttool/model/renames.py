@@ -14,11 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
-from shlex import quote
 
 from ckpttool.model.belonging import WEIGHT, Belongings
 from ckpttool.model.names import map_of_component
-from ckpttool.model.patterns import Pattern, nearest_pattern
+from ckpttool.model.patterns import Pattern, unmatched_problem
 from ckpttool.problems import Diagnostic
 from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, shorten
@@ -222,14 +221,8 @@ def rename_problems(
         if any(one.apply(name, all_names) is not None for one in together for name in ruled):
             continue
         first = together[0]
-        text = f"no tensor matches {first.old!r}"
-        hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
-        if first.file:
-            text = f"no tensor matches a rule of {first.file}"
-        elif near := _nearest_rule(first, names):
-            hint = f"--rename {quote(near)}"
-        facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+        what = f"a rule of {first.file}" if first.file else repr(first.old)
+        yield unmatched_problem(what, names, where)
     olds: dict[str, list[str]] = {}
     for name in names:
         olds.setdefault(changed.get(name, name), []).append(name)
@@ -243,21 +236,6 @@ def rename_problems(
         text += f", for each of {number} names" if number > 1 else ""
         facts = "; ".join(f"{new}: {shorten(of, 3)}" for new, of in [*several.items()][:2])
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
-
-
-def _nearest_rule(rule: Rename, names: Collection[str]) -> str:
-    """Return a rule that matches and was perhaps meant, or ""."""
-    near = nearest_pattern(Pattern(rule.old), names)
-    is_inside = near.startswith("*") and not rule.old.startswith("*")
-    new = f"*{rule.new}*" if is_inside else rule.new  # keeps the rest
-    is_other_kind = near.startswith("re:") != rule.old.startswith("re:")
-    if is_other_kind and re.search(r"[*?\\]", new):
-        return ""  # the places of the one are texts in the other
-    try:
-        Rename(near, new)
-    except ValueError:
-        return ""
-    return f"{near}={new}"
 
 
 def parse_renames(given: object) -> Iterator[Rename]:

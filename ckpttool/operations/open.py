@@ -22,7 +22,7 @@ from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.problems import join_clauses
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
-from ckpttool.wording import count, format_bytes, format_shape, nearest
+from ckpttool.wording import count, format_bytes, format_shape, shorten
 
 DTypes = Literal["float32", "ml_dtypes"]
 Index: TypeAlias = int | slice | EllipsisType | None
@@ -83,8 +83,8 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
             return self._tensors[name]
         if not isinstance(name, str):
             raise KeyError(name)
-        near = nearest(name, self._tensors)
-        raise KeyError(join_clauses(f"no tensor {name!r} in {self.path}", near and f"near: {near}"))
+        there = f"{count(len(self), 'tensor')}: {shorten(self, 3)}"
+        raise KeyError(join_clauses(f"no tensor {name!r} in {self.path}", there))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

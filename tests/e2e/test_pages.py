@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import h5py
 import pytest
 import yaml
 
@@ -111,6 +112,9 @@ def shell(tmp_path, inputs, monkeypatch):
 
     def provide(page: Path) -> None:
         text = page.read_text(encoding="utf-8")
+        if "chunked.h5" in text:  # a file of the reader's
+            with h5py.File("chunked.h5", "w") as file:
+                file.create_dataset("w", data=[1.0, 2.0], compression="lzf")
         if "tests/golden" in text:  # the page itself says where its files come from
             Path("tests").symlink_to(ROOT / "tests")
             return

@@ -3,13 +3,14 @@
 import h5py
 import numpy as np
 import pytest
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5d, h5p, h5s, h5t, h5z
 
 from ckpttool.formats import read_index
-from ckpttool.formats.hdf5 import Hdf5
+from ckpttool.formats.hdf5 import _TYPES, Hdf5
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
 from tests.support.file_bytes import read_contents
+from tests.support.pages import DOCS, python_block
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -195,12 +196,46 @@ def raw(kind):
 
 
 REPACK = "h5repack -l CONTI"
+H5PY = "((?!h5repack -l).)*has lines of h5py; compare the number of tensors"
+
+
+def filtered(code, data=VALUES, kind=h5t.IEEE_F32LE, name=b"w"):
+    """A function that puts a dataset with a filter of this number, which may be unknown."""
+
+    def fill(file):
+        options = h5p.create(h5p.DATASET_CREATE)
+        options.set_chunk(data.shape)
+        options.set_filter(code, h5z.FLAG_OPTIONAL)
+        dataset = h5d.create(file.id, name, kind, h5s.create_simple(data.shape), options)
+        dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(data), kind)
+
+    return fill
+
+
+def both(*fills):
+    """A function that fills a file with each of these."""
+    return lambda file: [fill(file) for fill in fills]
+
+
 REFUSED = {
     "chunked": (lambda f: f.create_dataset("w", data=VALUES, chunks=(1, 4)), REPACK),
     "compressed": (lambda f: f.create_dataset("w", data=VALUES, compression="gzip"), REPACK),
+    "checked sums": (lambda f: f.create_dataset("w", data=VALUES, fletcher32=True), REPACK),
+    "fewer bits": (filtered(h5z.FILTER_NBIT), REPACK),
+    "lzf": (lambda f: f.create_dataset("w", data=VALUES, compression="lzf"), f"lzf .32000.*{H5PY}"),
+    "blosc": (filtered(32001), f"32001.*{H5PY}"),
+    "unknown filter": (filtered(399), f"399.*{H5PY}"),
+    "lzf of another dataset": (
+        both(
+            lambda f: f.create_dataset("w", data=VALUES, compression="gzip"),
+            lambda f: f.create_dataset("x/y", data=VALUES, compression="lzf"),
+        ),
+        f"x/y has the filter lzf.*{H5PY}",
+    ),
     "growing": (lambda f: f.create_dataset("w", data=VALUES, maxshape=(None, 4)), REPACK),
     "compact": (compact, REPACK),
-    "virtual": (virtual, REPACK),
+    "virtual": (virtual, f"other.h5; {REPACK} FILE NEW.h5, if these files are there"),
+    "virtual and lzf": (both(virtual, filtered(32000, name=b"x")), f"x has the filter .*{H5PY}"),
     "external": (
         lambda f: f.create_dataset("w", (4,), "f4", external=[("raw.bin", 0, 16)]),
         f"external file; {REPACK}",
@@ -263,3 +298,49 @@ def test_a_file_that_is_open_for_writing_elsewhere_is_read_or_refused(tmp_path):
         except (FormatError, BlockingIOError):
             return
         assert list(index.tensors) == ["w"]
+
+
+# ------------------------------------------------------------------- what the hint leads to
+
+
+def every_bit_pattern(dtype, kind):
+    """A function that puts all numbers of a type into a dataset with LZF."""
+    data = np.arange(1 << 8 * np.dtype(dtype).itemsize).astype(dtype)
+    return filtered(32000, data, _TYPES[kind], name=kind.encode())
+
+
+def int4(file):
+    """Put a dataset whose attribute says that its bytes are another type."""
+    file.create_dataset("i", data=np.arange(8, dtype="u1"), compression="lzf")
+    file["i"].attrs["dtype"] = np.bytes_(b"Int4")
+
+
+@pytest.mark.source
+@pytest.mark.parametrize(
+    "fill",
+    [
+        both(put(text="Größe", b=VALUES), filtered(32000)),
+        lambda f: f.create_dataset("a/b/w", data=VALUES, compression="lzf", shuffle=True),
+        every_bit_pattern("u1", "float8_e4m3"),
+        both(every_bit_pattern("u2", "bfloat16"), every_bit_pattern("u1", "float8_e5m2"), int4),
+    ],
+)
+def test_the_lines_of_h5py_keep_every_tensor_and_byte(tmp_path, monkeypatch, fill):
+    lines = python_block(DOCS / "reference" / "messages.md", "h5py")
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("chunked.h5", "w") as file:
+        fill(file)
+    exec(lines, {})
+    index = read_index("NEW.h5")
+    contents = read_contents(index)
+    with h5py.File("chunked.h5") as file:
+        names = list[str]()
+        file.visititems(lambda n, one: names.append(n) if isinstance(one, h5py.Dataset) else None)
+        assert index.tensors.keys() == {*names}
+        for name, tensor in index.tensors.items():
+            if tensor.meta.text is None:
+                kind = file[name].id.get_type()
+                data = np.empty(file[name].shape, f"V{kind.get_size()}")
+                file[name].id.read(h5s.ALL, h5s.ALL, data, kind)
+                assert contents[name] == data.tobytes()
+    assert "UInt8" not in {tensor.meta.dtype for tensor in index.tensors.values()}

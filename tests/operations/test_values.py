@@ -193,13 +193,11 @@ def test_names_that_no_pattern_matches_are_all_named(tmp_path):
     assert [one.name for one in values_of(path, ["w?", "b"]).tensors] == ["wq", "wk", "b"]
     with pytest.raises(ckpttool.PlanError) as caught:
         values_of(path, ["wv", "w*", "x*"])
-    facts = [(one.message, one.hint) for one in caught.value.diagnostics]
-    assert [message for message, _ in facts] == [
-        "no tensor matches 'wv'",
-        "no tensor matches 'x*'",
-    ]
     listed = f"`ckpttool inspect --all {path}` lists the names"
-    assert facts[0][1] in ("--values wq", "--values wk", listed)
+    assert [(one.message, one.hint) for one in caught.value.diagnostics] == [
+        ("no tensor matches 'wv'", listed),
+        ("no tensor matches 'x*'", listed),
+    ]
 
 
 def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path):
