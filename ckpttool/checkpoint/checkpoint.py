@@ -51,12 +51,14 @@ from ckpttool.wording import Brief, count, format_bytes, format_shape
 if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
+    from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
 
 _OF_CONTENTS = {
     "is_refused",
     "correction",
     "sampled",
     "differing_stages",
+    "scrambled",
     "indexes",
     "copies",
     "read",
@@ -164,6 +166,8 @@ class Checkpoint(Brief):
         What contents show of optimizer shards that the strategy hides, or that were joined.
     sampled, differing_stages
         What the layouts are checked against: samples, and the tensors that differ between stages.
+    scrambled
+        The tensors whose slices were written from the wrong place of memory.
     indexes
         The path of each index beside the files to the full tensors that it lists, or why it cannot
         be read.
@@ -197,6 +201,7 @@ class Checkpoint(Brief):
     correction: InferredStrategy | None = None
     sampled: tuple[SampledTensor, ...] = ()
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    scrambled: tuple[ScrambledTensor, ...] = ()
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
@@ -270,6 +275,7 @@ class Checkpoint(Brief):
             correction=correction,
             sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
+            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
             chosen_from=self,
         )
 

@@ -277,7 +277,13 @@ def _sample(found: Checkpoint) -> Asking[Checkpoint]:
     decided = [one for one in found.evident if one.name not in undecided]
     sampled = yield from sample_tensors(decided, found.strategy.handwritten)
     differing = yield from sample_stages(decided)
-    return found.knowing(sampled=tuple(sampled), differing_stages=differing)
+    found = found.knowing(sampled=tuple(sampled), differing_stages=differing)
+    is_ours = found.is_recorded and found.options.manifest != "ignore"
+    if is_ours or all(one.format != "safetensors" for one in found.catalog.files.values()):
+        return found
+    from ckpttool.checkpoint.scrambled_slices import find_scrambled
+
+    return found.knowing(scrambled=(yield from find_scrambled(found.catalog, decided)))
 
 
 def choose_strategy(

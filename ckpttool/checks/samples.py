@@ -70,6 +70,20 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         )
 
 
+def check_scrambled(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors whose slices were written from the wrong place of memory."""
+    for one in checkpoint.scrambled:
+        yield Diagnostic(
+            "scrambled_slices",
+            "slices are scrambled, as MindSpore 2.10 writes them with safetensors 0.8",
+            hint="write them again with safetensors 0.7 or as .ckpt, or ckpttool split SRC "
+            "-d STRATEGY; `ckpttool help scrambled_slices` explains",
+            facts=f"{format_ranks(one.ranks)} hold the same elements, one row further",
+            tensor=one.tensor.name,
+            ranks=one.ranks,
+        )
+
+
 def own_values_note(tensor: FullTensor, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not has_own_values(tensor):
