@@ -43,7 +43,8 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
     One of the replicas would be written, perhaps the wrong one.
     """
-    differing = [(one, groups) for one in checkpoint.sampled if (groups := one.differing_groups)]
+    sampled = chain(checkpoint.sampled, checkpoint.sampled_copies)
+    differing = [(one, groups) for one in sampled if (groups := one.differing_groups)]
     problems = []
     for one, groups in differing:
         facts, ranks = format_difference(groups), odd_ranks(groups)
