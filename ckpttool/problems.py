@@ -167,6 +167,9 @@ CODES: Mapping[str, Code] = {
     ),
     "doubt": _note("what is not certain"),
     "replica": _error("ranks that should hold the same do not", inspect="warning"),
+    "scrambled_slices": _error(
+        "slices were written from the wrong place of memory", inspect="warning", verify="warning"
+    ),
     "own_values": _warning("a described statistic that every rank has for itself", verify="note"),
     # parameters without a layout
     "unlisted": _error(

@@ -52,13 +52,16 @@ from ckpttool.wording import Brief, count, format_bytes, format_shape
 if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
+    from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
     from ckpttool.model.plan import Term
 
 _OF_CONTENTS = {
     "is_refused",
     "correction",
     "sampled",
+    "sampled_copies",
     "differing_stages",
+    "scrambled",
     "indexes",
     "copies",
     "counting",
@@ -168,6 +171,10 @@ class Checkpoint(Brief):
         What contents show of optimizer shards that the strategy hides, or that were joined.
     sampled, differing_stages
         What the layouts are checked against: samples, and the tensors that differ between stages.
+    sampled_copies
+        The samples of shared tensors on all stages but the first.
+    scrambled
+        The tensors whose slices were written from the wrong place of memory.
     indexes
         The path of each index beside the files to the full tensors that it lists, or why it cannot
         be read.
@@ -204,7 +211,9 @@ class Checkpoint(Brief):
     is_refused: bool = False
     correction: InferredStrategy | None = None
     sampled: tuple[SampledTensor, ...] = ()
+    sampled_copies: tuple[SampledTensor, ...] = ()
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    scrambled: tuple[ScrambledTensor, ...] = ()
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
     counting: frozenset[str] = frozenset()
@@ -240,7 +249,7 @@ class Checkpoint(Brief):
     @property
     def checked(self) -> Checkpoint:
         """The checkpoint without what was read for checks, which takes as much memory as it."""
-        return self.knowing(sampled=(), evidence=Evidence())
+        return self.knowing(sampled=(), sampled_copies=(), evidence=Evidence())
 
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
@@ -279,7 +288,9 @@ class Checkpoint(Brief):
             records=tuple(records) if self.are_joined else records_of_files(catalog, self.files),
             correction=correction,
             sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
+            sampled_copies=tuple(one for one in self.sampled_copies if one.tensor.name in wanted),
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
+            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
             chosen_from=self,
         )
 

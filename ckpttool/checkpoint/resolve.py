@@ -285,13 +285,24 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
 
 def _sample(found: Checkpoint) -> Asking[Checkpoint]:
     """Sample the slices of all tensors whose layouts are decided."""
-    from ckpttool.checkpoint.samples import sample_stages, sample_tensors
+    from ckpttool.checkpoint.samples import sample_stages, sample_tensors, stage_pairs
 
     undecided = () if found.correction is None else found.correction.undecided
     decided = [one for one in found.evident if one.name not in undecided]
     sampled = yield from sample_tensors(decided, found.strategy.handwritten)
     differing = yield from sample_stages(decided)
-    return found.knowing(sampled=tuple(sampled), differing_stages=differing)
+    others = (other for _, other in stage_pairs(decided))
+    replicated = [one for one in others if one.layout.replicas > one.layout.optimizer_shard]
+    copies = yield from sample_tensors(replicated, found.strategy.handwritten)
+    found = found.knowing(
+        sampled=tuple(sampled), sampled_copies=tuple(copies), differing_stages=differing
+    )
+    is_ours = found.is_recorded and found.options.manifest != "ignore"
+    if is_ours or all(one.format != "safetensors" for one in found.catalog.files.values()):
+        return found
+    from ckpttool.checkpoint.scrambled_slices import find_scrambled
+
+    return found.knowing(scrambled=(yield from find_scrambled(found.catalog, decided)))
 
 
 def choose_strategy(

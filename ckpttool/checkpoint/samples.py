@@ -148,7 +148,7 @@ def _choose_tensors(
             by_layout[tensor.slicing.distribution_key].append(tensor)
     others: list[FullTensor] = []
     for group in by_layout.values():
-        group.sort(key=_sampling_order)
+        group.sort(key=sampling_order)
         chosen += group[:TENSORS_PER_LAYOUT]
         rest = group[TENSORS_PER_LAYOUT:]
         if any(len(ranks) > 1 for ranks in group[0].slicing.owners()):
@@ -156,7 +156,7 @@ def _choose_tensors(
     return chosen, others
 
 
-def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
+def sampling_order(tensor: FullTensor) -> tuple[bool, int]:
     """Order parameters before states, which may be sums of one rank, and large before small."""
     return parse_name(tensor.meta.name).same_shape_parameter is not None, -tensor.meta.nbytes
 

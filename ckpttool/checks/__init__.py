@@ -145,6 +145,7 @@ CHECKS = (
         _BOTH,
         supersedes=(samples.check_replicas,),
     ),
+    _of_contents(samples.check_scrambled, "the elements are wrong, and the layouts may be right"),
     _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
     _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
     Check(

@@ -106,7 +106,8 @@ def replica_problems(
         Reads the slices, and is called with the bytes that were read since the last call.
     """
     tensors = [one for one in tensors if one.has_layout]
-    replicated = (one for tensor in tensors for one in slices_of(tensor) if len(one.ranks) > 1)
+    of_stages = chain(tensors, (other for _, other in stage_pairs(tensors)))
+    replicated = (one for tensor in of_stages for one in slices_of(tensor) if len(one.ranks) > 1)
     found = [
         problem
         for one, stats in compare_replicas(replicated, executor, None, on_progress)

@@ -43,7 +43,8 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
     One of the replicas would be written, perhaps the wrong one.
     """
-    differing = [(one, groups) for one in checkpoint.sampled if (groups := one.differing_groups)]
+    sampled = chain(checkpoint.sampled, checkpoint.sampled_copies)
+    differing = [(one, groups) for one in sampled if (groups := one.differing_groups)]
     problems = []
     for one, groups in differing:
         facts, ranks = format_difference(groups), odd_ranks(groups)
@@ -67,6 +68,20 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             tensor=tensor.name,
             ranks=(*stages[0], *stages[1]),
             where=checkpoint.catalog.root,
+        )
+
+
+def check_scrambled(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors whose slices were written from the wrong place of memory."""
+    for one in checkpoint.scrambled:
+        yield Diagnostic(
+            "scrambled_slices",
+            "slices are scrambled, as MindSpore 2.10 writes them with safetensors 0.8",
+            hint="write them again with safetensors 0.7 or as .ckpt, or ckpttool split SRC "
+            "-d STRATEGY; `ckpttool help scrambled_slices` explains",
+            facts=f"{format_ranks(one.ranks)} hold the same elements, one row further",
+            tensor=one.tensor.name,
+            ranks=one.ranks,
         )
 
 

@@ -165,11 +165,12 @@ def _neighbours(tensors: Sequence[StoredTensor]) -> Iterator[list[int]]:
 def _find_bits(data: Bytes, meta: TensorMeta) -> float:
     """Return the logarithm of the different values of an element, 0 if all elements are the same.
 
-    Few values of many elements are taken for all that there are, as in a mask or a table of signs.
+    Few values of many elements are taken for all that there are, as in a mask or a table of signs:
+    the square root of their number, and three of six.
     """
     elements = data.reshape(-1).view(_ELEMENTS[meta.itemsize])
     bits = 1.0 if meta.dtype == "Bool" else 8.0 * meta.itemsize
-    few = math.isqrt(len(elements))
+    few = max(math.isqrt(len(elements)), min(3, len(elements) // 2))
     for count in (few + 1, 2 * few + 2):  # the first elements show it, mostly
         if len({*elements[:count].tolist()}) > few:
             return bits

@@ -10,6 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.checkpoint.contents import ComparedCopies
+from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
 from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
@@ -229,6 +230,11 @@ CASES = {
         "undecided_shard",
         held(STATES, adam_m__w=SLICE, contents=dict.fromkeys(("w", "adam_m.w"), "abcd")),
         held(STATES, adam_m__w=SLICE, contents={"adam_m.w": "aabb"}),
+    ),
+    "check_scrambled": (
+        "scrambled_slices",
+        replace(held(), scrambled=tuple(ScrambledTensor(one, (0, 1)) for one in held().tensors)),
+        held(),
     ),
     "check_replicas": ("replica", held(contents={"w": "abcc"}), held()),
     "check_damage": (
