@@ -135,10 +135,11 @@ def correct_layouts(
     - The entries of AdaFactor's statistics omit the optimizer shard, which does shard them.
 
     Only the split is corrected for a state without a prefix of MindSpore's optimizers.
-    Hand-written layouts and tensor maps are not corrected, see `find_mismatched_states`.
+    Tensor maps are not corrected, see `find_mismatched_states`, and neither are hand-written
+    layouts and those of a manifest.
     """
     layouts = strategy.layouts[name]
-    if name in strategy.handwritten:
+    if name in strategy.handwritten or strategy.is_as_written:
         return layouts
     with_shard = tuple(_infer_shard(catalog, name, layout) for layout in layouts)
     parameter_layouts = state_layouts(strategy, name, parameter_of_state)

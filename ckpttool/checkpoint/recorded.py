@@ -1,14 +1,15 @@
-"""What the manifest of a folder of outputs says of its checkpoint: ranks, strategy, old names.
+"""What the manifest of a folder of outputs says of its checkpoint: ranks, layouts, source names.
 
-A manifest names the ranks that it was written for, if not for all (--rank).  It names the strategy
-of the outputs, and the names that tensors had before they were renamed.  A manifest counts for the
-files that it lists.  `ckpttool.checks.manifest` reports one that cannot be read.
+A manifest names the ranks that it was written for, if not for all (--rank).  It has the layouts of
+the outputs under the names that they have.  Where these were not known, it has the names that the
+strategy of the source uses: a strategy is read through them, never through rules.  A manifest
+counts for the files that it lists.  `ckpttool.checks.manifest` reports one that cannot be read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,10 +18,10 @@ from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import replace
+from ckpttool.problems import Diagnostic, FormatError, PlanError
+from ckpttool.records import record, replace
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.transaction.strategies import RecordedStrategy
+from ckpttool.transaction.strategies import RecordedSet, RecordedStrategy
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -75,109 +76,180 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, one))
 
 
-def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether a manifest lists all these files, and names this strategy or its equal.
+@record
+class KeptNames:
+    """What is known of files of ranks that are written again, by their names in the source.
 
-    `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
+    Attributes
+    ----------
+    strategy
+        The layouts that a manifest has; None if there are none.
+    names
+        The names in the strategy of the first source that differ; None if not known.
+    files
+        The strategy that a manifest names, if it is there.
     """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
-        return False
+
+    strategy: Strategy | None = None
+    names: Mapping[str, str] | None = None
+    files: tuple[str, ...] = ()
+
+
+def read_kept(catalog: Catalog, is_ignored: bool) -> KeptNames:
+    """Return what the manifest of a source says for files that are written again.
+
+    Raises
+    ------
+    PlanError
+        The manifest does not say which names strategies have, and is not ``is_ignored``.
+    """
     try:
-        manifest = ManifestFile.read(path)
-        recorded = RecordedStrategy.of(manifest)
-        if recorded is None or not _lists_all(manifest, catalog):
-            return False
-        is_it = recorded.is_of(strategy.files)
-        return is_it or _is_equal(_compare_with_named(catalog, strategy, manifest, recorded))
+        recorded = RecordedSet.read(catalog.root)
     except FormatError:
-        return False
+        return KeptNames()  # `ckpttool.checks.manifest.check_source` reports it
+    if recorded is None:
+        return KeptNames(names={})
+    provenance = recorded.provenance
+    if provenance.has_unknown_names:
+        if is_ignored:
+            return KeptNames()
+        hint = "write the set again from its source, or --ignore-manifest"
+        raise PlanError([recorded.unknown_names(provenance.renamed, hint)])
+    if not recorded.lists(catalog.paths):
+        return KeptNames(names=provenance.source_names or {})
+    return KeptNames(recorded.written, provenance.source_names or {}, recorded.find_files())
 
 
-def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
-    """Return the strategy that a manifest names, if it is another than the given one."""
-    recorded = RecordedStrategy.of(manifest)
-    if recorded is None or not strategy.files or recorded.is_of(strategy.files):
-        return None
-    return recorded
+def as_recorded(
+    catalog: Catalog, strategy: Strategy, option: str, is_ignored: bool = False
+) -> Strategy:
+    """Return the strategy as the manifest of the files says how to read it, with notes.
 
-
-def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
-    """Return the strategy with the names that the manifest says its tensors got, and notes.
-
-    There is a note, too, if the manifest names another strategy, or cannot be read.
+    If the manifest has the layouts of the tensors, these count, and the strategy is compared with
+    them.  If it has names, the strategy is read through them.  There is a note if the manifest
+    names another strategy, or cannot be read.  With ``is_ignored`` only the names count.
     """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
+    if not strategy.files:
         return strategy
-    notes: list[Diagnostic] = []
     try:
-        manifest = ManifestFile.read(path)
-        if (other := other_strategy(manifest, strategy)) is not None:
-            notes += _note_other(catalog, strategy, (manifest, other), option)
-        called = _old_names(strategy, manifest.provenance().renamed)
-        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
-            text = "the strategy has the old names, read as the new ones"
-            facts = f"{shorten(read, 2)}, as {path} says"
-            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
-            strategy = strategy.with_names(called)
+        recorded = RecordedSet.read(catalog.root)
+        if recorded is None:
+            return strategy
+        is_set = recorded.lists(catalog.paths)
     except FormatError as error:
         (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        notes.append(replace(one, code="other_strategy", facts=facts))
-    return replace(strategy, notes=(*strategy.notes, *notes))
-
-
-def without_manifest(strategy: Strategy) -> Strategy:
-    """Return a strategy without the note that the manifest names another one."""
-    other = noted_other_strategy(strategy)
-    return replace(strategy, notes=tuple(one for one in strategy.notes if one is not other))
-
-
-def recorded_files(catalog: Catalog) -> tuple[str, ...]:
-    """Return the files of the strategy that the manifest names for all files of a checkpoint.
-
-    The result is empty if they are not there, or if tensors were renamed: the strategy has the old
-    names.
-    """
-    path = Path(catalog.root) / MANIFEST
-    if not catalog.needs_strategy or not is_file(path):
-        return ()
-    try:
-        manifest = ManifestFile.read(path)
-        named = RecordedStrategy.of(manifest)
-        if named is None or manifest.provenance().renamed or not _lists_all(manifest, catalog):
-            return ()
-    except FormatError:
-        return ()  # `ckpttool.checks.manifest.check_source` reports it
-    return named.find()
-
-
-def _note_other(
-    catalog: Catalog, strategy: Strategy, named: tuple[ManifestFile, RecordedStrategy], option: str
-) -> Iterator[Diagnostic]:
-    """Yield that a manifest names another strategy; nothing if that describes the same slices.
-
-    It is an error if the named strategy is there and shards a tensor otherwise.
-    """
-    _, other = named
-    kinds = _compare_with_named(catalog, strategy, *named)
+        note = replace(one, code="other_strategy", facts=facts)
+        return strategy if is_ignored else replace(strategy, notes=(*strategy.notes, note))
+    if strategy.is_as_written:
+        return replace(strategy, is_recorded=is_set, is_as_written=is_set)
+    strategy = _with_source_names(catalog, strategy, recorded)
+    if is_ignored:
+        return strategy
+    if recorded.provenance.has_unknown_names:
+        return _refuse_old_names(strategy, recorded, option)
+    if is_set and recorded.written is not None:
+        return _as_written(catalog, strategy, recorded.written, recorded, option)
+    other = recorded.other_than(strategy)
+    if other is None:
+        return replace(strategy, is_recorded=is_set and recorded.named is not None)
+    kinds = _compare_with_named(catalog, strategy, recorded, other) if is_set else None
     if _is_equal(kinds):
-        return
+        return replace(strategy, is_recorded=True)
     found = other.find()
-    options = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
-    note = Diagnostic(
-        "other_strategy",
-        f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
-        hint=f"{options}; `ckpttool help other_strategy` explains",
-        facts="" if found else other.why_not_found,
-        path=strategy.files[0],
-    )
+    hint = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
+    note = _other_note(catalog, strategy, other, kinds, hint)
+    note = note if found else replace(note, facts=other.why_not_found)
+    return replace(strategy, notes=(*strategy.notes, note))
+
+
+def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedSet) -> Strategy:
+    """Return the strategy with the names of the files, where a manifest has those of the source.
+
+    A strategy of the new names only stays as it is.
+    """
+    names = recorded.provenance.source_names or {}
+    lists_old = any(map(strategy.has_entry, names.values()))
+    if not lists_old and any(map(strategy.has_entry, names)):
+        return strategy
+    called, new_of = dict(names), {old: new for new, old in names.items()}
+    for state, parameter in strategy.listed_states.items():  # those that no file has
+        if parameter in new_of and state not in new_of and state not in catalog.holders:
+            called.setdefault(state.removesuffix(parameter) + new_of[parameter], state)
+    read = [f"{old} as {new}" for new, old in called.items() if strategy.has_entry(old)]
+    if not read:
+        return strategy
+    text = "the strategy has the old names, read as the new ones"
+    facts = f"{shorten(read, 2)}, as {recorded.manifest.path} says"
+    note = Diagnostic("corrected", text, facts=facts, where=strategy.origin)
+    return replace(strategy.with_names(called), notes=(*strategy.notes, note))
+
+
+def _refuse_old_names(strategy: Strategy, recorded: RecordedSet, option: str) -> Strategy:
+    """Return the strategy, with an error if it lists names that tensors had before."""
+    renamed = recorded.provenance.renamed
+    if listed := {new: old for new, old in renamed.items() if strategy.has_entry(old)}:
+        problem = recorded.unknown_names(listed, f"{option} with the new names only")
+        note = replace(problem, path=strategy.files[0])
+        return replace(strategy, notes=(*strategy.notes, note))
+    is_named = recorded.named is not None and recorded.other_than(strategy) is None
+    return replace(strategy, is_recorded=is_named)
+
+
+def _as_written(
+    catalog: Catalog, given: Strategy, written: Strategy, recorded: RecordedSet, option: str
+) -> Strategy:
+    """Return the layouts of a manifest; the given strategy if that shards a tensor otherwise."""
+    other = recorded.other_than(given)
+    is_named = recorded.named is not None and other is None
+    kinds: Mapping[str, Kind | None] | None = {}
+    if recorded.provenance.renamed or not is_named:
+        kinds = _compare_slices(catalog, given, written)
+        kinds = kinds or ({} if is_named else None)
+    read = replace(written, files=given.files, notes=given.notes)
+    if _is_equal(kinds):
+        return read
+    note = _other_note(catalog, given, other, kinds, f"the same command without {option}")
+    return replace(given if note.code == "strategy" else read, notes=(*given.notes, note))
+
+
+def _compare_slices(catalog: Catalog, given: Strategy, written: Strategy) -> dict[str, Kind | None]:
+    """Return what differs from the layouts of a manifest, for each tensor that both have."""
+    # Imported late, as most checkpoints have no manifest.
+    from ckpttool.checkpoint.fit import fit_to_slices
+    from ckpttool.checkpoint.optimizer_state import correct_layouts
+    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_rest
+
+    given, _ = fit_to_slices(catalog, given)
+    states = catalog.match_states(given.layouts)
+    kinds = {}
+    for name, meta in catalog.metas.items():
+        if name in given.layouts:
+            layouts = correct_layouts(catalog, given, name, states)
+        else:
+            layouts = layouts_of_rest(given, len(meta.shape))
+        if layouts and name in written.layouts:
+            kinds[name] = kind_of_difference(layouts, written.layouts[name])
+    return kinds
+
+
+def _other_note(
+    catalog: Catalog,
+    strategy: Strategy,
+    other: RecordedStrategy | None,
+    kinds: Mapping[str, Kind | None] | None,
+    hint: str,
+) -> Diagnostic:
+    """Return that a set was written for another strategy; an error if that shards otherwise."""
+    text = f"{strategy.origin_is} not the strategy of {catalog.root}"
+    text += "" if other is None else f", which was written for {other}"
+    hint += "; `ckpttool help other_strategy` explains"
+    note = Diagnostic("other_strategy", text, hint=hint, path=strategy.files[0])
     unlike = [name for name, kind in (kinds or {}).items() if kind in _DECISIVE]
-    if unlike:
-        facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
-        note = replace(note, code="strategy", facts=facts)
-    yield note
+    if not unlike:
+        return note
+    facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
+    return replace(note, code="strategy", facts=facts)
 
 
 # What makes other tensors of the same slices.  A shard may be hidden, or follow from a parameter.
@@ -185,20 +257,19 @@ _DECISIVE = ("stages", "slices", "shape")
 
 
 def _compare_with_named(
-    catalog: Catalog, strategy: Strategy, manifest: ManifestFile, named: RecordedStrategy
+    catalog: Catalog, strategy: Strategy, recorded: RecordedSet, named: RecordedStrategy
 ) -> dict[str, Kind | None] | None:
     """Return what differs from the strategy that a manifest names, for each tensor.
 
-    None if the files are not those of the manifest, or that strategy is not there.
+    None if that strategy is not there.
     """
     # Imported late, as most checkpoints have no manifest.
     from ckpttool.model.layout_difference import kind_of_difference, layouts_of_name
     from ckpttool.strategy_files.reader import read_strategy
 
-    if not (found := named.find()) or not _lists_all(manifest, catalog):
+    if not (found := named.find()):
         return None
-    renamed = manifest.provenance().renamed
-    both = [one.with_names(_old_names(one, renamed)) for one in (strategy, read_strategy(found))]
+    both = strategy, _with_source_names(catalog, read_strategy(found), recorded)
     return {
         name: kind_of_difference(*layouts_of_name(name, *both))
         for name in catalog.metas
@@ -209,26 +280,6 @@ def _compare_with_named(
 def _is_equal(kinds: Mapping[str, Kind | None] | None) -> bool:
     """Return whether two strategies were compared and no tensor differs."""
     return kinds is not None and not any(kinds.values())
-
-
-def _lists_all(manifest: ManifestFile, catalog: Catalog) -> bool:
-    """Return whether a manifest lists all files of a checkpoint."""
-    folder = manifest.path.parent
-    listed = {os.path.normpath(folder / one.path) for one in manifest.outputs()}
-    return listed.issuperset(map(os.path.normpath, catalog.paths))
-
-
-def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the new names that the strategy has by the old ones only, with these.
-
-    ``renamed`` has new and old names of what was written; a state that was not follows.
-    """
-    new_of = {old: new for new, old in renamed.items()}
-    for state, parameter in strategy.listed_states.items():
-        if parameter in new_of:
-            new_of.setdefault(state, state.removesuffix(parameter) + new_of[parameter])
-    has_new = strategy.new_names_in(new_of)
-    return {new: old for old, new in new_of.items() if old not in has_new}
 
 
 def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
@@ -256,13 +307,13 @@ def _written_ranks(
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, strategy)
-    if catalog.expected_ranks is not None or expected <= found or not is_file(path):
+    if catalog.expected_ranks is not None or expected <= found:
         return None
     try:
-        manifest = ManifestFile.read(path)
-        if strategy is not None and other_strategy(manifest, strategy):
+        recorded = RecordedSet.read(catalog.root)
+        if recorded is None or (strategy is not None and recorded.other_than(strategy)):
             return None  # its ranks are others than those of this one
-        outputs = manifest.manifest().outputs
+        outputs = recorded.manifest.manifest().outputs
     except FormatError:
         return None
     ranks = frozenset({*found, *(output.rank for output in outputs)})

@@ -110,7 +110,10 @@ def check_stages(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the differences between layouts of parameters and of their states in the strategy."""
-    return find_mismatched_states(checkpoint.catalog, checkpoint.strategy)
+    strategy = checkpoint.strategy
+    return (
+        iter(()) if strategy.is_as_written else find_mismatched_states(checkpoint.catalog, strategy)
+    )
 
 
 def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

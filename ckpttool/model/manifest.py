@@ -27,7 +27,16 @@ A document that does not match it, byte for byte, is damaged.
     ``source`` has the name of its file.  One with ``target``, that of the outputs, has its path
     from the document's folder.  Old documents have no roles, and names alone.
 ``renamed``
-    Name in the outputs to name in the source, where they differ; left out if none does.
+    Name in the outputs to name in the source, where they differ; left out if none does.  It is for
+    people: nothing reads it.
+``layouts``, ``layout_of``
+    How the outputs are sharded, where that is known.  ``layouts`` is a `LayoutTable`, ``layout_of``
+    has each name in the outputs with its number in ``kinds``.  Strings, values that differ between
+    ranks, and single values that the target does not list have none.
+``source_names``
+    Of outputs whose layouts are not known: name in the outputs to the name that the strategy of the
+    first source uses, where they differ.  It is composed over all runs.  A document with neither
+    this nor ``layouts`` was written before there were any, or its source had a damaged one.
 ``averaged``
     The checkpoints of which a weighted mean was made, each with its path, like those of inputs, its
     step and its weight; left out for one source.  ``step`` is then that of the last.
@@ -55,14 +64,17 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Literal, TypeAlias
 
 from ckpttool.model.dtypes import TEXT
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.region import Region
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.records import asdict, field, record, replace
-from ckpttool.wording import count
+from ckpttool.problems import FormatError
+from ckpttool.records import asdict, defaults, field, record, replace
+from ckpttool.wording import count, shorten
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
@@ -128,6 +140,60 @@ class AveragedInput:
 
 
 @record
+class LayoutEntry:
+    """A `Layout`, without what follows from the tensors."""
+
+    device_matrix: tuple[int, ...]
+    tensor_map: tuple[tuple[int, ...], ...]
+    optimizer_shard: int
+    first_rank: int
+    rows: tuple[int, ...]
+    fields: int
+
+    @classmethod
+    def of(cls, layout: Layout) -> LayoutEntry:
+        """Return the entry of a layout."""
+        return cls(*(getattr(layout, key) for key in defaults(cls)))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout; raises ValueError if it is impossible."""
+        return Layout(**{key: getattr(self, key) for key in defaults(LayoutEntry)})
+
+
+@record
+class LayoutTable:
+    """The layouts of a set of outputs, each kind once.
+
+    Attributes
+    ----------
+    stages, stage_ranks
+        Number of pipeline stages, and of the ranks of each.
+    kinds
+        The layouts of a tensor, one for each stage that has it.
+
+    Raises
+    ------
+    ValueError
+        A layout is impossible, or not of one of these stages.
+    """
+
+    stages: int
+    stage_ranks: int
+    kinds: tuple[tuple[LayoutEntry, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stages * self.stage_ranks <= MAX_RANKS:
+            raise ValueError(f"{self.stages} stages of {self.stage_ranks} ranks")
+        firsts = range(0, self.stages * self.stage_ranks, self.stage_ranks)
+        for one in chain(*self.kinds):
+            is_small = max(len(one.device_matrix), len(one.tensor_map)) <= MAX_LAYOUT_AXES
+            is_of_stage = one.first_rank in firsts and len(one.layout.ranks) == self.stage_ranks
+            if not (is_small and is_of_stage):
+                raise ValueError(f"a layout that is not of a stage of {self.stage_ranks} ranks")
+
+
+@record
 class Provenance:
     """What a run reads and does; equal provenance gives equal outputs.
 
@@ -155,6 +221,10 @@ class Provenance:
         The checkpoints of which the weighted mean was made; none for one source.
     left_out
         The tensors of the source that the user did not want; None if there are none.
+    layouts, layout_of
+        The layouts of the outputs, and the number of those of each name; None if not known.
+    source_names
+        Name in the outputs to that in the strategy of the source; None if not known, or not needed.
     """
 
     ckpttool: str
@@ -168,6 +238,32 @@ class Provenance:
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
     averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
     left_out: LeftOut | None = field(default=None, compare=False)
+    layouts: LayoutTable | None = field(default=None, compare=False)
+    layout_of: Mapping[str, int] = field(default_factory=dict, compare=False)
+    source_names: Mapping[str, str] | None = field(default=None, compare=False)
+
+    @property
+    def has_unknown_names(self) -> bool:
+        """Whether tensors were renamed, and nothing tells the names that strategies use."""
+        return bool(self.renamed) and self.layouts is None and self.source_names is None
+
+    def strategy(self, path: str) -> Strategy | None:
+        """Return the layouts that the manifest at a path has; None if it has none.
+
+        Raises
+        ------
+        FormatError
+            A tensor has the number of no layout.
+        """
+        if self.layouts is None:
+            return None
+        kinds = self.layouts.kinds
+        table = {number: tuple(one.layout for one in of) for number, of in enumerate(kinds)}
+        if wrong := [name for name, number in self.layout_of.items() if number not in table]:
+            raise FormatError(path, None, f"layout_of: {shorten(wrong, 3)} has no layout")
+        layouts = {name: table[number] for name, number in self.layout_of.items()}
+        sizes = self.layouts.stages, self.layouts.stage_ranks
+        return Strategy(layouts, *sizes, (path,), is_recorded=True, is_as_written=True)
 
     @property
     def digest(self) -> str:
@@ -193,6 +289,9 @@ class Provenance:
             **({"renamed": self.renamed} if self.renamed else {}),
             **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
             **({"left_out": asdict(self.left_out)} if self.left_out else {}),
+            **({"layouts": asdict(self.layouts)} if self.layouts else {}),
+            **({"layout_of": self.layout_of} if self.layouts else {}),
+            **({} if self.source_names is None else {"source_names": self.source_names}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -354,6 +354,9 @@ class Plan(Brief):
         The source files that a manifest lists, by path.
     tensors
         What the user wants of the tensors, and what becomes of numbers that overflow.
+    source_strategy, source_names
+        What the manifest of a source has whose files are written again: its layouts, or the names
+        in its strategy that differ.  The names are None if not known.
     """
 
     inputs: tuple[Catalog, ...]
@@ -369,6 +372,8 @@ class Plan(Brief):
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
     tensors: TensorOptions = TensorOptions()
     weights: tuple[float, ...] = ()
+    source_strategy: Strategy | None = None
+    source_names: Mapping[str, str] | None = None
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -391,6 +396,43 @@ class Plan(Brief):
         """Name in the outputs to name in the source, where they differ."""
         pairs = ((one.name, one.source.name) for one in self.transfers)
         return {new: old for new, old in pairs if new != old}
+
+    @property
+    def written_names(self) -> Mapping[str, str] | None:
+        """Name in the outputs to that in the strategy of the source, where they differ.
+
+        None if that is not known, or if layouts are.
+        """
+        if self.source_names is None:
+            return None
+        names = self.source_names
+        called = {one.name: names.get(one.source.name, one.source.name) for one in self.transfers}
+        return {name: old for name, old in called.items() if name != old}
+
+    @cached_property
+    def written_strategy(self) -> Strategy | None:
+        """The layouts of the tensors in the outputs, by their names there; None if not known.
+
+        Strings, values that differ between ranks, and single values that the target does not list
+        have none.
+        """
+        if self.is_own:
+            known = self.source_strategy
+            pairs = ((one.name, one.source.name) for one in self.transfers)
+            return known and known.with_only_names(dict(pairs))
+        target = self.target.strategy
+        strategy = target or Strategy({}, 1, 1)
+        found: dict[str, tuple[Layout, ...]] = {}
+        for one in self.transfers:
+            name, old = one.name, one.source.name
+            is_listed = old in strategy.layouts or old in self.not_listed.followed
+            has_layout = one.meta.text is None and (is_listed or not one.meta.is_single)
+            if one.source.only_for is None and has_layout:
+                full = Layout.unsharded(len(one.meta.shape))  # in whichever numbered file
+                of_stages = _by_stage(one, target.stage_ranks) if target else [full]
+                placed = (*found.get(name, ()), *of_stages)
+                found[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
+        return replace(strategy, layouts=found, rules=None)
 
     @property
     def attrs(self) -> Mapping[str, str]:
@@ -534,6 +576,16 @@ class Plan(Brief):
         layouts = ((one, it.source.meta.shape) for it in self.transfers for one in it.layouts)
         numbers = [known.setdefault(layout, len(known)) for layout in layouts]
         return tuple(known), transfers, numbers
+
+
+def _by_stage(transfer: Transfer, stage_ranks: int) -> Iterator[Layout]:
+    """Yield the layouts of a transfer, with one of all ranks repeated for each stage."""
+    for layout in transfer.layouts:
+        if len(layout.ranks) == stage_ranks:
+            yield layout
+            continue
+        for first in range(layout.ranks.start, layout.ranks.stop, stage_ranks):
+            yield Layout.unsharded(len(layout.tensor_map), stage_ranks, first)
 
 
 _LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape

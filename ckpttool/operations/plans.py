@@ -22,7 +22,7 @@ from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checkpoint.recorded import recorded_files
+from ckpttool.checkpoint.recorded import KeptNames, read_kept
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -180,6 +180,8 @@ class _Source:
         How its files are taken; see `resolve`.
     sampled_bytes
         How much of it is compared with its manifest; None for the default.
+    kept
+        What its manifest says of the names of files that are written again.
     """
 
     catalog: Catalog
@@ -188,6 +190,7 @@ class _Source:
     refusal: CkptToolError | None = None
     files: Files = "joined"
     sampled_bytes: int | None = None
+    kept: KeptNames = KeptNames()
 
 
 def _plan_and_check(
@@ -354,7 +357,14 @@ def _plan(
                 if casts := choices.tensors.casts:
                     texts = sorted(one.text for one in casts)
                     provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
-                plan = replace(plan, provenance=provenance, listed=listed)
+                kept = source.kept
+                plan = replace(
+                    plan,
+                    provenance=provenance,
+                    listed=listed,
+                    source_strategy=kept.strategy,
+                    source_names=kept.names,
+                )
     except CkptToolError as error:
         diagnostics.failures.append(error)
     return checkpoint, plan
@@ -597,8 +607,12 @@ def plan_convert(
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
-    refusal = _described_error(catalog)
-    is_renamed = bool(resolve_options.tensors.renames)
+    refusal, kept = _described_error(catalog), KeptNames()
+    try:
+        kept = read_kept(catalog, resolve_options.manifest == "ignore")
+    except PlanError as error:
+        refusal = refusal or error
+    is_renamed = bool(resolve_options.tensors.renames) and kept.strategy is None
     noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
     is_folder = _is_folder(catalog, output)
     is_whole = output.ranks is None and output.max_shard_bytes is None
@@ -618,8 +632,8 @@ def plan_convert(
     if catalog.is_merged:
         target = _merged(path, format, output, is_folder)
     else:
-        target = _again(catalog, path, format, output)
-    source = _Source(catalog, None, resolve_options, refusal, files="kept")
+        target = _again(catalog, path, format, output, kept.files)
+    source = _Source(catalog, None, resolve_options, refusal, files="kept", kept=kept)
     return _plan_and_check([source], target, output, executor, open_progress)
 
 
@@ -700,7 +714,13 @@ def _limited_to(catalog: Catalog, ranks: Collection[int]) -> Catalog:
     )
 
 
-def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -> Target:
+def _again(
+    catalog: Catalog,
+    folder: str,
+    format: str,
+    options: OutputOptions,
+    strategy_files: tuple[str, ...],
+) -> Target:
     """Return the target that writes each file of ranks again, under the same name below a folder.
 
     What all headers have in common beside tensors and checksums stays, where the format keeps it.
@@ -721,7 +741,7 @@ def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -
         format,
         paths,
         ranks=ranks,
-        strategy=Strategy.without_layouts(ranks, recorded_files(catalog)),
+        strategy=Strategy.without_layouts(ranks, strategy_files),
         attrs={**attrs, **header_attrs(options.crc)},
         folder=folder,
     )
