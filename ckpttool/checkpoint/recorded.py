@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.plan import Kept
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, FormatError, PlanError
-from ckpttool.records import record, replace
+from ckpttool.records import replace
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.transaction.strategies import RecordedSet, RecordedStrategy
+from ckpttool.transaction.strategies import RecordedSet
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -76,48 +77,25 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, one))
 
 
-@record
-class KeptNames:
-    """What is known of files of ranks that are written again, by their names in the source.
-
-    Attributes
-    ----------
-    strategy
-        The layouts that a manifest has; None if there are none.
-    names
-        The names in the strategy of the first source that differ; None if not known.
-    files
-        The strategy that a manifest names, if it is there.
-    """
-
-    strategy: Strategy | None = None
-    names: Mapping[str, str] | None = None
-    files: tuple[str, ...] = ()
-
-
-def read_kept(catalog: Catalog, is_ignored: bool) -> KeptNames:
+def read_kept(catalog: Catalog, is_ignored: bool) -> tuple[Kept, PlanError | None]:
     """Return what the manifest of a source says for files that are written again.
 
-    Raises
-    ------
-    PlanError
-        The manifest does not say which names strategies have, and is not ``is_ignored``.
+    There is an error if it does not say which names strategies have, and is not ``is_ignored``.
     """
     try:
         recorded = RecordedSet.read(catalog.root)
     except FormatError:
-        return KeptNames()  # `ckpttool.checks.manifest.check_source` reports it
+        return Kept(), None  # `ckpttool.checks.manifest.check_source` reports it
     if recorded is None:
-        return KeptNames(names={})
-    provenance = recorded.provenance
-    if provenance.has_unknown_names:
-        if is_ignored:
-            return KeptNames()
+        return Kept(names={}), None
+    if recorded.provenance.has_unknown_names:
         hint = "write the set again from its source, or --ignore-manifest"
-        raise PlanError([recorded.unknown_names(provenance.renamed, hint)])
+        problem = recorded.unknown_names(recorded.provenance.renamed, hint)
+        return Kept(), None if is_ignored else PlanError([problem])
+    names = recorded.provenance.source_names or {}
     if not recorded.lists(catalog.paths):
-        return KeptNames(names=provenance.source_names or {})
-    return KeptNames(recorded.written, provenance.source_names or {}, recorded.find_files())
+        return Kept(names=names), None
+    return Kept(recorded.written, names, recorded.find_files()), None
 
 
 def as_recorded(
@@ -133,34 +111,59 @@ def as_recorded(
         return strategy
     try:
         recorded = RecordedSet.read(catalog.root)
-        if recorded is None:
-            return strategy
-        is_set = recorded.lists(catalog.paths)
+        is_set = recorded is not None and recorded.lists(catalog.paths)
     except FormatError as error:
         (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
         note = replace(one, code="other_strategy", facts=facts)
         return strategy if is_ignored else replace(strategy, notes=(*strategy.notes, note))
+    if recorded is None:
+        return strategy
     if strategy.is_as_written:
         return replace(strategy, is_recorded=is_set, is_as_written=is_set)
     strategy = _with_source_names(catalog, strategy, recorded)
-    if is_ignored:
-        return strategy
+    return strategy if is_ignored else _compared(catalog, strategy, recorded, is_set, option)
+
+
+def _compared(
+    catalog: Catalog, given: Strategy, recorded: RecordedSet, is_set: bool, option: str
+) -> Strategy:
+    """Return how to read a set beside which a strategy is given, with a note if it is another.
+
+    It is an error if that shards a tensor otherwise, or has names that may be mistaken.
+    """
+    renamed, other = recorded.provenance.renamed, recorded.other_than(given)
+    is_named = recorded.named is not None and other is None
     if recorded.provenance.has_unknown_names:
-        return _refuse_old_names(strategy, recorded, option)
-    if is_set and recorded.written is not None:
-        return _as_written(catalog, strategy, recorded.written, recorded, option)
-    other = recorded.other_than(strategy)
-    if other is None:
-        return replace(strategy, is_recorded=is_set and recorded.named is not None)
-    kinds = _compare_with_named(catalog, strategy, recorded, other) if is_set else None
-    if _is_equal(kinds):
-        return replace(strategy, is_recorded=True)
-    found = other.find()
+        listed = {new: old for new, old in renamed.items() if given.has_entry(old)}
+        problem = recorded.unknown_names(listed, f"{option} with the new names only")
+        notes = [replace(problem, path=given.files[0])] if listed else []
+        return replace(given, is_recorded=is_set and is_named, notes=(*given.notes, *notes))
+    found = () if other is None else other.find()
     hint = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
-    note = _other_note(catalog, strategy, other, kinds, hint)
-    note = note if found else replace(note, facts=other.why_not_found)
-    return replace(strategy, notes=(*strategy.notes, note))
+    read, against = given, recorded.written if is_set else None
+    if against is not None:
+        read = replace(against, files=given.files, notes=given.notes)
+        hint = f"the same command without {option}"
+    elif other is None:
+        return replace(given, is_recorded=is_set and is_named)
+    elif is_set and found:
+        from ckpttool.strategy_files.reader import read_strategy  # late, as few sets need it
+
+        against = _with_source_names(catalog, read_strategy(found), recorded)
+    is_compared = renamed or not is_named
+    kinds = _compare(catalog, given, against) if against and is_compared else {}
+    if not any(kinds.values()) and (is_named or kinds):
+        return replace(read, is_recorded=True)
+    text = f"{given.origin_is} not the strategy of {catalog.root}"
+    text += "" if other is None else f", which was written for {other}"
+    hint += "; `ckpttool help other_strategy` explains"
+    facts = other.why_not_found if other and not (found or against) else ""
+    note = Diagnostic("other_strategy", text, hint=hint, facts=facts, path=given.files[0])
+    if unlike := [name for name, kind in kinds.items() if kind in _DECISIVE]:
+        facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
+        note, read = replace(note, code="strategy", facts=facts), given
+    return replace(read, notes=(*given.notes, note))
 
 
 def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedSet) -> Strategy:
@@ -185,101 +188,30 @@ def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedS
     return replace(strategy.with_names(called), notes=(*strategy.notes, note))
 
 
-def _refuse_old_names(strategy: Strategy, recorded: RecordedSet, option: str) -> Strategy:
-    """Return the strategy, with an error if it lists names that tensors had before."""
-    renamed = recorded.provenance.renamed
-    if listed := {new: old for new, old in renamed.items() if strategy.has_entry(old)}:
-        problem = recorded.unknown_names(listed, f"{option} with the new names only")
-        note = replace(problem, path=strategy.files[0])
-        return replace(strategy, notes=(*strategy.notes, note))
-    is_named = recorded.named is not None and recorded.other_than(strategy) is None
-    return replace(strategy, is_recorded=is_named)
+# What makes other tensors of the same slices.  A shard may be hidden, or follow from a parameter.
+_DECISIVE = ("stages", "slices", "shape")
 
 
-def _as_written(
-    catalog: Catalog, given: Strategy, written: Strategy, recorded: RecordedSet, option: str
-) -> Strategy:
-    """Return the layouts of a manifest; the given strategy if that shards a tensor otherwise."""
-    other = recorded.other_than(given)
-    is_named = recorded.named is not None and other is None
-    kinds: Mapping[str, Kind | None] | None = {}
-    if recorded.provenance.renamed or not is_named:
-        kinds = _compare_slices(catalog, given, written)
-        kinds = kinds or ({} if is_named else None)
-    read = replace(written, files=given.files, notes=given.notes)
-    if _is_equal(kinds):
-        return read
-    note = _other_note(catalog, given, other, kinds, f"the same command without {option}")
-    return replace(given if note.code == "strategy" else read, notes=(*given.notes, note))
-
-
-def _compare_slices(catalog: Catalog, given: Strategy, written: Strategy) -> dict[str, Kind | None]:
-    """Return what differs from the layouts of a manifest, for each tensor that both have."""
+def _compare(catalog: Catalog, *both: Strategy) -> Mapping[str, Kind | None]:
+    """Return what differs between two strategies, for each tensor that both shard."""
     # Imported late, as most checkpoints have no manifest.
     from ckpttool.checkpoint.fit import fit_to_slices
     from ckpttool.checkpoint.optimizer_state import correct_layouts
     from ckpttool.model.layout_difference import kind_of_difference, layouts_of_rest
 
-    given, _ = fit_to_slices(catalog, given)
-    states = catalog.match_states(given.layouts)
+    fitted = [fit_to_slices(catalog, one)[0] for one in both]
+    sides = [(one, catalog.match_states(one.layouts)) for one in fitted]
     kinds = {}
     for name, meta in catalog.metas.items():
-        if name in given.layouts:
-            layouts = correct_layouts(catalog, given, name, states)
-        else:
-            layouts = layouts_of_rest(given, len(meta.shape))
-        if layouts and name in written.layouts:
-            kinds[name] = kind_of_difference(layouts, written.layouts[name])
+        a, b = (
+            correct_layouts(catalog, one, name, states)
+            if name in one.layouts
+            else layouts_of_rest(one, len(meta.shape))
+            for one, states in sides
+        )
+        if a and b:
+            kinds[name] = kind_of_difference(a, b)
     return kinds
-
-
-def _other_note(
-    catalog: Catalog,
-    strategy: Strategy,
-    other: RecordedStrategy | None,
-    kinds: Mapping[str, Kind | None] | None,
-    hint: str,
-) -> Diagnostic:
-    """Return that a set was written for another strategy; an error if that shards otherwise."""
-    text = f"{strategy.origin_is} not the strategy of {catalog.root}"
-    text += "" if other is None else f", which was written for {other}"
-    hint += "; `ckpttool help other_strategy` explains"
-    note = Diagnostic("other_strategy", text, hint=hint, path=strategy.files[0])
-    unlike = [name for name, kind in (kinds or {}).items() if kind in _DECISIVE]
-    if not unlike:
-        return note
-    facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
-    return replace(note, code="strategy", facts=facts)
-
-
-# What makes other tensors of the same slices.  A shard may be hidden, or follow from a parameter.
-_DECISIVE = ("stages", "slices", "shape")
-
-
-def _compare_with_named(
-    catalog: Catalog, strategy: Strategy, recorded: RecordedSet, named: RecordedStrategy
-) -> dict[str, Kind | None] | None:
-    """Return what differs from the strategy that a manifest names, for each tensor.
-
-    None if that strategy is not there.
-    """
-    # Imported late, as most checkpoints have no manifest.
-    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_name
-    from ckpttool.strategy_files.reader import read_strategy
-
-    if not (found := named.find()):
-        return None
-    both = strategy, _with_source_names(catalog, read_strategy(found), recorded)
-    return {
-        name: kind_of_difference(*layouts_of_name(name, *both))
-        for name in catalog.metas
-        if any(one.has_entry(name) for one in both)
-    }
-
-
-def _is_equal(kinds: Mapping[str, Kind | None] | None) -> bool:
-    """Return whether two strategies were compared and no tensor differs."""
-    return kinds is not None and not any(kinds.values())
 
 
 def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:

@@ -110,10 +110,7 @@ def check_stages(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the differences between layouts of parameters and of their states in the strategy."""
-    strategy = checkpoint.strategy
-    return (
-        iter(()) if strategy.is_as_written else find_mismatched_states(checkpoint.catalog, strategy)
-    )
+    return find_mismatched_states(checkpoint.catalog, checkpoint.strategy)
 
 
 def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -29,10 +29,9 @@ A document that does not match it, byte for byte, is damaged.
 ``renamed``
     Name in the outputs to name in the source, where they differ; left out if none does.  It is for
     people: nothing reads it.
-``layouts``, ``layout_of``
-    How the outputs are sharded, where that is known.  ``layouts`` is a `LayoutTable`, ``layout_of``
-    has each name in the outputs with its number in ``kinds``.  Strings, values that differ between
-    ranks, and single values that the target does not list have none.
+``layouts``
+    How the outputs are sharded, where that is known: a `LayoutTable`.  Strings, values that differ
+    between ranks, and single values that the target does not list are not in it.
 ``source_names``
     Of outputs whose layouts are not known: name in the outputs to the name that the strategy of the
     first source uses, where they differ.  It is composed over all runs.  A document with neither
@@ -72,13 +71,13 @@ from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.problems import FormatError
-from ckpttool.records import asdict, defaults, field, record, replace
-from ckpttool.wording import count, shorten
+from ckpttool.records import asdict, field, record, replace
+from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
 RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
+_OF_LAYOUT = ("device_matrix", "tensor_map", "optimizer_shard", "first_rank", "rows", "fields")
 DIGEST_BYTES = 32  # of SHA-256
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 Role: TypeAlias = Literal["source", "target"]
@@ -140,30 +139,8 @@ class AveragedInput:
 
 
 @record
-class LayoutEntry:
-    """A `Layout`, without what follows from the tensors."""
-
-    device_matrix: tuple[int, ...]
-    tensor_map: tuple[tuple[int, ...], ...]
-    optimizer_shard: int
-    first_rank: int
-    rows: tuple[int, ...]
-    fields: int
-
-    @classmethod
-    def of(cls, layout: Layout) -> LayoutEntry:
-        """Return the entry of a layout."""
-        return cls(*(getattr(layout, key) for key in defaults(cls)))
-
-    @property
-    def layout(self) -> Layout:
-        """The layout; raises ValueError if it is impossible."""
-        return Layout(**{key: getattr(self, key) for key in defaults(LayoutEntry)})
-
-
-@record
 class LayoutTable:
-    """The layouts of a set of outputs, each kind once.
+    """The layouts of the tensors of a set, each kind once.
 
     Attributes
     ----------
@@ -171,26 +148,51 @@ class LayoutTable:
         Number of pipeline stages, and of the ranks of each.
     kinds
         The layouts of a tensor, one for each stage that has it.
+    tensors
+        Name in the outputs to the number of the kind.
 
     Raises
     ------
     ValueError
-        A layout is impossible, or not of one of these stages.
+        A layout is not of one of these stages, or a number is that of no kind.
     """
 
     stages: int
     stage_ranks: int
-    kinds: tuple[tuple[LayoutEntry, ...], ...]
+    kinds: tuple[tuple[Layout, ...], ...]
+    tensors: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        if not 0 < self.stages * self.stage_ranks <= MAX_RANKS:
-            raise ValueError(f"{self.stages} stages of {self.stage_ranks} ranks")
-        firsts = range(0, self.stages * self.stage_ranks, self.stage_ranks)
+        firsts = range(0, self.stages * self.stage_ranks, max(1, self.stage_ranks))
+        if firsts.stop > MAX_RANKS or not {*range(len(self.kinds))}.issuperset(
+            self.tensors.values()
+        ):
+            raise ValueError("a table of layouts that ckpttool does not write")
         for one in chain(*self.kinds):
             is_small = max(len(one.device_matrix), len(one.tensor_map)) <= MAX_LAYOUT_AXES
-            is_of_stage = one.first_rank in firsts and len(one.layout.ranks) == self.stage_ranks
-            if not (is_small and is_of_stage):
+            if not is_small or one.first_rank not in firsts or len(one.ranks) != self.stage_ranks:
                 raise ValueError(f"a layout that is not of a stage of {self.stage_ranks} ranks")
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> LayoutTable:
+        """Return the layouts of a strategy."""
+        numbers: dict[tuple[Layout, ...], int] = {}
+        tensors = {n: numbers.setdefault(of, len(numbers)) for n, of in strategy.layouts.items()}
+        return cls(strategy.stages, strategy.stage_ranks, tuple(numbers), tensors)
+
+    def strategy(self, path: str) -> Strategy:
+        """Return the strategy of the set whose manifest has a path."""
+        layouts = {name: self.kinds[number] for name, number in self.tensors.items()}
+        sizes = self.stages, self.stage_ranks
+        return Strategy(layouts, *sizes, (path,), is_recorded=True, is_as_written=True)
+
+    def entry(self) -> Mapping[str, object]:
+        """Return the JSON object of the document."""
+        kinds = [
+            [{key: getattr(one, key) for key in _OF_LAYOUT} for one in of] for of in self.kinds
+        ]
+        sizes = {"stages": self.stages, "stage_ranks": self.stage_ranks}
+        return {**sizes, "kinds": kinds, "tensors": self.tensors}
 
 
 @record
@@ -221,8 +223,8 @@ class Provenance:
         The checkpoints of which the weighted mean was made; none for one source.
     left_out
         The tensors of the source that the user did not want; None if there are none.
-    layouts, layout_of
-        The layouts of the outputs, and the number of those of each name; None if not known.
+    layouts
+        The layouts of the outputs; None if not known.
     source_names
         Name in the outputs to that in the strategy of the source; None if not known, or not needed.
     """
@@ -239,31 +241,12 @@ class Provenance:
     averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
     left_out: LeftOut | None = field(default=None, compare=False)
     layouts: LayoutTable | None = field(default=None, compare=False)
-    layout_of: Mapping[str, int] = field(default_factory=dict, compare=False)
     source_names: Mapping[str, str] | None = field(default=None, compare=False)
 
     @property
     def has_unknown_names(self) -> bool:
         """Whether tensors were renamed, and nothing tells the names that strategies use."""
         return bool(self.renamed) and self.layouts is None and self.source_names is None
-
-    def strategy(self, path: str) -> Strategy | None:
-        """Return the layouts that the manifest at a path has; None if it has none.
-
-        Raises
-        ------
-        FormatError
-            A tensor has the number of no layout.
-        """
-        if self.layouts is None:
-            return None
-        kinds = self.layouts.kinds
-        table = {number: tuple(one.layout for one in of) for number, of in enumerate(kinds)}
-        if wrong := [name for name, number in self.layout_of.items() if number not in table]:
-            raise FormatError(path, None, f"layout_of: {shorten(wrong, 3)} has no layout")
-        layouts = {name: table[number] for name, number in self.layout_of.items()}
-        sizes = self.layouts.stages, self.layouts.stage_ranks
-        return Strategy(layouts, *sizes, (path,), is_recorded=True, is_as_written=True)
 
     @property
     def digest(self) -> str:
@@ -289,8 +272,7 @@ class Provenance:
             **({"renamed": self.renamed} if self.renamed else {}),
             **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
             **({"left_out": asdict(self.left_out)} if self.left_out else {}),
-            **({"layouts": asdict(self.layouts)} if self.layouts else {}),
-            **({"layout_of": self.layout_of} if self.layouts else {}),
+            **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
         }
 

@@ -328,6 +328,25 @@ class Transfer:
 
 
 @record
+class Kept:
+    """What the manifest of a source says of files that are written again.
+
+    Attributes
+    ----------
+    strategy
+        The layouts of the tensors; None if it has none.
+    names
+        The names in the strategy of the first source that differ; None if not known.
+    files
+        The strategy that it names, if that is there.
+    """
+
+    strategy: Strategy | None = None
+    names: Mapping[str, str] | None = None
+    files: tuple[str, ...] = ()
+
+
+@record
 class Plan(Brief):
     """The outputs and the sources of each; iterating it yields the output files.
 
@@ -354,9 +373,8 @@ class Plan(Brief):
         The source files that a manifest lists, by path.
     tensors
         What the user wants of the tensors, and what becomes of numbers that overflow.
-    source_strategy, source_names
-        What the manifest of a source has whose files are written again: its layouts, or the names
-        in its strategy that differ.  The names are None if not known.
+    kept
+        What is known of the layouts of files that are written again.
     """
 
     inputs: tuple[Catalog, ...]
@@ -372,8 +390,7 @@ class Plan(Brief):
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
     tensors: TensorOptions = TensorOptions()
     weights: tuple[float, ...] = ()
-    source_strategy: Strategy | None = None
-    source_names: Mapping[str, str] | None = None
+    kept: Kept = Kept()
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -403,9 +420,9 @@ class Plan(Brief):
 
         None if that is not known, or if layouts are.
         """
-        if self.source_names is None:
+        names = None if self.kept.strategy else self.kept.names
+        if names is None:
             return None
-        names = self.source_names
         called = {one.name: names.get(one.source.name, one.source.name) for one in self.transfers}
         return {name: old for name, old in called.items() if name != old}
 
@@ -417,9 +434,10 @@ class Plan(Brief):
         have none.
         """
         if self.is_own:
-            known = self.source_strategy
-            pairs = ((one.name, one.source.name) for one in self.transfers)
-            return known and known.with_only_names(dict(pairs))
+            if (known := self.kept.strategy) is None:
+                return None
+            pairs = ((one.name, known.layouts.get(one.source.name)) for one in self.transfers)
+            return replace(known, layouts={name: of for name, of in pairs if of})
         target = self.target.strategy
         strategy = target or Strategy({}, 1, 1)
         found: dict[str, tuple[Layout, ...]] = {}

@@ -172,11 +172,6 @@ class Strategy(Brief):
         rules = self.rules and replace(self.rules, called=called)
         return replace(self, layouts=layouts, handwritten=handwritten, rules=rules)
 
-    def with_only_names(self, called: Mapping[str, str]) -> Strategy:
-        """Return the strategy with the layouts of the values under the names of the keys."""
-        known = self.layouts
-        return replace(self, layouts={n: known[of] for n, of in called.items() if of in known})
-
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
 

@@ -164,14 +164,13 @@ def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
         return found, found.strategy_files, []
     recorded = _recorded(found.root)
     noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
-    if recorded is not None and (strategy := _strategy_of(recorded, found)):
-        if isinstance(strategy, Strategy):
-            one = Diagnostic("strategy_file", f"layouts from {strategy.origin}")
-        else:
-            facts = f"{recorded.manifest.path} has its SHA-256"
-            text = f"strategy from {shorten(strategy, 1)}"
-            one = Diagnostic("strategy_file", text, facts=facts)
-        return replace(found, diagnostics=noted), strategy, [one]
+    if recorded is not None and recorded.written is not None:
+        one = Diagnostic("strategy_file", f"layouts from {recorded.written.origin}")
+        return replace(found, diagnostics=noted), recorded.written, [one]
+    if recorded is not None and (files := recorded.find_files()):
+        facts = f"{recorded.manifest.path} has its SHA-256"
+        one = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
+        return replace(found, diagnostics=noted), files, [one]
     if recorded is not None and recorded.provenance.has_unknown_names:
         problem = recorded.unknown_names(recorded.provenance.renamed, "-s with the new names only")
         return replace(found, diagnostics=noted), (), [replace(problem, code="strategy_file")]
@@ -182,20 +181,6 @@ def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
     text = f"written for {recorded.named}, which was not found"
     facts = recorded.named.why_not_found
     return found, (), [Diagnostic("strategy_file", text, facts=facts, where=found.root)]
-
-
-def _strategy_of(recorded: RecordedSet, found: Catalog | RankFiles) -> StrategySource:
-    """Return the layouts of a set, or the strategy that it names.
-
-    A folder with other files was trained further, so that a strategy may list more than the set.
-    """
-    files = () if recorded.provenance.renamed and recorded.written else recorded.find_files()
-    if isinstance(found, Catalog):
-        paths: Sequence[str] = found.paths
-    else:
-        paths = [str(one.path) for one in found.saved.files]
-    is_set = recorded.written is not None and recorded.lists(paths)
-    return recorded.written or files if is_set or not files else files
 
 
 def load_steps(

@@ -22,7 +22,7 @@ from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checkpoint.recorded import KeptNames, read_kept
+from ckpttool.checkpoint.recorded import read_kept
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -32,7 +32,7 @@ from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import NotInTarget, Plan, Target
+from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
@@ -190,7 +190,7 @@ class _Source:
     refusal: CkptToolError | None = None
     files: Files = "joined"
     sampled_bytes: int | None = None
-    kept: KeptNames = KeptNames()
+    kept: Kept = Kept()
 
 
 def _plan_and_check(
@@ -357,14 +357,7 @@ def _plan(
                 if casts := choices.tensors.casts:
                     texts = sorted(one.text for one in casts)
                     provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
-                kept = source.kept
-                plan = replace(
-                    plan,
-                    provenance=provenance,
-                    listed=listed,
-                    source_strategy=kept.strategy,
-                    source_names=kept.names,
-                )
+                plan = replace(plan, provenance=provenance, listed=listed, kept=source.kept)
     except CkptToolError as error:
         diagnostics.failures.append(error)
     return checkpoint, plan
@@ -607,11 +600,10 @@ def plan_convert(
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
-    refusal, kept = _described_error(catalog), KeptNames()
-    try:
-        kept = read_kept(catalog, resolve_options.manifest == "ignore")
-    except PlanError as error:
-        refusal = refusal or error
+    kept, unknown = Kept(), None
+    if catalog.needs_strategy:
+        kept, unknown = read_kept(catalog, resolve_options.manifest == "ignore")
+    refusal = _described_error(catalog) or unknown
     is_renamed = bool(resolve_options.tensors.renames) and kept.strategy is None
     noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
     is_folder = _is_folder(catalog, output)
@@ -632,7 +624,7 @@ def plan_convert(
     if catalog.is_merged:
         target = _merged(path, format, output, is_folder)
     else:
-        target = _again(catalog, path, format, output, kept.files)
+        target = _again(catalog, path, format, output, kept)
     source = _Source(catalog, None, resolve_options, refusal, files="kept", kept=kept)
     return _plan_and_check([source], target, output, executor, open_progress)
 
@@ -715,11 +707,7 @@ def _limited_to(catalog: Catalog, ranks: Collection[int]) -> Catalog:
 
 
 def _again(
-    catalog: Catalog,
-    folder: str,
-    format: str,
-    options: OutputOptions,
-    strategy_files: tuple[str, ...],
+    catalog: Catalog, folder: str, format: str, options: OutputOptions, kept: Kept
 ) -> Target:
     """Return the target that writes each file of ranks again, under the same name below a folder.
 
@@ -730,10 +718,10 @@ def _again(
         rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
         for rank, file in catalog.files.items()
     }
-    kept = catalog.common_attrs if catalog.files else {}
+    common = catalog.common_attrs if catalog.files else {}
     attrs = {
         key: text
-        for key, text in kept.items()
+        for key, text in common.items()
         if key != "crc_num" and not key.startswith(PROVENANCE)
     }
     ranks = max(catalog.files, default=0) + 1
@@ -741,7 +729,7 @@ def _again(
         format,
         paths,
         ranks=ranks,
-        strategy=Strategy.without_layouts(ranks, strategy_files),
+        strategy=Strategy.without_layouts(ranks, kept.files),
         attrs={**attrs, **header_attrs(options.crc)},
         folder=folder,
     )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -39,7 +39,8 @@ S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
-PIECE_TENSORS = 1000  # that are encoded at a time; in a line one takes about 200 bytes
+PIECE_TENSORS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
+PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
@@ -92,33 +93,12 @@ def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) 
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
-    for piece in chain(_head_text(head), chain.from_iterable(lines), (b"\n",)):
+    tokens = (one for one, _ in pairwise(json.JSONEncoder().iterencode(head)))  # without a bracket
+    first = iter(lambda: "".join(islice(tokens, PIECE_TOKENS)).encode("ascii"), b"")
+    for piece in chain(first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)):
         state.update(piece)
         yield piece
     yield _seal(state.hexdigest())
-
-
-def _head_text(head: Mapping[str, object]) -> Iterator[bytes]:
-    """Yield the first line in pieces, without a newline; an object may list all tensors."""
-    before = "{"
-    for key, value in head.items():
-        yield f"{before}{json.dumps(key)}: ".encode("ascii")
-        if isinstance(value, Mapping):
-            yield b"{"
-            yield from _pieces(iter(value.items()), lambda some: to_json(dict(some)))
-            yield b"}"
-        else:
-            yield json.dumps(value).encode("ascii")
-        before = ", "
-    yield OPEN.encode("ascii")
-
-
-def _pieces(left: Iterator[T], encode: Callable[[list[T]], bytes]) -> Iterator[bytes]:
-    """Yield the text between the brackets of a list or an object, which ``encode`` makes."""
-    before = b""
-    while some := [*islice(left, PIECE_TENSORS)]:
-        yield before + encode(some)[1:-1]
-        before = b", "
 
 
 def digest_in(last_line: bytes) -> str:
@@ -137,7 +117,10 @@ def entry_text(output: OutputEntry, tensors: Iterable[TensorEntry]) -> Iterator[
     cast = {} if output.cast is None else {"cast": asdict(output.cast)}
     text = json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": []})
     yield text.removesuffix("]}").encode("ascii")
-    yield from _pieces(iter(tensors), to_json)
+    left, separator = iter(tensors), b""
+    while some := [*islice(left, PIECE_TENSORS)]:
+        yield separator + to_json(some)[1:-1]
+        separator = b", "
     yield b"]}"
 
 

@@ -17,7 +17,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import (
     AveragedInput,
     InputFile,
-    LayoutEntry,
     LayoutTable,
     LeftOut,
     Provenance,
@@ -26,7 +25,6 @@ from ckpttool.model.manifest import (
 )
 from ckpttool.model.plan import Plan, Term
 from ckpttool.model.slicing import BoxSlicing
-from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
 
@@ -50,7 +48,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
     targets = () if plan.target.strategy is None else plan.target.strategy.files
     strategies = {path: read_file(path) for path in plan.strategies}
-    layouts, layout_of = _table_of(plan.written_strategy)
+    written = plan.written_strategy
     return Provenance(
         __version__,
         plan_digest(plan),
@@ -80,20 +78,9 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         if plan.weights
         else (),
         LeftOut.of(plan.left_out),
-        layouts,
-        layout_of,
-        None if layouts else plan.written_names,
+        None if written is None else LayoutTable.of(written),
+        plan.written_names,
     )
-
-
-def _table_of(strategy: Strategy | None) -> tuple[LayoutTable | None, Mapping[str, int]]:
-    """Return the layouts of a strategy, each kind once, and the number of those of each name."""
-    if strategy is None:
-        return None, {}
-    numbers: dict[tuple[Layout, ...], int] = {}
-    of_name = {name: numbers.setdefault(of, len(numbers)) for name, of in strategy.layouts.items()}
-    kinds = tuple(tuple(map(LayoutEntry.of, kind)) for kind in numbers)
-    return LayoutTable(strategy.stages, strategy.stage_ranks, kinds), of_name
 
 
 def _unread(catalog: Catalog) -> Mapping[int, tuple[str, FileStamp]]:
@@ -147,9 +134,9 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
     for transfer in plan.transfers:
         layouts = tuple(map(_show_layout, transfer.layouts))
         yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), layouts
-    if plan.is_own and plan.source_strategy is not None:
-        yield [(name, *map(_show_layout, of)) for name, of in plan.source_strategy.layouts.items()]
-    if plan.is_own and plan.written_names:
+    if known := plan.kept.strategy:
+        yield [(name, *map(_show_layout, of)) for name, of in known.layouts.items()]
+    elif plan.written_names:
         yield sorted(plan.written_names.items())
     for document in plan.documents:
         yield document.kind, os.path.relpath(document.path, folder)

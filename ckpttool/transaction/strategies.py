@@ -120,7 +120,8 @@ class RecordedSet:
         manifest = ManifestFile.read(path)
         provenance = manifest.provenance()
         named = RecordedStrategy.of(path, provenance)
-        return cls(manifest, provenance, provenance.strategy(str(path)), named)
+        written = provenance.layouts.strategy(str(path)) if provenance.layouts else None
+        return cls(manifest, provenance, written, named)
 
     def lists(self, paths: Iterable[str]) -> bool:
         """Return whether the manifest lists all these files."""
@@ -133,8 +134,9 @@ class RecordedSet:
 
         There are none, too, if nothing tells which of the tensors has which name in them.
         """
-        has_names = self.named is not None and not self.provenance.has_unknown_names
-        return self.named.find() if self.named is not None and has_names else ()
+        if self.named is None or self.provenance.has_unknown_names:
+            return ()
+        return self.named.find()
 
     def other_than(self, strategy: Strategy) -> RecordedStrategy | None:
         """Return the strategy that the manifest names, if it is another than the given one."""

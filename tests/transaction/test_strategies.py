@@ -53,7 +53,7 @@ def edit(manifest: Path, change) -> None:
 
 def forget_layouts(document) -> None:
     """Make a manifest as versions without layouts wrote it."""
-    del document["layouts"], document["layout_of"]
+    del document["layouts"]
 
 
 def make_old(document) -> None:
