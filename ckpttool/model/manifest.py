@@ -28,7 +28,7 @@ A document that does not match it, byte for byte, is damaged.
     from the document's folder.  Old documents have no roles, and names alone.
 ``renamed``
     Name in the outputs to name in the source, where they differ; left out if none does.  It is for
-    people: nothing reads it.
+    people: no names are taken from it.
 ``layouts``
     How the outputs are sharded, where that is known: a `LayoutTable`.  Strings, values that differ
     between ranks, and single values that the target does not list are not in it.
