@@ -135,10 +135,11 @@ def correct_layouts(
     - The entries of AdaFactor's statistics omit the optimizer shard, which does shard them.
 
     Only the split is corrected for a state without a prefix of MindSpore's optimizers.
-    Hand-written layouts and tensor maps are not corrected, see `find_mismatched_states`.
+    Tensor maps are not corrected, see `find_mismatched_states`, and neither are hand-written
+    layouts and those of a manifest.
     """
     layouts = strategy.layouts[name]
-    if name in strategy.handwritten:
+    if name in strategy.handwritten or strategy.is_as_written:
         return layouts
     with_shard = tuple(_infer_shard(catalog, name, layout) for layout in layouts)
     parameter_layouts = state_layouts(strategy, name, parameter_of_state)
@@ -246,11 +247,13 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
 
     It is an error if the slices have equal shapes, so that the full shapes differ.  Otherwise it is
     a warning, since headers do not show which rank holds which slice.  States without a prefix of
-    MindSpore's optimizers only get a warning, since their names may be a coincidence.
+    MindSpore's optimizers only get a warning, since their names may be a coincidence.  The layouts
+    of a manifest are right.
     """
     contradictions, suspicious = [], []
     metas = catalog.metas
-    listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
+    judged = () if strategy.is_as_written else strategy.layouts
+    listed = dict.fromkeys(name for name in judged if name in metas)
     for name, parameter in drop_unlike_shapes(catalog.match_states(listed), metas).items():
         if (
             name not in listed

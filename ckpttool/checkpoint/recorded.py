@@ -1,14 +1,15 @@
-"""What the manifest of a folder of outputs says of its checkpoint: ranks, strategy, old names.
+"""What the manifest of a folder of outputs says of its checkpoint: ranks, layouts, source names.
 
-A manifest names the ranks that it was written for, if not for all (--rank).  It names the strategy
-of the outputs, and the names that tensors had before they were renamed.  A manifest counts for the
-files that it lists.  `ckpttool.checks.manifest` reports one that cannot be read.
+A manifest names the ranks that it was written for, if not for all (--rank).  It has the layouts of
+the outputs under the names that they have.  Where these were not known, it has the names that the
+strategy of the source uses: a strategy is read through them, never through rules.  A manifest
+counts for the files that it lists.  `ckpttool.checks.manifest` reports one that cannot be read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.plan import Kept
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import Diagnostic, FormatError, PlanError
 from ckpttool.records import replace
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.transaction.strategies import RecordedStrategy
+from ckpttool.transaction.strategies import RecordedSet
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -75,160 +77,141 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, one))
 
 
-def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether a manifest lists all these files, and names this strategy or its equal.
+def read_kept(catalog: Catalog, is_ignored: bool) -> tuple[Kept, PlanError | None]:
+    """Return what the manifest of a source says for files that are written again.
 
-    `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
+    There is an error if it does not say which names strategies have, and is not ``is_ignored``.
     """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
-        return False
     try:
-        manifest = ManifestFile.read(path)
-        recorded = RecordedStrategy.of(manifest)
-        if recorded is None or not _lists_all(manifest, catalog):
-            return False
-        is_it = recorded.is_of(strategy.files)
-        return is_it or _is_equal(_compare_with_named(catalog, strategy, manifest, recorded))
+        recorded = RecordedSet.read(catalog.root)
     except FormatError:
-        return False
+        return Kept(), None  # `ckpttool.checks.manifest.check_source` reports it
+    if recorded is None:
+        return Kept(names={}), None
+    if recorded.provenance.has_unknown_names:
+        hint = "write the set again from its source, or --ignore-manifest"
+        problem = recorded.unknown_names(recorded.provenance.renamed, hint)
+        return Kept(), None if is_ignored else PlanError([problem])
+    names = recorded.provenance.source_names or {}
+    if not recorded.lists(catalog.paths):
+        return Kept(names=names), None
+    return Kept(recorded.written, names, recorded.find_files()), None
 
 
-def other_strategy(manifest: ManifestFile, strategy: Strategy) -> RecordedStrategy | None:
-    """Return the strategy that a manifest names, if it is another than the given one."""
-    recorded = RecordedStrategy.of(manifest)
-    if recorded is None or not strategy.files or recorded.is_of(strategy.files):
-        return None
-    return recorded
+def as_recorded(
+    catalog: Catalog, strategy: Strategy, option: str, is_ignored: bool = False
+) -> Strategy:
+    """Return the strategy as the manifest of the files says how to read it, with notes.
 
-
-def as_recorded(catalog: Catalog, strategy: Strategy, option: str) -> Strategy:
-    """Return the strategy with the names that the manifest says its tensors got, and notes.
-
-    There is a note, too, if the manifest names another strategy, or cannot be read.
+    If the manifest has the layouts of the tensors, these count, and the strategy is compared with
+    them.  If it has names, the strategy is read through them.  There is a note if the manifest
+    names another strategy, or cannot be read.  With ``is_ignored`` only the names count.
     """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not is_file(path):
+    if not strategy.files:
         return strategy
-    notes: list[Diagnostic] = []
     try:
-        manifest = ManifestFile.read(path)
-        if (other := other_strategy(manifest, strategy)) is not None:
-            notes += _note_other(catalog, strategy, (manifest, other), option)
-        called = _old_names(strategy, manifest.provenance().renamed)
-        if read := [f"{old} as {new}" for new, old in called.items() if old in strategy.layouts]:
-            text = "the strategy has the old names, read as the new ones"
-            facts = f"{shorten(read, 2)}, as {path} says"
-            notes.append(Diagnostic("corrected", text, facts=facts, where=strategy.origin))
-            strategy = strategy.with_names(called)
+        recorded = RecordedSet.read(catalog.root)
+        is_set = recorded is not None and recorded.lists(catalog.paths)
     except FormatError as error:
         (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        notes.append(replace(one, code="other_strategy", facts=facts))
-    return replace(strategy, notes=(*strategy.notes, *notes))
+        note = replace(one, code="other_strategy", facts=facts)
+        return strategy if is_ignored else replace(strategy, notes=(*strategy.notes, note))
+    if recorded is None:
+        return strategy
+    if strategy.is_as_written:
+        return replace(strategy, is_recorded=is_set, is_as_written=is_set)
+    strategy = _with_source_names(catalog, strategy, recorded)
+    return strategy if is_ignored else _compared(catalog, strategy, recorded, is_set, option)
 
 
-def without_manifest(strategy: Strategy) -> Strategy:
-    """Return a strategy without the note that the manifest names another one."""
-    other = noted_other_strategy(strategy)
-    return replace(strategy, notes=tuple(one for one in strategy.notes if one is not other))
+def _compared(
+    catalog: Catalog, given: Strategy, recorded: RecordedSet, is_set: bool, option: str
+) -> Strategy:
+    """Return how to read a set beside which a strategy is given, with a note if it is another.
 
-
-def recorded_files(catalog: Catalog) -> tuple[str, ...]:
-    """Return the files of the strategy that the manifest names for all files of a checkpoint.
-
-    The result is empty if they are not there, or if tensors were renamed: the strategy has the old
-    names.
+    It is an error if that shards a tensor otherwise, or has names that may be mistaken.
     """
-    path = Path(catalog.root) / MANIFEST
-    if not catalog.needs_strategy or not is_file(path):
-        return ()
-    try:
-        manifest = ManifestFile.read(path)
-        named = RecordedStrategy.of(manifest)
-        if named is None or manifest.provenance().renamed or not _lists_all(manifest, catalog):
-            return ()
-    except FormatError:
-        return ()  # `ckpttool.checks.manifest.check_source` reports it
-    return named.find()
+    renamed, other = recorded.provenance.renamed, recorded.other_than(given)
+    is_named = recorded.named is not None and other is None
+    if recorded.provenance.has_unknown_names:
+        listed = {new: old for new, old in renamed.items() if given.has_entry(old)}
+        problem = recorded.unknown_names(listed, f"{option} with the new names only")
+        notes = [replace(problem, path=given.files[0])] if listed else []
+        return replace(given, is_recorded=is_set and is_named, notes=(*given.notes, *notes))
+    found = () if other is None else other.find()
+    hint = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
+    read, against = given, recorded.written if is_set else None
+    if against is not None:
+        read = replace(against, files=given.files, notes=given.notes)
+        hint = f"the same command without {option}"
+    elif other is None:
+        return replace(given, is_recorded=is_set and is_named)
+    elif is_set and found:
+        from ckpttool.strategy_files.reader import read_strategy  # late, as few sets need it
 
-
-def _note_other(
-    catalog: Catalog, strategy: Strategy, named: tuple[ManifestFile, RecordedStrategy], option: str
-) -> Iterator[Diagnostic]:
-    """Yield that a manifest names another strategy; nothing if that describes the same slices.
-
-    It is an error if the named strategy is there and shards a tensor otherwise.
-    """
-    _, other = named
-    kinds = _compare_with_named(catalog, strategy, *named)
-    if _is_equal(kinds):
-        return
-    found = other.find()
-    options = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
-    note = Diagnostic(
-        "other_strategy",
-        f"{strategy.origin_is} not the strategy of {catalog.root}, which was written for {other}",
-        hint=f"{options}; `ckpttool help other_strategy` explains",
-        facts="" if found else other.why_not_found,
-        path=strategy.files[0],
-    )
-    unlike = [name for name, kind in (kinds or {}).items() if kind in _DECISIVE]
-    if unlike:
+        against = _with_source_names(catalog, read_strategy(found), recorded)
+    is_compared = renamed or not is_named
+    kinds = _compare(catalog, given, against) if against and is_compared else {}
+    if not any(kinds.values()) and (is_named or kinds):
+        return replace(read, is_recorded=True)
+    text = f"{given.origin_is} not the strategy of {catalog.root}"
+    text += "" if other is None else f", which was written for {other}"
+    hint += "; `ckpttool help other_strategy` explains"
+    facts = other.why_not_found if other and not (found or against) else ""
+    note = Diagnostic("other_strategy", text, hint=hint, facts=facts, path=given.files[0])
+    if unlike := [name for name, kind in kinds.items() if kind in _DECISIVE]:
         facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
-        note = replace(note, code="strategy", facts=facts)
-    yield note
+        note, read = replace(note, code="strategy", facts=facts), given
+    return replace(read, notes=(*given.notes, note))
+
+
+def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedSet) -> Strategy:
+    """Return the strategy with the names of the files, where a manifest has those of the source.
+
+    A strategy of the new names only stays as it is.
+    """
+    names = recorded.provenance.source_names or {}
+    lists_old = any(map(strategy.has_entry, names.values()))
+    if not lists_old and any(map(strategy.has_entry, names)):
+        return strategy
+    called, new_of = dict(names), {old: new for new, old in names.items()}
+    for state, parameter in strategy.listed_states.items():  # those that no file has
+        if parameter in new_of and state not in new_of and state not in catalog.holders:
+            called.setdefault(state.removesuffix(parameter) + new_of[parameter], state)
+    read = [f"{old} as {new}" for new, old in called.items() if strategy.has_entry(old)]
+    if not read:
+        return strategy
+    text = "the strategy has the old names, read as the new ones"
+    facts = f"{shorten(read, 2)}, as {recorded.manifest.path} says"
+    note = Diagnostic("corrected", text, facts=facts, where=strategy.origin)
+    return replace(strategy.with_names(called), notes=(*strategy.notes, note))
 
 
 # What makes other tensors of the same slices.  A shard may be hidden, or follow from a parameter.
 _DECISIVE = ("stages", "slices", "shape")
 
 
-def _compare_with_named(
-    catalog: Catalog, strategy: Strategy, manifest: ManifestFile, named: RecordedStrategy
-) -> dict[str, Kind | None] | None:
-    """Return what differs from the strategy that a manifest names, for each tensor.
-
-    None if the files are not those of the manifest, or that strategy is not there.
-    """
+def _compare(catalog: Catalog, *both: Strategy) -> Mapping[str, Kind | None]:
+    """Return what differs between two strategies, for each tensor that both shard."""
     # Imported late, as most checkpoints have no manifest.
-    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_name
-    from ckpttool.strategy_files.reader import read_strategy
+    from ckpttool.checkpoint.fit import fit_to_slices
+    from ckpttool.checkpoint.optimizer_state import correct_layouts
+    from ckpttool.model.layout_difference import kind_of_difference, layouts_of_rest
 
-    if not (found := named.find()) or not _lists_all(manifest, catalog):
-        return None
-    renamed = manifest.provenance().renamed
-    both = [one.with_names(_old_names(one, renamed)) for one in (strategy, read_strategy(found))]
-    return {
-        name: kind_of_difference(*layouts_of_name(name, *both))
-        for name in catalog.metas
-        if any(one.has_entry(name) for one in both)
-    }
-
-
-def _is_equal(kinds: Mapping[str, Kind | None] | None) -> bool:
-    """Return whether two strategies were compared and no tensor differs."""
-    return kinds is not None and not any(kinds.values())
-
-
-def _lists_all(manifest: ManifestFile, catalog: Catalog) -> bool:
-    """Return whether a manifest lists all files of a checkpoint."""
-    folder = manifest.path.parent
-    listed = {os.path.normpath(folder / one.path) for one in manifest.outputs()}
-    return listed.issuperset(map(os.path.normpath, catalog.paths))
-
-
-def _old_names(strategy: Strategy, renamed: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the new names that the strategy has by the old ones only, with these.
-
-    ``renamed`` has new and old names of what was written; a state that was not follows.
-    """
-    new_of = {old: new for new, old in renamed.items()}
-    for state, parameter in strategy.listed_states.items():
-        if parameter in new_of:
-            new_of.setdefault(state, state.removesuffix(parameter) + new_of[parameter])
-    has_new = strategy.new_names_in(new_of)
-    return {new: old for old, new in new_of.items() if old not in has_new}
+    fitted = [fit_to_slices(catalog, one)[0] for one in both]
+    sides = [(one, catalog.match_states(one.layouts)) for one in fitted]
+    kinds = {}
+    for name, meta in catalog.metas.items():
+        a, b = (
+            correct_layouts(catalog, one, name, states)
+            if name in one.layouts
+            else layouts_of_rest(one, len(meta.shape))
+            for one, states in sides
+        )
+        if a and b:
+            kinds[name] = kind_of_difference(a, b)
+    return kinds
 
 
 def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
@@ -256,13 +239,13 @@ def _written_ranks(
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, strategy)
-    if catalog.expected_ranks is not None or expected <= found or not is_file(path):
+    if catalog.expected_ranks is not None or expected <= found:
         return None
     try:
-        manifest = ManifestFile.read(path)
-        if strategy is not None and other_strategy(manifest, strategy):
+        recorded = RecordedSet.read(catalog.root)
+        if recorded is None or (strategy is not None and recorded.other_than(strategy)):
             return None  # its ranks are others than those of this one
-        outputs = manifest.manifest().outputs
+        outputs = recorded.manifest.manifest().outputs
     except FormatError:
         return None
     ranks = frozenset({*found, *(output.rank for output in outputs)})

@@ -27,10 +27,8 @@ from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of
 from ckpttool.checkpoint.presence import know_lost, quarantine_all_empty, quarantine_empty
 from ckpttool.checkpoint.recorded import (
     as_recorded,
-    is_recorded,
     miss_listed_ranks,
     note_written_ranks,
-    without_manifest,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
@@ -145,9 +143,7 @@ def resolving(
         return found.chosen
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
-    strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
-    if options.manifest == "ignore":
-        strategy = without_manifest(strategy)
+    strategy = choose_strategy(catalog, strategy, options, purpose.option)
     strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(
@@ -206,7 +202,7 @@ def _resolve_ranks(
         strategy=strategy,
         options=options,
         find_needed=purpose.find_needed,
-        is_recorded=is_recorded(catalog, strategy),
+        is_recorded=strategy.is_recorded,
     ).with_strategy(strategy, EqualContents())
     found = yield from _know_numbers(found)
     names = {
@@ -306,11 +302,10 @@ def _sample(found: Checkpoint) -> Asking[Checkpoint]:
 
 
 def choose_strategy(
-    catalog: Catalog, strategy: Strategy | None, replicated: bool, option: str
+    catalog: Catalog, strategy: Strategy | None, options: ResolveOptions, option: str
 ) -> Strategy:
     """Return the strategy of the files of ranks, without layouts if they need none.
 
-    With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
     ``option`` takes the strategy.
 
     Raises
@@ -318,6 +313,7 @@ def choose_strategy(
     PlanError
         The source needs a strategy and has none, or needs none and has one.
     """
+    replicated = options.replicated
     if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
@@ -350,7 +346,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return as_recorded(catalog, strategy, option)
+    return as_recorded(catalog, strategy, option, options.manifest == "ignore")
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:

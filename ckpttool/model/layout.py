@@ -232,7 +232,7 @@ class Layout:
         return Layout, tuple(getattr(self, name) for name in defaults(Layout))
 
     def _check_embedding(self) -> None:
-        slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
+        slices = math.prod(map(self._size, self.tensor_map[0])) if self.tensor_map else 0
         if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not slices):
             raise ValueError(
                 f"field-sliced ({self.fields} fields) and sharded along axis 0 in another way"

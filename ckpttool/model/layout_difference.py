@@ -48,7 +48,7 @@ def layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layou
 
 def layouts_of_rest(one: Strategy, ndim: int) -> Layouts:
     """Return the layouts that ``otherwise`` gives; () without it."""
-    if one.rules is None or not one.rules.replicates_rest:
+    if not (one.replicates_rest or (one.rules is not None and one.rules.replicates_rest)):
         return ()
     return tuple(
         Layout.unsharded(ndim, one.stage_ranks, one.ranks_of(stage)[0])

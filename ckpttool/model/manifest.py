@@ -27,7 +27,15 @@ A document that does not match it, byte for byte, is damaged.
     ``source`` has the name of its file.  One with ``target``, that of the outputs, has its path
     from the document's folder.  Old documents have no roles, and names alone.
 ``renamed``
-    Name in the outputs to name in the source, where they differ; left out if none does.
+    Name in the outputs to name in the source, where they differ; left out if none does.  It is for
+    people: no names are taken from it.
+``layouts``
+    How the outputs are sharded, where that is known: a `LayoutTable`.  Strings, values that differ
+    between ranks, and single values that the target does not list are not in it.
+``source_names``
+    Of outputs whose layouts are not known: name in the outputs to the name that the strategy of the
+    first source uses, where they differ.  It is composed over all runs.  A document with neither
+    this nor ``layouts`` was written before there were any, or its source had a damaged one.
 ``averaged``
     The checkpoints of which a weighted mean was made, each with its path, like those of inputs, its
     step and its weight; left out for one source.  ``step`` is then that of the last.
@@ -55,11 +63,13 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Literal, TypeAlias
 
 from ckpttool.model.dtypes import TEXT
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.region import Region
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileStamp, TensorMeta
 from ckpttool.records import asdict, field, record, replace
 from ckpttool.wording import count
@@ -67,6 +77,7 @@ from ckpttool.wording import count
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
 RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
+_OF_LAYOUT = ("device_matrix", "tensor_map", "optimizer_shard", "first_rank", "rows", "fields")
 DIGEST_BYTES = 32  # of SHA-256
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 Role: TypeAlias = Literal["source", "target"]
@@ -128,6 +139,63 @@ class AveragedInput:
 
 
 @record
+class LayoutTable:
+    """The layouts of the tensors of a set, each kind once.
+
+    Attributes
+    ----------
+    stages, stage_ranks
+        Number of pipeline stages, and of the ranks of each.
+    kinds
+        The layouts of a tensor, one for each stage that has it.
+    tensors
+        Name in the outputs to the number of the kind.
+
+    Raises
+    ------
+    ValueError
+        A layout is not of one of these stages, or a number is that of no kind.
+    """
+
+    stages: int
+    stage_ranks: int
+    kinds: tuple[tuple[Layout, ...], ...]
+    tensors: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        firsts = range(0, self.stages * self.stage_ranks, max(1, self.stage_ranks))
+        if firsts.stop > MAX_RANKS or not {*range(len(self.kinds))}.issuperset(
+            self.tensors.values()
+        ):
+            raise ValueError("a table of layouts that ckpttool does not write")
+        for one in chain(*self.kinds):
+            is_small = max(len(one.device_matrix), len(one.tensor_map)) <= MAX_LAYOUT_AXES
+            if not is_small or one.first_rank not in firsts or len(one.ranks) != self.stage_ranks:
+                raise ValueError(f"a layout that is not of a stage of {self.stage_ranks} ranks")
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> LayoutTable:
+        """Return the layouts of a strategy."""
+        numbers: dict[tuple[Layout, ...], int] = {}
+        tensors = {n: numbers.setdefault(of, len(numbers)) for n, of in strategy.layouts.items()}
+        return cls(strategy.stages, strategy.stage_ranks, tuple(numbers), tensors)
+
+    def strategy(self, path: str) -> Strategy:
+        """Return the strategy of the set whose manifest has a path."""
+        layouts = {name: self.kinds[number] for name, number in self.tensors.items()}
+        sizes = self.stages, self.stage_ranks
+        return Strategy(layouts, *sizes, (path,), is_recorded=True, is_as_written=True)
+
+    def entry(self) -> Mapping[str, object]:
+        """Return the JSON object of the document."""
+        kinds = [
+            [{key: getattr(one, key) for key in _OF_LAYOUT} for one in of] for of in self.kinds
+        ]
+        sizes = {"stages": self.stages, "stage_ranks": self.stage_ranks}
+        return {**sizes, "kinds": kinds, "tensors": self.tensors}
+
+
+@record
 class Provenance:
     """What a run reads and does; equal provenance gives equal outputs.
 
@@ -155,6 +223,10 @@ class Provenance:
         The checkpoints of which the weighted mean was made; none for one source.
     left_out
         The tensors of the source that the user did not want; None if there are none.
+    layouts
+        The layouts of the outputs; None if not known.
+    source_names
+        Name in the outputs to that in the strategy of the source; None if not known, or not needed.
     """
 
     ckpttool: str
@@ -168,6 +240,13 @@ class Provenance:
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
     averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
     left_out: LeftOut | None = field(default=None, compare=False)
+    layouts: LayoutTable | None = field(default=None, compare=False)
+    source_names: Mapping[str, str] | None = field(default=None, compare=False)
+
+    @property
+    def has_unknown_names(self) -> bool:
+        """Whether tensors were renamed, and nothing tells the names that strategies use."""
+        return bool(self.renamed) and self.layouts is None and self.source_names is None
 
     @property
     def digest(self) -> str:
@@ -193,6 +272,8 @@ class Provenance:
             **({"renamed": self.renamed} if self.renamed else {}),
             **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
             **({"left_out": asdict(self.left_out)} if self.left_out else {}),
+            **({"layouts": self.layouts.entry()} if self.layouts else {}),
+            **({} if self.source_names is None else {"source_names": self.source_names}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

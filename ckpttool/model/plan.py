@@ -354,6 +354,25 @@ class Transfer:
 
 
 @record
+class Kept:
+    """What the manifest of a source says of files that are written again.
+
+    Attributes
+    ----------
+    strategy
+        The layouts of the tensors; None if it has none.
+    names
+        The names in the strategy of the first source that differ; None if not known.
+    files
+        The strategy that it names, if that is there.
+    """
+
+    strategy: Strategy | None = None
+    names: Mapping[str, str] | None = None
+    files: tuple[str, ...] = ()
+
+
+@record
 class Plan(Brief):
     """The outputs and the sources of each; iterating it yields the output files.
 
@@ -382,6 +401,8 @@ class Plan(Brief):
         The source files that a manifest lists, by path.
     tensors
         What the user wants of the tensors, and what becomes of numbers that overflow.
+    kept
+        What is known of the layouts of files that are written again.
     """
 
     inputs: tuple[Catalog, ...]
@@ -398,6 +419,7 @@ class Plan(Brief):
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
     tensors: TensorOptions = TensorOptions()
     weights: tuple[float, ...] = ()
+    kept: Kept = Kept()
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -420,6 +442,44 @@ class Plan(Brief):
         """Name in the outputs to name in the source, where they differ."""
         pairs = ((one.name, one.source.name) for one in self.transfers)
         return {new: old for new, old in pairs if new != old}
+
+    @property
+    def written_names(self) -> Mapping[str, str] | None:
+        """Name in the outputs to that in the strategy of the source, where they differ.
+
+        None if that is not known, or if layouts are.
+        """
+        names = None if self.kept.strategy else self.kept.names
+        if names is None:
+            return None
+        called = {one.name: names.get(one.source.name, one.source.name) for one in self.transfers}
+        return {name: old for name, old in called.items() if name != old}
+
+    @cached_property
+    def written_strategy(self) -> Strategy | None:
+        """The layouts of the tensors in the outputs, by their names there; None if not known.
+
+        Strings, values that differ between ranks, and single values that the target does not list
+        have none.
+        """
+        if self.is_own:
+            if (known := self.kept.strategy) is None:
+                return None
+            pairs = ((one.name, known.layouts.get(one.source.name)) for one in self.transfers)
+            return replace(known, layouts={name: of for name, of in pairs if of})
+        target = self.target.strategy
+        strategy = target or Strategy({}, 1, 1)
+        found: dict[str, tuple[Layout, ...]] = {}
+        for one in self.transfers:
+            name, old = one.name, one.source.name
+            is_listed = old in strategy.layouts or old in self.not_listed.followed
+            has_layout = one.meta.text is None and (is_listed or not one.meta.is_single)
+            if one.source.only_for is None and has_layout:
+                full = Layout.unsharded(len(one.meta.shape))  # in whichever numbered file
+                of_stages = _by_stage(one, target.stage_ranks) if target else [full]
+                placed = (*found.get(name, ()), *of_stages)
+                found[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
+        return replace(strategy, layouts=found, rules=None)
 
     @property
     def attrs(self) -> Mapping[str, str]:
@@ -564,6 +624,16 @@ class Plan(Brief):
         layouts = ((one, it.source.meta.shape) for it in self.transfers for one in it.layouts)
         numbers = [known.setdefault(layout, len(known)) for layout in layouts]
         return tuple(known), transfers, numbers
+
+
+def _by_stage(transfer: Transfer, stage_ranks: int) -> Iterator[Layout]:
+    """Yield the layouts of a transfer, with one of all ranks repeated for each stage."""
+    for layout in transfer.layouts:
+        if len(layout.ranks) == stage_ranks:
+            yield layout
+            continue
+        for first in range(layout.ranks.start, layout.ranks.stop, stage_ranks):
+            yield Layout.unsharded(len(layout.tensor_map), stage_ranks, first)
 
 
 _LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape

@@ -53,6 +53,11 @@ class Strategy(Brief):
     is_of_group
         Whether the layouts are of one group of ranks in data parallel, and of the sharded axes
         only.  `for_ranks` repeats the group; the tensors show the other axes.
+    is_recorded
+        Whether a manifest says that the files were written with these layouts.
+    is_as_written
+        Whether the manifest has the layouts themselves, of each tensor as it was written.  Then
+        nothing about them is inferred.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -64,6 +69,8 @@ class Strategy(Brief):
     handwritten: Mapping[str, str] = field(default_factory=dict)
     replicates_rest: bool = False
     is_of_group: bool = False
+    is_recorded: bool = False
+    is_as_written: bool = False
 
     @classmethod
     def without_layouts(cls, ranks: int = 1, files: tuple[str, ...] = ()) -> Strategy:
@@ -148,7 +155,7 @@ class Strategy(Brief):
     def with_names(self, called: Mapping[str, str]) -> Strategy:
         """Return the strategy with the names of the keys in place of those of the values.
 
-        Several keys may have one value; other names stay.
+        Several keys may have one value; other names stay.  Rules match the values, too.
         """
         keys: dict[str, list[str]] = {}
         for name, one in called.items():
@@ -161,7 +168,9 @@ class Strategy(Brief):
                     new[name] = entry
             return new
 
-        return replace(self, layouts=renamed(self.layouts), handwritten=renamed(self.handwritten))
+        layouts, handwritten = renamed(self.layouts), renamed(self.handwritten)
+        rules = self.rules and replace(self.rules, called=called)
+        return replace(self, layouts=layouts, handwritten=handwritten, rules=rules)
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
@@ -483,14 +492,18 @@ class Rules:
     replicates_rest
         Whether parameters without a rule are replicated.  If not, they are an error, unless another
         strategy lists parameters.
+    called
+        The names that patterns match in place of others.
     """
 
     path: str
     rules: tuple[Rule, ...]
     replicates_rest: bool = False
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Rule | None:
         """Return the first rule that matches ``name``, or None."""
+        name = self.called.get(name, name)
         return next((rule for rule in self.rules if rule.matches(name)), None)
 
     def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:

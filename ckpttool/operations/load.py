@@ -32,7 +32,7 @@ from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
-    from ckpttool.transaction.strategies import RecordedStrategy
+    from ckpttool.transaction.strategies import RecordedSet
 
 StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
 ExchangeHint: TypeAlias = Callable[[str, str, str], str]
@@ -154,30 +154,33 @@ def load(
     return catalog, read_src, read_dst
 
 
-def _find_strategy(found: S) -> tuple[S, Sequence[str], list[Diagnostic]]:
+def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
     """Return the strategy of the files of ranks that a person did not name, and what to say of it.
 
-    It is the one for which a manifest says that they were written, else one that lies with them.
+    It is the one with which a manifest says that they were written, else one that lies with them.
     Then the checkpoint has no notes on other strategies.
     """
     if isinstance(found, Catalog) and not found.needs_strategy:
         return found, found.strategy_files, []
     recorded = _recorded(found.root)
-    if recorded is not None and (files := recorded.find()):
-        noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
-        facts = f"{recorded.manifest} has its SHA-256"
+    noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
+    if recorded is not None and recorded.written is not None:
+        one = Diagnostic("strategy_file", f"layouts from {recorded.written.origin}")
+        return replace(found, diagnostics=noted), recorded.written, [one]
+    if recorded is not None and (files := recorded.find_files()):
+        facts = f"{recorded.manifest.path} has its SHA-256"
         one = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
         return replace(found, diagnostics=noted), files, [one]
+    if recorded is not None and recorded.provenance.has_unknown_names:
+        problem = recorded.unknown_names(recorded.provenance.renamed, "-s with the new names only")
+        return replace(found, diagnostics=noted), (), [replace(problem, code="strategy_file")]
     if files := found.strategy_files:
         return found, files, [Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")]
-    if recorded is None:
+    if recorded is None or recorded.named is None:
         return found, (), []
-    text = f"written for {recorded}, which was not found"
-    return (
-        found,
-        (),
-        [Diagnostic("strategy_file", text, facts=recorded.why_not_found, where=found.root)],
-    )
+    text = f"written for {recorded.named}, which was not found"
+    facts = recorded.named.why_not_found
+    return found, (), [Diagnostic("strategy_file", text, facts=facts, where=found.root)]
 
 
 def load_steps(
@@ -276,18 +279,18 @@ def load_sides(
 
 
 def has_own_strategy(src: str | Catalog, but: Strategy | None = None) -> bool:
-    """Return whether a manifest names the strategy of a checkpoint, and it is there.
+    """Return whether a manifest has the layouts of a checkpoint, or names a strategy that is there.
 
     ``but`` is a strategy that does not count, whose files are compared with the recorded one.
     """
     recorded = _recorded(src.root if isinstance(src, Catalog) else src)
-    if recorded is None or not recorded.find():
+    if recorded is None or not (recorded.written or recorded.find_files()):
         return False
-    return but is None or not recorded.is_of(but.files)
+    return but is None or recorded.named is None or not recorded.named.is_of(but.files)
 
 
-def _recorded(folder: str) -> RecordedStrategy | None:
-    """Return the strategy that the manifest of a folder names; None without one."""
+def _recorded(folder: str) -> RecordedSet | None:
+    """Return what the manifest of a folder says; None without one."""
     # Imported late, as most checkpoints have no manifest.
     from ckpttool.transaction.strategies import read_recorded
 

@@ -22,7 +22,7 @@ from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checkpoint.recorded import recorded_files
+from ckpttool.checkpoint.recorded import read_kept
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -32,7 +32,7 @@ from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import NotInTarget, Plan, Target
+from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
@@ -180,6 +180,8 @@ class _Source:
         How its files are taken; see `resolve`.
     sampled_bytes
         How much of it is compared with its manifest; None for the default.
+    kept
+        What its manifest says of the names of files that are written again.
     """
 
     catalog: Catalog
@@ -188,6 +190,7 @@ class _Source:
     refusal: CkptToolError | None = None
     files: Files = "joined"
     sampled_bytes: int | None = None
+    kept: Kept = Kept()
 
 
 def _plan_and_check(
@@ -354,7 +357,7 @@ def _plan(
                 if casts := choices.tensors.casts:
                     texts = sorted(one.text for one in casts)
                     provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
-                plan = replace(plan, provenance=provenance, listed=listed)
+                plan = replace(plan, provenance=provenance, listed=listed, kept=source.kept)
     except CkptToolError as error:
         diagnostics.failures.append(error)
     return checkpoint, plan
@@ -597,8 +600,11 @@ def plan_convert(
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
-    refusal = _described_error(catalog)
-    is_renamed = bool(resolve_options.tensors.renames)
+    kept, unknown = Kept(), None
+    if catalog.needs_strategy:
+        kept, unknown = read_kept(catalog, resolve_options.manifest == "ignore")
+    refusal = _described_error(catalog) or unknown
+    is_renamed = bool(resolve_options.tensors.renames) and kept.strategy is None
     noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
     is_folder = _is_folder(catalog, output)
     is_whole = output.ranks is None and output.max_shard_bytes is None
@@ -618,8 +624,8 @@ def plan_convert(
     if catalog.is_merged:
         target = _merged(path, format, output, is_folder)
     else:
-        target = _again(catalog, path, format, output)
-    source = _Source(catalog, None, resolve_options, refusal, files="kept")
+        target = _again(catalog, path, format, output, kept)
+    source = _Source(catalog, None, resolve_options, refusal, files="kept", kept=kept)
     return _plan_and_check([source], target, output, executor, open_progress)
 
 
@@ -700,7 +706,9 @@ def _limited_to(catalog: Catalog, ranks: Collection[int]) -> Catalog:
     )
 
 
-def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -> Target:
+def _again(
+    catalog: Catalog, folder: str, format: str, options: OutputOptions, kept: Kept
+) -> Target:
     """Return the target that writes each file of ranks again, under the same name below a folder.
 
     What all headers have in common beside tensors and checksums stays, where the format keeps it.
@@ -710,10 +718,10 @@ def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -
         rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
         for rank, file in catalog.files.items()
     }
-    kept = catalog.common_attrs if catalog.files else {}
+    common = catalog.common_attrs if catalog.files else {}
     attrs = {
         key: text
-        for key, text in kept.items()
+        for key, text in common.items()
         if key != "crc_num" and not key.startswith(PROVENANCE)
     }
     ranks = max(catalog.files, default=0) + 1
@@ -721,7 +729,7 @@ def _again(catalog: Catalog, folder: str, format: str, options: OutputOptions) -
         format,
         paths,
         ranks=ranks,
-        strategy=Strategy.without_layouts(ranks, recorded_files(catalog)),
+        strategy=Strategy.without_layouts(ranks, kept.files),
         attrs={**attrs, **header_attrs(options.crc)},
         folder=folder,
     )

@@ -23,7 +23,7 @@ from typing import Literal
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
-from ckpttool.checkpoint.recorded import limit_to_written_ranks
+from ckpttool.checkpoint.recorded import limit_to_written_ranks, noted_other_strategy
 from ckpttool.checkpoint.resolve import Purpose, resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
@@ -220,6 +220,9 @@ def _try(
             nothing, verdict=verdict, strategy=strategy, listed=listed, findings=findings
         )
     problems = [*run_checks(checkpoint, "verify")]
+    other = noted_other_strategy(checkpoint.strategy)
+    if other is not None and checkpoint.strategy.is_as_written:  # read by the layouts of the set
+        problems.append(replace(other, code="strategy"))
     try:
         problems += _differing_unlisted(checkpoint, executor, evidence)
     except CkptToolError as error:

@@ -375,45 +375,26 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
 
 
-def written_strategy(plan: Plan, target: Strategy) -> Strategy:
-    """Return the strategy of the outputs of ``plan``, whose target strategy is ``target``.
+def written_strategy(plan: Plan) -> Strategy:
+    """Return the strategy of the outputs of ``plan`` as a file that MindSpore reads.
 
-    It has the layouts of the transfers, by their names in the outputs: rules are resolved, expanded
-    tensor maps are folded, and states that follow a parameter are listed by name.  Tensors that
-    ``target`` does not list are listed as full tensors in each stage.  For a parameter that only
-    one of two strategies lists, MindSpore's transform takes the slice of one rank for all.
+    Rules are resolved, expanded tensor maps are folded, and states that follow a parameter are
+    listed by name.  Tensors that the target does not list are listed as full tensors in each stage:
+    for a parameter that only one of two strategies lists, MindSpore's transform takes the slice of
+    one rank for all.  Single values that the target does not list have no layouts: MindSpore's own
+    files have those of the network, but not ``global_step`` or ``learning_rate``.
 
-    Strings and values that differ between ranks are not listed.  Unsharded names with a ``-`` are
-    not listed, since MindSpore cannot read such names.  Unlisted single values are not listed:
-    MindSpore's own files have those of the network, but not ``global_step`` or ``learning_rate``.
+    Unsharded names with a ``-`` are not listed, since MindSpore cannot read such names.
     """
-    layouts: dict[str, tuple[Layout, ...]] = {}
-    for transfer in plan.transfers:
-        name, known = transfer.name, transfer.source.name
-        if _has_entry(transfer, known in target.layouts or known in plan.not_listed.followed):
-            placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
-            layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
-    return replace(target, layouts=layouts, rules=None)
-
-
-def _has_entry(transfer: Transfer, is_listed: bool) -> bool:
-    """Return whether the strategy of the outputs lists a parameter; see `written_strategy`."""
-    meta = transfer.meta
-    if transfer.source.only_for is not None or meta.text is not None:
-        return False
-    if "-" in meta.name:
-        return any(math.prod(layout.slice_counts) > 1 for layout in transfer.layouts)
-    return is_listed or math.prod(meta.shape) != 1
-
-
-def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
-    """Yield the layouts of a transfer, with one of all ranks repeated for each stage."""
-    for layout in transfer.layouts:
-        if len(layout.ranks) == target.stage_ranks:
-            yield layout
-            continue
-        for first in range(layout.ranks.start, layout.ranks.stop, target.stage_ranks):
-            yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
+    strategy = plan.written_strategy
+    assert strategy is not None, "rank files are sharded by one"
+    return strategy.with_only(
+        {
+            name
+            for name, layouts in strategy.layouts.items()
+            if "-" not in name or any(math.prod(one.slice_counts) > 1 for one in layouts)
+        }
+    )
 
 
 @record
@@ -444,9 +425,8 @@ class StrategySidecar:
         """
         from ckpttool.strategy_files.writer import encode_strategy
 
-        assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.strategy), self.path)
+            data = encode_strategy(written_strategy(plan), self.path)
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
 PIECE_TENSORS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
+PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
@@ -92,8 +93,9 @@ def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) 
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
-    first = f"{json.dumps(head).removesuffix('}')}{OPEN}".encode("ascii")
-    for piece in chain((first,), chain.from_iterable(lines), (b"\n",)):
+    tokens = (one for one, _ in pairwise(json.JSONEncoder().iterencode(head)))  # without a bracket
+    first = iter(lambda: "".join(islice(tokens, PIECE_TOKENS)).encode("ascii"), b"")
+    for piece in chain(first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)):
         state.update(piece)
         yield piece
     yield _seal(state.hexdigest())

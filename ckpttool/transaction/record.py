@@ -265,7 +265,8 @@ def finish_set(
 
     (seal,) = deque(manifest_text(), maxlen=1)
     stamps = {name: entry.stamp for name, entry in entries.items() if entry.stamp is not None}
-    finished = FinishedStamps(provenance, digest_in(seal), stamps)
+    of_run = replace(provenance, layouts=None, source_names=None)  # which the manifest has
+    finished = FinishedStamps(of_run, digest_in(seal), stamps)
     write_document(str(record.stamps), finished.text())
     for document in documents:
         write_document(document.path, document.data)

@@ -17,6 +17,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import (
     AveragedInput,
     InputFile,
+    LayoutTable,
     LeftOut,
     Provenance,
     Role,
@@ -47,6 +48,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
     targets = () if plan.target.strategy is None else plan.target.strategy.files
     strategies = {path: read_file(path) for path in plan.strategies}
+    written = plan.written_strategy
     return Provenance(
         __version__,
         plan_digest(plan),
@@ -76,6 +78,8 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         if plan.weights
         else (),
         LeftOut.of(plan.left_out),
+        None if written is None else LayoutTable.of(written),
+        plan.written_names,
     )
 
 
@@ -130,6 +134,10 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
     for transfer in plan.transfers:
         layouts = tuple(map(_show_layout, transfer.layouts))
         yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), layouts
+    if known := plan.kept.strategy:
+        yield [(name, *map(_show_layout, of)) for name, of in known.layouts.items()]
+    elif plan.written_names:
+        yield sorted(plan.written_names.items())
     for document in plan.documents:
         yield document.kind, os.path.relpath(document.path, folder)
     if any(transfer.is_cast for transfer in plan.transfers):

@@ -1,20 +1,22 @@
-"""The strategy of a set of outputs: which files its manifest names, and where they are now.
+"""The strategy of a set of outputs: what its manifest says of it, and where its files are now.
 
-A manifest has the SHA-256 of each strategy file.  Any file with that hash is the strategy, whatever
-it is called.  It is looked for where the manifest says, then beside the outputs, beside their
-folder, and one folder above that.
+Where layouts are known the manifest has them, so that no file is needed.  Of other sets, and for
+messages, it names files.  A manifest has the SHA-256 of each strategy file.  Any file with that
+hash is the strategy, whatever it is called.  It is looked for where the manifest says, then beside
+the outputs, beside their folder, and one folder above that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path, PurePath
 
 from ckpttool.formats.local import is_file, list_readable, read_file, stat_file
-from ckpttool.model.manifest import MANIFEST, StrategyFile
-from ckpttool.problems import FormatError
+from ckpttool.model.manifest import MANIFEST, Provenance, StrategyFile
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.records import record
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import shorten
@@ -42,9 +44,8 @@ class RecordedStrategy:
     unclear: tuple[StrategyFile, ...]
 
     @classmethod
-    def of(cls, manifest: ManifestFile) -> RecordedStrategy | None:
+    def of(cls, manifest: Path, provenance: Provenance) -> RecordedStrategy | None:
         """Return the strategy that a manifest names; None if it names no strategy."""
-        provenance = manifest.provenance()
         listed = provenance.strategies
         if not listed:
             return None
@@ -53,7 +54,7 @@ class RecordedStrategy:
         if all(one.role is None for one in listed):  # of the target are the last
             targets, unclear = (listed, ()) if len(listed) == 1 else ((), listed)
         written = provenance.dst_strategies
-        return cls(manifest.path, targets, written, unclear)
+        return cls(manifest, targets, written, unclear)
 
     def __str__(self) -> str:
         listed = self.targets or self.unclear[-1:] or self.written
@@ -85,16 +86,80 @@ class RecordedStrategy:
         return "no file beside the outputs, or one folder up, has its SHA-256"
 
 
-def read_recorded(folder: str | Path) -> RecordedStrategy | None:
-    """Return the strategy of the set in a folder; None if no manifest names one.
+@record
+class RecordedSet:
+    """What a manifest says of how its set is read.
+
+    Attributes
+    ----------
+    manifest, provenance
+        The manifest, and what it says of the run.
+    written
+        The layouts of the tensors; None if the manifest has none.
+    named
+        The strategy that it names, if any.
+    """
+
+    manifest: ManifestFile
+    provenance: Provenance
+    written: Strategy | None
+    named: RecordedStrategy | None
+
+    @classmethod
+    def read(cls, folder: str | Path) -> RecordedSet | None:
+        """Read the manifest in a folder; None if there is none.
+
+        Raises
+        ------
+        FormatError
+            It is damaged or cannot be read.
+        """
+        path = Path(folder, MANIFEST)
+        if not is_file(path):
+            return None
+        manifest = ManifestFile.read(path)
+        provenance = manifest.provenance()
+        named = RecordedStrategy.of(path, provenance)
+        written = provenance.layouts.strategy(str(path)) if provenance.layouts else None
+        return cls(manifest, provenance, written, named)
+
+    def lists(self, paths: Iterable[str]) -> bool:
+        """Return whether the manifest lists all these files."""
+        folder = self.manifest.path.parent
+        listed = {os.path.normpath(folder / one.path) for one in self.manifest.outputs()}
+        return listed.issuperset(map(os.path.normpath, paths))
+
+    def find_files(self) -> tuple[str, ...]:
+        """Return the files of the strategy that it names; none if one is not there.
+
+        There are none, too, if nothing tells which of the tensors has which name in them.
+        """
+        if self.named is None or self.provenance.has_unknown_names:
+            return ()
+        return self.named.find()
+
+    def other_than(self, strategy: Strategy) -> RecordedStrategy | None:
+        """Return the strategy that the manifest names, if it is another than the given one."""
+        is_given = bool(strategy.files) and not strategy.is_as_written
+        if self.named is None or not is_given or self.named.is_of(strategy.files):
+            return None
+        return self.named
+
+    def unknown_names(self, renamed: Mapping[str, str], hint: str) -> Diagnostic:
+        """Return the problem of a set that was renamed before manifests had layouts or names."""
+        path = self.manifest.path
+        text = "renamed by an older ckpttool, so old and new names may be mistaken"
+        facts = f"{path} has {shorten((f'{new} for {old}' for new, old in renamed.items()), 2)}"
+        return Diagnostic("strategy", text, hint=hint, facts=facts, where=str(path.parent))
+
+
+def read_recorded(folder: str | Path) -> RecordedSet | None:
+    """Return what the manifest in a folder says; None without one that can be read.
 
     `ckpttool.checks.manifest` reports a manifest that cannot be read.
     """
-    path = Path(folder, MANIFEST)
-    if not is_file(path):
-        return None
     try:
-        return RecordedStrategy.of(ManifestFile.read(path))
+        return RecordedSet.read(folder)
     except FormatError:
         return None
 

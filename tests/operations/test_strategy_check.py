@@ -16,7 +16,7 @@ from ckpttool.operations.strategy_check import check_strategies, fit_devices
 from ckpttool.records import replace
 from ckpttool.storage import sampling
 from ckpttool.strategy_files.reader import read_strategy
-from tests.support.checkpoints import noise, strategy_of, write_ranks
+from tests.support.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, strategy_of, write_ranks
 from tests.support.corpus import GOLDEN
 from tests.support.readers import entry_of
 
@@ -258,3 +258,17 @@ def test_the_strategy_that_a_manifest_names_fits_and_so_does_its_equal(case, opt
     (tmp_path / "new" / "ckpttool.json").unlink()
     (found,) = checked(tmp_path / "new", own)
     assert (found.verdict, found.is_recorded) == ("unknown", False)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"), [(ROWS, SHARDED), (replace(WHOLE, optimizer_shard=4), WHOLE)]
+)
+def test_a_strategy_of_another_optimizer_shard_does_not_fit_a_set(mine, other, tmp_path):
+    full = {"w": noise("w", "Float32", (16, 16))}
+    write_ranks(tmp_path / "src", cut(full, strategy_of({"w": mine})), "ckpt")
+    paths = [str(tmp_path / f"{name}.ckpt") for name in ("own", "other")]
+    for path, layout in zip(paths, (mine, other), strict=True):
+        ckpttool.write_strategy(strategy_of({"w": layout}), path)
+    ckpttool.reshard(tmp_path / "src", paths[0], paths[0], tmp_path / "new", format="ckpt")
+    found = checked(tmp_path / "new", *paths)
+    assert [(one.path, one.verdict) for one in found] == [(paths[0], "fits"), (paths[1], "misfit")]

@@ -51,21 +51,27 @@ def edit(manifest: Path, change) -> None:
     manifest.write_bytes(listing_of(document))
 
 
+def forget_layouts(document) -> None:
+    """Make a manifest as versions without layouts wrote it."""
+    del document["layouts"]
+
+
 def make_old(document) -> None:
+    forget_layouts(document)
     for one in document["strategies"]:
         one["path"] = Path(one["path"]).name
         del one["role"]
 
 
 def test_no_command_that_reads_a_set_asks_for_its_strategy(made):
-    noted = "note: strategy from runs/T"
+    noted = "note: layouts from runs/n/ckpttool.json"
     assert noted in message(run_well("verify", "runs/n"))
     assert noted in message(run_well("inspect", "runs/n"))
     assert noted in message(run_well("explain", "runs/n"))
     assert noted in message(run_well("inspect", "runs/n", "--steps"))
     result = run_well("diff", "m.ckpt", "runs/n")
     assert "equal: A m.ckpt" in result.stdout
-    assert "note: B: strategy from runs/T" in message(result)
+    assert "note: B: layouts from runs/n/ckpttool.json" in message(result)
     assert noted in message(run_well("merge", "runs/n", "-o", "again.ckpt"))
     run_well("diff", "m.ckpt", "again.ckpt")
     assert noted in message(run_well("reshard", "runs/n", "-d", "runs/T", "-o", "n2"))
@@ -76,9 +82,10 @@ def test_no_command_that_reads_a_set_asks_for_its_strategy(made):
 
 def test_a_strategy_is_known_by_its_contents_wherever_it_is(made):
     runs = made / "runs"
+    edit(runs / "n" / MANIFEST, forget_layouts)
     for files in sorted(runs.glob("T/*")) or [runs / "T"]:  # beside the set, with other names
         files.rename(runs / f"of-the-run-{files.name}")
-    assert read_recorded(runs / "n").find() == tuple(
+    assert read_recorded(runs / "n").named.find() == tuple(
         str(path) for path in sorted(runs.glob("of-the-run-*"))
     )
     run_well("verify", "runs/n")
@@ -93,6 +100,7 @@ def test_a_strategy_is_known_by_its_contents_wherever_it_is(made):
 
 
 def test_a_file_of_the_right_name_and_other_contents_is_not_taken(made):
+    edit(made / "runs" / "n" / MANIFEST, forget_layouts)
     for path in sorted((made / "runs").glob("T/*")) or [made / "runs" / "T"]:
         flip_byte(path, path.stat().st_size // 2)
     result = run("merge", "runs/n", "-o", "x.h5")
@@ -108,7 +116,7 @@ def test_a_file_of_the_right_name_and_other_contents_is_not_taken(made):
 def test_an_old_manifest_is_read_and_asks_if_the_role_is_not_certain(made):
     edit(made / "runs" / "n" / MANIFEST, make_old)
     listed = json.loads((made / "runs" / "n" / MANIFEST).read_text())["strategies"]
-    found = read_recorded(made / "runs" / "n")
+    found = read_recorded(made / "runs" / "n").named
     assert found.unclear == (() if len(listed) == 1 else tuple(StrategyFile(**s) for s in listed))
     if len(listed) == 1:
         run_well("merge", "runs/n", "-o", "x.h5")
@@ -135,13 +143,15 @@ def test_another_strategy_is_one_error_that_says_so(tmp_path, monkeypatch, case,
         assert result.exit_code == 5
         assert f"error[strategy]: {said}" in message(result)
         assert message(result).count("error[") == 1
-        assert "Try: -s dst_strategy.ckpt" in message(result)
+        assert "Try: the same command without -s" in message(result)
     result = run("verify", "set", "-s", other)
     assert (result.exit_code, result.stdout.count("error[")) == (1, 1)
     assert said in " ".join(result.stdout.split())
     result = run("diff", src, "set", "-s", other, "--b-strategy", other)
     assert f"error[strategy]: B: {said}" in message(result)
-    assert "Try: --b-strategy dst_strategy.ckpt" in message(result)
+    assert "Try: the same command without --b-strategy" in message(result)
+    edit(Path("set", MANIFEST), forget_layouts)
+    assert "Try: -s dst_strategy.ckpt" in message(run("merge", "set", "-s", other, "-o", "x.h5"))
     Path("dst_strategy.ckpt").unlink()  # nothing to propose but another one
     assert "Try: -s STRATEGY; " in message(run("merge", "set", "-s", other, "-o", "x.h5"))
     result = run("diff", src, "set", "-s", other)
@@ -172,7 +182,9 @@ def test_another_strategy_that_shards_otherwise_is_an_error(tmp_path, monkeypatc
         ckpttool.open("set", "other.ckpt")
     merge = ["merge", "set", "-s", "other.ckpt", "-o", "x.h5"]
     assert "error[strategy]: other.ckpt" not in message(run(*merge, "--ignore-manifest"))
-    Path("D.ckpt").unlink()  # nothing to compare it with
+    Path("D.ckpt").unlink()
+    assert "it shards" in message(run(*merge))
+    edit(Path("set", MANIFEST), forget_layouts)  # nothing to compare it with
     assert "it shards" not in message(run(*merge))
 
 
@@ -217,25 +229,27 @@ def test_a_strategy_of_source_and_target_is_not_missed_as_that_of_the_source(
 @pytest.mark.parametrize("format", ["ckpt", "safetensors"])
 def test_what_is_written_again_names_the_same_strategy(made, format):
     run_well("convert", "runs/n", "-o", "runs/again", "--format", format)
-    assert read_recorded("runs/again").find() == read_recorded("runs/n").find()
+    assert read_recorded("runs/again").named.find() == read_recorded("runs/n").named.find()
     run_well("merge", "runs/again", "-o", "x.h5")
     run_well("merge", "runs/n", "-o", "y.h5")
     run_well("diff", "x.h5", "y.h5")
     run_well("convert", "runs/again", "-o", "third", "--rename", "re:^=x.")
     run_well("merge", "third", "-o", "z.h5")
-    run_well("convert", "third", "-o", "fourth")  # the strategy has other names than these files
-    assert read_recorded("fourth") is None
+    run_well("convert", "third", "-o", "fourth")
+    run_well("merge", "fourth", "-o", "w.h5")
+    run_well("diff", "z.h5", "w.h5")
 
 
-def test_a_set_with_other_names_takes_its_strategy_as_recorded(tmp_path, monkeypatch):
+def test_a_set_with_other_names_has_their_layouts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = GOLDEN / "reshard_8_to_4"
     words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
     words += ["-d", case / "dst_strategy.ckpt", "--rename", "lm_head.weight=head.weight"]
     run_well(*words, "-o", "plain")
     said = message(run_well("merge", "plain", "-o", "x.h5"))
-    assert "the strategy has the old names, read as the new ones" in said
+    assert "layouts from plain/ckpttool.json" in said
     of_a = ("-s", case / "src_strategy.ckpt")
     run_well("diff", case / "src", "plain", *of_a, "--rename", "lm_head.weight=head.weight")
     run_well(*words, "-o", "named", "--write-strategy", "named.json.d/s.ckpt")
-    assert "strategy from named.json.d/s.ckpt" in message(run_well("merge", "named", "-o", "y.h5"))
+    run_well("merge", "named", "-s", "named.json.d/s.ckpt", "--strict", "-o", "y.h5")
+    run_well("diff", "x.h5", "y.h5")
