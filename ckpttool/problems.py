@@ -181,6 +181,7 @@ CODES: Mapping[str, Code] = {
     "no_pattern": _note("no pattern of a hand-written strategy matches", verify=None),
     "undivided": _note("taken or written in full"),
     "dropped": _note("tensors that are left out"),
+    "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values
     "dtype": _error("ranks hold a parameter in several element types"),

@@ -406,9 +406,9 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
 
 
 MOST_MODULES = {  # of the package, that a small run loads
-    "merge SRC -s S -o OUT.h5 -q": 128,
-    "reshard SRC -s S -d D -o OUT -q": 128,
-    "convert SRC -o OUT --format safetensors -q": 127,
+    "merge SRC -s S -o OUT.h5 -q": 129,
+    "reshard SRC -s S -d D -o OUT -q": 129,
+    "convert SRC -o OUT --format safetensors -q": 128,
     "verify SRC -s S": 112,
     "inspect SRC -s S": 108,
     "diff SRC SRC -s S": 122,
