@@ -187,6 +187,7 @@ CODES: Mapping[str, Code] = {
     "counter": _note("numbers that count something, which are not cast or averaged"),
     "scale": _error("a Float8 weight cannot be cast with its scale"),
     "narrowed": _note("weights of an unusual type that a cast narrows", inspect=None, verify=None),
+    "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values
     "dtype": _error("ranks hold a parameter in several element types"),

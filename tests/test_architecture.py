@@ -406,9 +406,9 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
 
 
 MOST_MODULES = {  # of the package, that a small run loads
-    "merge SRC -s S -o OUT.h5 -q": 129,
-    "reshard SRC -s S -d D -o OUT -q": 129,
-    "convert SRC -o OUT --format safetensors -q": 128,
+    "merge SRC -s S -o OUT.h5 -q": 130,
+    "reshard SRC -s S -d D -o OUT -q": 130,
+    "convert SRC -o OUT --format safetensors -q": 129,
     "verify SRC -s S": 113,
     "inspect SRC -s S": 109,
     "diff SRC SRC -s S": 123,

@@ -105,6 +105,7 @@ def facts_of(found: Inspection) -> Mapping[str, Iterable[str]]:
         "parallelism": _parallelism(found),
         "complete": [_completeness(found)],
         "recorded": _recorded(found),
+        "metadata": _metadata(found),
         "made by": _provenance(found),
     }
 
@@ -189,6 +190,16 @@ def _recorded(found: Inspection) -> Iterator[str]:
     description = found.catalog.description
     if description is not None and description.values:
         yield ", ".join(f"{name} {value}" for name, value in description.values.items())
+
+
+def _metadata(found: Inspection) -> Iterator[str]:
+    """Yield the metadata that all safetensors have, without the format and `_provenance`."""
+    is_safetensors = {one.format for one in found.catalog.files.values()} == {"safetensors"}
+    attrs = found.catalog.common_attrs if is_safetensors else {}
+    shown = [key for key in attrs if key != "format" and not key.startswith(PROVENANCE)]
+    texts = (attrs[key] if len(attrs[key]) <= 60 else f"{attrs[key]:.57}..." for key in shown)
+    if shown:
+        yield shorten(map(" ".join, zip(shown, texts, strict=True)), 3)
 
 
 def _provenance(found: Inspection) -> Iterator[str]:

@@ -26,7 +26,7 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
   order, each with its contents behind it.  An integer without axes counts as that many zero bytes,
   by an oversight in MindSpore (``bytes(5)``).  MindSpore cannot save a negative one; here its bytes
   count.
-* ``attrs`` of a file that is read is its metadata without the entries of tensors.
+* ``attrs`` of a file that is read is its metadata without the types of tensors.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 * The types of `SAFETENSORS_DTYPES` are read and written, too.  Elements of F4 have 4 bits and those
   of F6 have 6; all elements of a tensor MUST fill whole bytes.
@@ -154,7 +154,9 @@ class Safetensors(Format):
             name: _parse_entry(file, name, entry, 8 + nbytes, attrs)
             for name, entry in header.items()
         }
-        attrs = {key: value for key, value in attrs.items() if key not in tensors}
+        attrs = {
+            key: text for key, text in attrs.items() if not (key in tensors and text in ALL_DTYPES)
+        }
         index = FileIndex((file,), self.name, size, tensors, attrs)
         _check_coverage(index, 8 + nbytes, are_offsets_proven=_is_usual(text))
         return index

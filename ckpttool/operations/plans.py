@@ -21,7 +21,7 @@ from shlex import quote
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
 from ckpttool.checkpoint.recorded import read_kept
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
@@ -38,6 +38,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
 from ckpttool.planning.averaging import AverageInput, average
+from ckpttool.planning.metadata import carry_metadata
 from ckpttool.planning.naming import ResumeRecords, name_files
 from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
@@ -248,6 +249,7 @@ def _plan_and_check(
         # With the strategy of another set, names and shapes are not those of the input.
         do_fit = not any(one.code == "strategy" for of_source in found for one in of_source)
         plan = average(checkpoints, weights, diagnostics) if do_fit else None
+    plan = plan and carry_metadata(plan, diagnostics)
     for extension in extensions:
         plan = plan and extension.complete(plan, diagnostics)
     if plan is not None:
@@ -711,19 +713,15 @@ def _again(
 ) -> Target:
     """Return the target that writes each file of ranks again, under the same name below a folder.
 
-    What all headers have in common beside tensors and checksums stays, where the format keeps it.
-    So does the strategy that a manifest names.
+    The marks that all headers have stay, where the format keeps them.  So does the strategy that a
+    manifest names.
     """
     paths = {
         rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
         for rank, file in catalog.files.items()
     }
     common = catalog.common_attrs if catalog.files else {}
-    attrs = {
-        key: text
-        for key, text in common.items()
-        if key != "crc_num" and not key.startswith(PROVENANCE)
-    }
+    attrs = {key: common[key] for key in ("format", REDUNDANCY_KEY) if key in common}
     ranks = max(catalog.files, default=0) + 1
     return Target(
         format,

@@ -57,6 +57,8 @@ from ckpttool.storage.files import is_within
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
 
+_MOST_METADATA = 64 << 10  # of files that it makes larger than their limit; each file has all of it
+
 
 def plan(
     checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
@@ -498,8 +500,17 @@ class ShardedOutput:
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
         """Return the plan of a `numbered_target` spread over numbered files, with their indexes.
 
-        The result is None, with an error in ``diagnostics``, if no reader takes such an index.
+        The result is None, with an error in ``diagnostics``, if no reader takes such an index, or
+        if metadata would be written a thousand times.
         """
+        every = get_format(self.format).header_bytes((), plan.attrs)
+        if self.limit is not None and every > max(self.limit, _MOST_METADATA):
+            text, hint = "each file would be larger than the limit", "--max-shard-size with more"
+            facts = (
+                f"metadata takes {format_bytes(every)} in each, {format_bytes(self.limit)} allowed"
+            )
+            diagnostics.add(Diagnostic("options", text, hint=hint, facts=facts, where=self.folder))
+            return None
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         sizes = {transfer.name: transfer.meta.nbytes for transfer in plan.transfers}
