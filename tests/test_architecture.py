@@ -633,7 +633,6 @@ def test_the_record_of_a_run_is_behind_few_names():
         "states.describe_record",
         "states.find_unfinished_run",
         "strategies.RecordedSet",
-        "strategies.RecordedStrategy",
         "strategies.read_recorded",
         "waiting.wait_while_busy",
     }
