@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, groupby, permutations
 from shlex import quote
 
@@ -12,6 +12,8 @@ from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import find_training_state, parse_name
+from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import TensorMeta
@@ -20,6 +22,8 @@ from ckpttool.records import replace
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
+_ADAPTER = "*lora*"  # in the names of MindSpore's mindpet, of MindNLP and of PEFT
+_MOST_PATTERNS = 16  # in a hint
 
 
 def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -364,29 +368,39 @@ def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
 
 
 def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a note on listed parameters that were not saved.
+    """Yield the problem of listed weights that are in no file, and a note on other parameters."""
+    weights = find_unsaved_weights(checkpoint)
+    if weights:
+        yield _unsaved_problem(checkpoint, weights)
+    if others := [name for name in checkpoint.presence.unsaved if name not in weights]:
+        text = f"{count(len(others), 'parameter', 'are')} in the strategy and in no file"
+        yield Diagnostic("absent", text, facts=shorten(others, 3))
 
-    States without their weights are no checkpoint, so an unsaved weight is a warning.
+
+def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagnostic:
+    """Return the problem of weights that are in no file; its hint leaves them out.
+
+    If all that was saved is an adapter, the hint chooses that.
     """
-    unsaved = checkpoint.presence.unsaved
-    if not unsaved:
-        return
-    catalog, strategy, states = checkpoint.catalog, checkpoint.strategy, checkpoint.states
-    text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
-    is_weight_missing = bool(find_unsaved_weights(checkpoint))
+    catalog, layouts, states = checkpoint.catalog, checkpoint.strategy.layouts, checkpoint.states
+    held = {*checkpoint.whole.metas, *checkpoint.whole.lost}
+    patterns = fold_names(weights, held, _MOST_PATTERNS)
+    hint = " ".join(f"--exclude {quote(one)}" for one in patterns)
+    hint = hint or "--exclude with patterns of these names; `ckpttool help unsaved` explains"
+    is_adapter = Pattern(_ADAPTER).matches
+    if all(map(is_adapter, held)) and not any(map(is_adapter, weights)):
+        hint = f"--include {quote(_ADAPTER)}"
+    text = f"{count(len(weights), 'weight', 'are')} in the strategy and in no file"
     others = [
         name
         for name, meta in catalog.metas.items()
-        if is_weight_missing and name not in strategy.layouts
-        if meta.nbytes > meta.itemsize and states.get(name) not in catalog.metas
+        if name not in layouts and meta.nbytes > meta.itemsize
+        if states.get(name) not in catalog.metas
     ]
-    if others:
-        facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: {shorten(others, 3)}"
-        hint = "the strategy of this run; `ckpttool help renamed` explains"
-        yield Diagnostic("renamed", text, hint=hint, facts=facts)
-    else:
-        code, hint = ("unsaved", "`ckpttool help unsaved`") if is_weight_missing else ("absent", "")
-        yield Diagnostic(code, text, hint=hint, facts=shorten(unsaved, 3))
+    if not others:
+        return Diagnostic("unsaved", text, hint=hint, facts=shorten(weights, 3))
+    facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(others, 3)}"
+    return Diagnostic("renamed", text, hint=f"the strategy of this run, or {hint}", facts=facts)
 
 
 def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -483,10 +497,18 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 
-def find_unsaved_weights(checkpoint: Checkpoint) -> list[str]:
-    """Return the listed parameters that no file has, without states of listed ones."""
-    states, listed = checkpoint.states, checkpoint.strategy.layouts
-    return [name for name in checkpoint.presence.unsaved if states.get(name) not in listed]
+def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
+    """Return the listed weights that no file has; none of a set that ckpttool wrote without them.
+
+    Neither states nor counters are weights.
+    """
+    unsaved = checkpoint.presence.unsaved
+    if not unsaved or (checkpoint.is_recorded and checkpoint.options.manifest != "ignore"):
+        return {}
+    metas = {name: TensorMeta(name, "Float32", ()) for name in unsaved}  # only names are known
+    training = find_training_state(checkpoint.listed, {**metas, **checkpoint.metas})
+    states = training | checkpoint.states.keys()
+    return {n: None for n in unsaved if n not in states and parse_name(n).parameter is None}
 
 
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
