@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, groupby, permutations
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice, permutations
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import find_training_state, parse_name
 from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_problems
-from ckpttool.model.slicing import FullTensor
+from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.records import replace
@@ -317,15 +318,16 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
-        facts = _replacement_text(checkpoint, damaged)
-        for rank in damaged:
+        for rank, used in _replacements(checkpoint, damaged).items():
+            facts = _replacement_text(checkpoint, [used])
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         if checkpoint.needed is not None:
             yield _not_needed_note(checkpoint, f"{text}, and not needed")
             return
-        facts = _replacement_text(checkpoint, presence.without_file)
+        used_by = _replacements(checkpoint, presence.without_file)
+        facts = _replacement_text(checkpoint, used_by.values())
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
 
 
@@ -347,22 +349,52 @@ def _replaced_note(
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
-def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
-    """Say from which ranks the slices of ``ranks`` are read."""
-    used: set[int] = set()
-    holders = checkpoint.catalog.holders
+def _replacements(checkpoint: Checkpoint, ranks: Sequence[int]) -> Mapping[int, set[int]]:
+    """Return each of ``ranks`` with the ranks from which its slices are read."""
+    used: dict[int, set[int]] = {rank: set() for rank in ranks}
+    done: set[Hashable] = set()
     for tensor in checkpoint.records:
-        layouts = checkpoint.strategy.layouts.get(tensor.name, ())
-        if isinstance(tensor, FullTensor) and tensor.has_layout:
-            layouts = (tensor.layout, *(copy.layout for copy in tensor.copies))
-        for layout in layouts:
-            for rank in ranks:
-                if rank not in layout.ranks or rank in holders[tensor.name]:
-                    continue
-                owners = layout.owners(layout.slice_index(rank))
-                used.update([one for one in owners if one in holders[tensor.name]][:1])
-    # Without layouts every rank holds everything.
-    others = sorted(used or {min(checkpoint.catalog.files)})
+        held = checkpoint.catalog.holders[tensor.name]
+        for slicing, source in _stages_of(tensor):
+            known = slicing.key, source.key, id(held)
+            if known not in done:
+                done.add(known)
+                gone = used.keys() & {*slicing.layout.ranks} - {*held}
+                for rank, sources in _replace_slices(slicing, source, gone).items():
+                    used[rank] |= sources
+    return used
+
+
+def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
+    """Yield the slicing of a tensor in each stage, and the slicing that is read."""
+    if isinstance(tensor, BrokenTensor):
+        yield from ((slicing, slicing) for slicing in tensor.partial)
+    elif tensor.has_layout and isinstance(tensor.slicing, LayoutSlicing):
+        for slicing in (tensor.slicing, *tensor.copies, *tensor.incomplete):
+            yield slicing, tensor.slicing
+
+
+def _replace_slices(
+    slicing: LayoutSlicing, source: LayoutSlicing, ranks: Iterable[int]
+) -> Mapping[int, set[int]]:
+    """Return ranks without a slice of ``slicing``, with the ranks whose slices replace it."""
+    layout, origin = slicing.layout, (0,) * len(source.shape)
+    of_slice: dict[tuple[int, ...], set[int]] = {}
+    found = {}
+    for rank in ranks:
+        index = layout.slice_index(rank)
+        if index not in of_slice and slicing is source:
+            of_slice[index] = {*islice(filter(slicing.files.__contains__, layout.owners(index)), 1)}
+        elif index not in of_slice:
+            pieces = (source.overlaps(box, origin) for box in layout.boxes(index, source.shape))
+            of_slice[index] = {piece.rank for piece in chain(*pieces)}
+        found[rank] = of_slice[index]
+    return found
+
+
+def _replacement_text(checkpoint: Checkpoint, used: Iterable[set[int]]) -> str:
+    """Say from which ranks slices are read; without layouts every rank holds everything."""
+    others = sorted(set().union(*used) or {min(checkpoint.catalog.files)})
     text = f"all slices are read from replicas: {format_ranks(others)}"
     return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
 
