@@ -233,7 +233,7 @@ def rename_problems(
     for name in names:
         olds.setdefault(changed.get(name, name), []).append(name)
     hint = "rules that give each tensor a name of its own"
-    if nameless := olds.pop("", None):
+    if nameless := [name for name in olds.pop("", ()) if name]:  # "" may be its name already
         text, facts = f"{count(len(nameless), 'tensor')} would have no name", shorten(nameless, 3)
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     if several := {new: of for new, of in olds.items() if len(of) > 1}:
