@@ -109,10 +109,20 @@ CODES: Mapping[str, Code] = {
     "no_optimizer": _warning(
         "optimizer state is described, and no file of it is there: not saved, or not copied"
     ),
-    "unsaved": _warning("weights are in the strategy and in no file"),
+    "unsaved": _error(
+        "weights are in the strategy and in no file",
+        inspect="warning",
+        verify="warning",
+        diff="warning",
+    ),
     "nothing": _error("there is no tensor to examine or to write", inspect="warning"),
     "no_elements": _warning("there are tensors, and none of them has an element"),
-    "renamed": _warning("parameters of the strategy are in no file, and others are in no strategy"),
+    "renamed": _error(
+        "weights of the strategy are in no file, and other weights are in no strategy",
+        inspect="warning",
+        verify="warning",
+        diff="warning",
+    ),
     "part": _note("only some ranks or outputs are meant"),
     # steps and saves
     "step": _note("which step is read"),

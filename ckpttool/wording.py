@@ -336,7 +336,7 @@ _HINT = re.compile(
     rf"(?: (?!(?:{_PROSE})\b)(?P<value>(?:{_QUOTED}|[^\s'\"`])+?)(?=[,;.)]*(?:\s|$)))?"
 )
 
-
+_REPEATED = re.compile(rf"(?<![\w'])([a-z_]+)=((?:{_QUOTED})(?:, \1=(?:{_QUOTED}))+)")
 _OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
 
 
@@ -371,6 +371,8 @@ def with_keywords(hint: str) -> str:
     "strategy='STRATEGY', or replicated=True if every rank holds the whole model"
     >>> with_keywords("'a -s b' as SRC; --step backup --optimizer-shard 4, or --step with a run")
     "'a -s b' as SRC; step='backup', optimizer_shard=4, or step= with a run"
+    >>> with_keywords("--exclude 'a.*' --exclude b")
+    "exclude=['a.*', 'b']"
     >>> with_keywords("`ckpttool help -s`, or --rank 0,3-7 --resume")
     "`ckpttool help -s`, or ranks='0,3-7', resume=True"
     """
@@ -389,7 +391,13 @@ def with_keywords(hint: str) -> str:
         between = hint[done:start]
         parts += [", " if parts and between == " " else between, text]
         done = place
-    return "".join((*parts, hint[done:]))
+    return _REPEATED.sub(_join_values, "".join((*parts, hint[done:])))
+
+
+def _join_values(repeated: re.Match[str]) -> str:
+    """Return a keyword with several values once, with a list of these."""
+    values = repeated[2].replace(f", {repeated[1]}=", ", ")
+    return f"{repeated[1]}=[{values}]"
 
 
 def _literal(option: str, word: str) -> str:

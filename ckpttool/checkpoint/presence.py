@@ -373,14 +373,16 @@ def _find_absent(
     """Return the listed parameters on no rank that were not saved; add the others to ``missing``.
 
     A parameter was not saved if its owners have files without it.  It is missing if these files are
-    missing, or if the checkpoint has no redundancy.  Optimizer state was not saved either if no
-    rank holds state with its prefix, since many checkpoints contain only weights.
+    missing, or if a checkpoint without redundancy lacks state or has an empty file, which may have
+    held it.  Optimizer state was not saved either if no rank holds state with its prefix, since
+    many checkpoints contain only weights.
     """
     holders = catalog.holders
     if not any(name in strategy.layouts for name in holders):
         return ()  # the strategy is of another checkpoint
     states = catalog.match_states(strategy.layouts)
     saved_prefixes = {name.removesuffix(states.get(name, "")) for name in holders}
+    are_filled = all(file.nbytes for file in catalog.files.values())
     unsaved = []
     for name in (name for name in strategy.layouts if name not in holders):
         parameter, layouts = states.get(name, ""), strategy.layouts[name]
@@ -391,10 +393,9 @@ def _find_absent(
             at_hand = {rank // strategy.stage_ranks for rank in catalog.files}
             layouts = tuple(one for one in layouts if one.stage in at_hand) or layouts
         is_weight = parameter not in strategy.layouts
-        is_conclusive = all(_is_conclusive(catalog, layout, slices) for layout in layouts)
-        if (is_conclusive and not deduplicated) or not (
-            is_weight or name.removesuffix(parameter) in saved_prefixes
-        ):
+        is_conclusive = not deduplicated or (is_weight and are_filled)
+        is_conclusive &= all(_is_conclusive(catalog, layout, slices) for layout in layouts)
+        if is_conclusive or not (is_weight or name.removesuffix(parameter) in saved_prefixes):
             unsaved.append(name)
             continue
         ranks = chain(*(layout.ranks for layout in layouts) if slices is None else slices)

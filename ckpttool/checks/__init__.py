@@ -287,6 +287,7 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
         one
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
+        if check.find is not presence.check_unsaved  # contents of other tensors are not repeated
         if checkpoint.files in check.of
         for one in check.find(checkpoint)
         if errors[one.code] == "error"

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby, permutations
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice, permutations
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
-from ckpttool.model.belonging import LEAST_COUNT, Belonging, owners_of
+from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES
+from ckpttool.model.names import parse_name
+from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_notes, rename_problems
-from ckpttool.model.slicing import FullTensor
+from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.records import replace
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
+_ADAPTER = "*lora*"  # in the names of MindSpore's mindpet, of MindNLP and of PEFT
+_MOST_PATTERNS = 16  # in a hint
 
 
 def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -315,15 +320,16 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
-        facts = _replacement_text(checkpoint, damaged)
-        for rank in damaged:
+        for rank, used in _replacements(checkpoint, damaged).items():
+            facts = _replacement_text(checkpoint, [used])
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         if checkpoint.needed is not None:
             yield _not_needed_note(checkpoint, f"{text}, and not needed")
             return
-        facts = _replacement_text(checkpoint, presence.without_file)
+        used_by = _replacements(checkpoint, presence.without_file)
+        facts = _replacement_text(checkpoint, used_by.values())
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
 
 
@@ -345,50 +351,90 @@ def _replaced_note(
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
-def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
-    """Say from which ranks the slices of ``ranks`` are read."""
-    used: set[int] = set()
-    holders = checkpoint.catalog.holders
+def _replacements(checkpoint: Checkpoint, ranks: Sequence[int]) -> Mapping[int, set[int]]:
+    """Return each of ``ranks`` with the ranks from which its slices are read."""
+    used: dict[int, set[int]] = {rank: set() for rank in ranks}
+    done: set[Hashable] = set()
     for tensor in checkpoint.records:
-        layouts = checkpoint.strategy.layouts.get(tensor.name, ())
-        if isinstance(tensor, FullTensor) and tensor.has_layout:
-            layouts = (tensor.layout, *(copy.layout for copy in tensor.copies))
-        for layout in layouts:
-            for rank in ranks:
-                if rank not in layout.ranks or rank in holders[tensor.name]:
-                    continue
-                owners = layout.owners(layout.slice_index(rank))
-                used.update([one for one in owners if one in holders[tensor.name]][:1])
-    # Without layouts every rank holds everything.
-    others = sorted(used or {min(checkpoint.catalog.files)})
+        held = checkpoint.catalog.holders[tensor.name]
+        for slicing, source in _stages_of(tensor):
+            known = slicing.key, source.key, id(held)
+            if known not in done:
+                done.add(known)
+                gone = used.keys() & {*slicing.layout.ranks} - {*held}
+                for rank, sources in _replace_slices(slicing, source, gone).items():
+                    used[rank] |= sources
+    return used
+
+
+def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
+    """Yield the slicing of a tensor in each stage, and the slicing that is read."""
+    if isinstance(tensor, BrokenTensor):
+        yield from ((slicing, slicing) for slicing in tensor.partial)
+    elif tensor.has_layout and isinstance(tensor.slicing, LayoutSlicing):
+        for slicing in (tensor.slicing, *tensor.copies, *tensor.incomplete):
+            yield slicing, tensor.slicing
+
+
+def _replace_slices(
+    slicing: LayoutSlicing, source: LayoutSlicing, ranks: Iterable[int]
+) -> Mapping[int, set[int]]:
+    """Return ranks without a slice of ``slicing``, with the ranks whose slices replace it."""
+    layout, origin = slicing.layout, (0,) * len(source.shape)
+    of_slice: dict[tuple[int, ...], set[int]] = {}
+    found = {}
+    for rank in ranks:
+        index = layout.slice_index(rank)
+        if index not in of_slice and slicing is source:
+            of_slice[index] = {*islice(filter(slicing.files.__contains__, layout.owners(index)), 1)}
+        elif index not in of_slice:
+            pieces = (source.overlaps(box, origin) for box in layout.boxes(index, source.shape))
+            of_slice[index] = {piece.rank for piece in chain(*pieces)}
+        found[rank] = of_slice[index]
+    return found
+
+
+def _replacement_text(checkpoint: Checkpoint, used: Iterable[set[int]]) -> str:
+    """Say from which ranks slices are read; without layouts every rank holds everything."""
+    others = sorted(set().union(*used) or {min(checkpoint.catalog.files)})
     text = f"all slices are read from replicas: {format_ranks(others)}"
     return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
 
 
 def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a note on listed parameters that were not saved.
+    """Yield the problem of listed weights that are in no file, and a note on other parameters."""
+    weights = find_unsaved_weights(checkpoint)
+    if weights:
+        yield _unsaved_problem(checkpoint, weights)
+    if others := [name for name in checkpoint.presence.unsaved if name not in weights]:
+        text = f"{count(len(others), 'parameter', 'are')} in the strategy and in no file"
+        yield Diagnostic("absent", text, facts=shorten(others, 3))
 
-    States without their weights are no checkpoint, so an unsaved weight is a warning.
+
+def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagnostic:
+    """Return the problem of weights that are in no file; its hint leaves them out.
+
+    If all that was saved is an adapter, the hint chooses that.
     """
-    unsaved = checkpoint.presence.unsaved
-    if not unsaved:
-        return
-    catalog, strategy, states = checkpoint.catalog, checkpoint.strategy, checkpoint.states
-    text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
-    is_weight_missing = bool(find_unsaved_weights(checkpoint))
+    catalog, layouts, states = checkpoint.catalog, checkpoint.strategy.layouts, checkpoint.states
+    held = {*checkpoint.whole.metas, *checkpoint.whole.lost}
+    patterns = fold_names(weights, held, _MOST_PATTERNS)
+    hint = " ".join(f"--exclude {quote(one)}" for one in patterns)
+    hint = hint or "--exclude with patterns of these names; `ckpttool help unsaved` explains"
+    is_adapter = Pattern(_ADAPTER).matches
+    if all(map(is_adapter, held)) and not any(map(is_adapter, weights)):
+        hint = f"--include {quote(_ADAPTER)}"
+    text = f"{count(len(weights), 'weight', 'are')} in the strategy and in no file"
     others = [
         name
         for name, meta in catalog.metas.items()
-        if is_weight_missing and name not in strategy.layouts
-        if meta.nbytes > meta.itemsize and states.get(name) not in catalog.metas
+        if name not in layouts and meta.nbytes > meta.itemsize
+        if states.get(name) not in catalog.metas
     ]
-    if others:
-        facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: {shorten(others, 3)}"
-        hint = "the strategy of this run; `ckpttool help renamed` explains"
-        yield Diagnostic("renamed", text, hint=hint, facts=facts)
-    else:
-        code, hint = ("unsaved", "`ckpttool help unsaved`") if is_weight_missing else ("absent", "")
-        yield Diagnostic(code, text, hint=hint, facts=shorten(unsaved, 3))
+    if not others:
+        return Diagnostic("unsaved", text, hint=hint, facts=shorten(weights, 3))
+    facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(others, 3)}"
+    return Diagnostic("renamed", text, hint=f"the strategy of this run, or {hint}", facts=facts)
 
 
 def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -485,10 +531,16 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 
-def find_unsaved_weights(checkpoint: Checkpoint) -> list[str]:
-    """Return the listed parameters that no file has, without states of listed ones."""
-    states, listed = checkpoint.states, checkpoint.strategy.layouts
-    return [name for name in checkpoint.presence.unsaved if states.get(name) not in listed]
+def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
+    """Return the listed weights that no file has; none of a set that ckpttool wrote without them.
+
+    Neither states nor counters are weights.
+    """
+    unsaved = checkpoint.presence.unsaved
+    if not unsaved or (checkpoint.is_recorded and checkpoint.options.manifest != "ignore"):
+        return {}
+    weights = (name for name in unsaved if checkpoint.belonging(name) == WEIGHT)
+    return dict.fromkeys(name for name in weights if parse_name(name).parameter is None)
 
 
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -98,7 +98,7 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype
+from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype, find_word
 from ckpttool.model.names import map_component_names, map_of_component
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -321,7 +321,7 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
         return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
-        raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
+        raise tensor.of_unknown_type(reader.path)
     shape = tuple(tensor.dims)
     if nbytes == dtype.itemsize and shape == (0,):
         shape = ()  # as MindSpore 1.x and 2.0 write a scalar
@@ -384,6 +384,11 @@ class _RecordTensor:
         """Return the error for what is wrong with the tensor."""
         return FormatError(path, self.start, f"{self.name}: {reason}", facts=facts)
 
+    def of_unknown_type(self, path: str) -> UnsupportedError:
+        """Return the error for a type that is none of MindSpore's."""
+        reason = f"{self.name}: unknown tensor_type {self.dtype!r}"
+        return UnsupportedError(path, self.start, reason)
+
 
 @record(frozen=False)
 class _Record:
@@ -441,7 +446,7 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
         if subfield.number == 1:
             dims += reader.numbers(subfield)
         elif subfield.number == 2:
-            dtype = intern(reader.text(subfield))
+            dtype = _type_name(reader.text(subfield))
         elif subfield.number == 3:
             content = subfield
     if dtype is None:
@@ -459,6 +464,13 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
     return tensor
 
 
+def _type_name(word: str) -> str:
+    """Return the name of a type, of which MindNLP writes ``mindspore.float16``, for example."""
+    is_other_spelling = re.fullmatch(r"(mindspore\.)?[a-z0-9_]+", word) is not None
+    dtype = find_dtype(word) or (find_word(word) if is_other_spelling else None)
+    return intern(word) if dtype is None else dtype.name
+
+
 def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
     """Return the messages of the three tensors of a ``maptensor``."""
     tensors = [one for one in reader.fields(body.start, body.stop) if one.number == 1]
@@ -473,7 +485,7 @@ def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTe
     for tensor in tensors:
         dtype = _DTYPES_OF_NUMPY.get(tensor.dtype) or find_dtype(tensor.dtype)
         if dtype is None:
-            raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
+            raise tensor.of_unknown_type(reader.path)
         tensor.dtype = dtype.name
         nbytes = sum(extent.nbytes for extent in tensor.extents)
         needed = math.prod(tensor.dims) * dtype.itemsize

@@ -58,6 +58,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from pathlib import Path
 from sys import intern
+from typing import cast
 
 from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
 from ckpttool.formats.local import open_source
@@ -158,7 +159,9 @@ class Safetensors(Format):
             key: text for key, text in attrs.items() if not (key in tensors and text in ALL_DTYPES)
         }
         index = FileIndex((file,), self.name, size, tensors, attrs)
-        _check_coverage(index, 8 + nbytes, are_offsets_proven=_is_usual(text))
+        entries = cast("Mapping[str, Mapping[str, Sequence[int]]]", header)
+        starts = {name: 8 + nbytes + one["data_offsets"][0] for name, one in entries.items()}
+        _check_coverage(index, 8 + nbytes, starts, are_offsets_proven=_is_usual(text))
         return index
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
@@ -348,14 +351,17 @@ def _is_usual(text: bytes) -> bool:
     return len(text) == nbytes + -nbytes % 8
 
 
-def _check_coverage(index: FileIndex, data_start: int, *, are_offsets_proven: bool) -> None:
+def _check_coverage(
+    index: FileIndex, data_start: int, starts: Mapping[str, int], *, are_offsets_proven: bool
+) -> None:
     """Raise FormatError unless the contents lie back to back and fill the file.
 
+    ``starts`` has the first byte of each tensor, also of those that have no bytes.
     If ``are_offsets_proven``, a file that ends too early is a `CutShortError`.
     """
     path, at, size = index.path, data_start, index.nbytes
-    extents = [(e.offset, e.nbytes, name) for name, t in index.tensors.items() for e in t.extents]
-    for offset, nbytes, name in sorted(extents):
+    spans = [(starts[name], one.meta.nbytes, name) for name, one in index.tensors.items()]
+    for offset, nbytes, name in sorted(spans):
         if offset != at:
             problem = "its bytes overlap others" if offset < at else "a gap lies before its bytes"
             raise FormatError(path, offset, f"{name}: {problem}")

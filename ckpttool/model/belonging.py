@@ -137,10 +137,11 @@ def find_belongings(
             found[name] = Belonging("state")
         elif _COUNTER.fullmatch(name):  # a rate that changes by a plan is a tensor of all its steps
             found[name] = Belonging("counter")
-        elif meta is not None and meta.is_single:
+        elif meta is None or meta.is_single:
             owner = _owner_of_value(name, names)
-            is_count = name in (*counting, "updates")  # of an EMA
-            if owner is not None or is_count or ("." not in name and meta.dtype not in FLOATS):
+            is_count = name in counting or name == "updates"  # of an EMA
+            is_whole = meta is not None and "." not in name and meta.dtype not in FLOATS
+            if owner is not None or is_count or is_whole:
                 found[name] = Belonging("counter", owner)
     for name, meta in metas.items():
         scale = next((name + suffix for suffix in _SCALES if name + suffix in names), None)

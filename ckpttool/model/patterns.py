@@ -93,3 +93,33 @@ def unmatched_problem(what: str, names: Collection[str], where: str) -> Diagnost
     hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
     text = f"no tensor matches {what}"
     return Diagnostic("options", text, hint=hint, facts=facts, where=where)
+
+
+def fold_names(names: Iterable[str], others: Collection[str], most: int) -> tuple[str, ...]:
+    """Return patterns that match all ``names`` and none of the ``others``, if few are enough.
+
+    A pattern is what several names begin with, perhaps with any numbers, or one name.
+
+    Examples
+    --------
+    >>> fold_names(["layers.0.w", "layers.1.w", "head.w"], ["layers.0.b"], most=2)
+    ('layers.*.w', 'head.w')
+    """
+    folded: list[str] = []
+    rest = list(names)
+    while rest and len(folded) < most:
+        name = rest[0]
+        near = (one for one in _wider(name) if not any(map(one.matches, others)))
+        pattern = next(near, None)
+        left = [one for one in rest if one != name and not (pattern and pattern.matches(one))]
+        folded.append(pattern.text if pattern and len(rest) - len(left) > 1 else name)
+        rest = left
+    return () if rest else tuple(folded)
+
+
+def _wider(name: str) -> Iterator[Pattern]:
+    """Yield patterns that match a name and others, the widest one first."""
+    heads = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
+    for text in (*heads, name) if {*"*?[:"}.isdisjoint(name) else ():
+        yield Pattern(re.sub(r"(?<![A-Za-z\d])\d+(?=\.)", "*", text))
+        yield Pattern(text)

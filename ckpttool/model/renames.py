@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
@@ -84,47 +84,94 @@ class Rename:
     beside: tuple[tuple[str, str], ...] = ()
     file: str = ""
     note: str = ""
-    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    regex: re.Pattern[str] | None = field(init=False, repr=False, compare=False)  # None: a glob
+    pieces: tuple[str | re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         pattern = Pattern(self.old)
+        is_regex = self.old.startswith("re:")
+        set_field(self, "regex", pattern.regex if is_regex else None)
+        wildcards = [] if is_regex else WILDCARD.findall(self.old)
+        places = sum(one in "*?" for one in wildcards)
         texts = [self.new, *(text for text, _ in self.beside)]
-        if not self.old.startswith("re:"):
-            literals = map(re.escape, WILDCARD.split(self.old))
-            wildcards = WILDCARD.findall(self.old)
-            places = sum(one in "*?" for one in wildcards)
-            has_more = any(len(_PLACE.findall(one)) > places for one in texts)
-            groups = (_group(one, has_more or one in "*?") for one in wildcards)
-            text = "".join(chain(*zip(literals, (*groups, ""), strict=True)))
-            set_field(self, "regex", re.compile(rf"(?s)\A{text}\Z"))
-        else:
-            set_field(self, "regex", pattern.regex)
-        for text in texts:
+        numbers = [len(_PLACE.findall(text)) for text in texts]
+        has_more = max(numbers) > places
+        set_field(self, "pieces", () if is_regex else tuple(_pieces(self.old, has_more)))
+        for text, number in zip(texts, numbers, strict=True):
             try:
-                re.compile(f"{self.regex.pattern}|").sub(self._template(text), "")
+                if is_regex:
+                    re.compile(f"{pattern.regex.pattern}|").sub(text, "")
+                elif number > len(wildcards):
+                    raise IndexError(number)
             except (re.error, IndexError) as error:
-                what = "group" if self.old.startswith("re:") else "wildcard"
+                what = "group" if is_regex else "wildcard"
                 raise ValueError(f"{text!r} has a {what} that {self.old!r} lacks") from error
-
-    def _template(self, text: str) -> str:
-        """Return a text as a template of `re`, in which wildcards are groups."""
-        if self.old.startswith("re:"):
-            return text
-        first, *rest = re.split(r"[*?]", text.replace("\\", r"\\"))
-        return first + "".join(f"\\g<{number}>{part}" for number, part in enumerate(rest, 1))
 
     def apply(self, name: str, names: Names) -> str | None:
         """Return the new name; None if the rule does not match it, or ``beside`` is not there."""
-        found = self.regex.search(name)
-        if found is None or not all(
-            names.has(self._of(found, text), wanted, names.get(name))
+        matched: Sequence[str] | None = ()
+        if self.regex is None:
+            matched = _match_glob(self.pieces, name)
+        elif self.regex.search(name) is None:
+            matched = None
+        if matched is None or not all(
+            names.has(self._of(name, matched, text), wanted, names.get(name))
             for text, wanted in self.beside
         ):
             return None
-        return self._of(found, self.new)
+        return self._of(name, matched, self.new)
 
-    def _of(self, found: re.Match[str], text: str) -> str:
-        return self.regex.sub(self._template(text), found.string)
+    def _of(self, name: str, matched: Sequence[str], text: str) -> str:
+        if self.regex is not None:
+            return self.regex.sub(text, name)
+        first, *rest = _PLACE.split(text)
+        return first + "".join(chain(*zip(matched, rest, strict=False)))
+
+
+def _pieces(glob: str, has_more: bool) -> Iterator[str | re.Pattern[str]]:
+    """Yield what stands between the stars of a glob, as a text or a regular expression."""
+    literals, wildcards = WILDCARD.split(glob), WILDCARD.findall(glob)
+    text, is_literal, literal = "", True, ""
+    for before, wildcard in zip(literals, [*wildcards, "*"], strict=True):
+        text, literal = text + re.escape(before), literal + before
+        if wildcard == "*":
+            yield literal if is_literal else re.compile(f"(?s){text}")
+            text, is_literal, literal = "", True, ""
+        else:
+            text, is_literal = text + _group(wildcard, has_more or wildcard == "?"), False
+
+
+def _match_glob(pieces: Sequence[str | re.Pattern[str]], name: str) -> list[str] | None:
+    """Return what the wildcards of a glob match, each star as much as it can; None for no match.
+
+    So each piece but the first lies as far to the right as it can, and the time is linear.
+    """
+    matched: list[str] = []
+    stop, last = len(name), len(pieces) - 1
+    for number in range(last, -1, -1):
+        found = _find_last(pieces[number], name, stop, is_first=not number, is_last=number == last)
+        if found is None:
+            return None
+        start, end, groups = found
+        matched[:0] = (*groups, name[end:stop]) if number < last else groups
+        stop = start
+    return matched
+
+
+def _find_last(
+    piece: str | re.Pattern[str], name: str, stop: int, *, is_first: bool, is_last: bool
+) -> tuple[int, int, Sequence[str]] | None:
+    """Return the last match of a piece that ends at ``stop`` at most: start, end and its groups."""
+    if isinstance(piece, str):
+        start = stop - len(piece) if is_last else name.rfind(piece, 0, stop)
+        start = 0 if is_first else start
+        end = start + len(piece)
+        is_found = start >= 0 and name.startswith(piece, start) and end <= stop
+        return (start, end, ()) if is_found and (end == stop or not is_last) else None
+    match = piece.fullmatch if is_last else piece.match
+    starts = (0,) if is_first else range(stop, -1, -1)
+    found = next(filter(None, (match(name, start, stop) for start in starts)), None)
+    return None if found is None else (found.start(), found.end(), found.groups())
 
 
 def _group(wildcard: str, is_place: bool) -> str:
@@ -227,7 +274,7 @@ def rename_problems(
     for name in names:
         olds.setdefault(changed.get(name, name), []).append(name)
     hint = "rules that give each tensor a name of its own"
-    if nameless := olds.pop("", None):
+    if nameless := [name for name in olds.pop("", ()) if name]:  # "" may be its name already
         text, facts = f"{count(len(nameless), 'tensor')} would have no name", shorten(nameless, 3)
         yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
     if several := {new: of for new, of in olds.items() if len(of) > 1}:

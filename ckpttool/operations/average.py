@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from shlex import quote
 from typing import Literal
 
 from ckpttool.concurrency import OpenCount, no_count
-from ckpttool.discovery.file_names import step_of
+from ckpttool.discovery.file_names import label_of, step_of
 from ckpttool.discovery.scan import Steps
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
@@ -96,7 +98,7 @@ def _load_inputs(
         if common is not None and source.strategy == ():
             is_shared = not has_own_strategy(source.src, but=common)
             source = source._replace(strategy=common if is_shared else ())
-        call = partial(load, source, find_strategy=not replicated, open_count=open_count)
+        call = partial(_load_input, source, find_strategy=not replicated, open_count=open_count)
         if loaded := attempt(f"input {number}", call):
             catalog, strategy, _ = loaded
             is_used |= is_shared and catalog.needs_strategy
@@ -111,6 +113,18 @@ def _load_inputs(
     return found
 
 
+def _load_input(
+    source: Source, *, find_strategy: bool, open_count: OpenCount
+) -> tuple[Catalog, Strategy | None, Strategy | None]:
+    """Load an input; one that has no steps must not be given with a step."""
+    loaded = load(source, find_strategy=find_strategy, open_count=open_count)
+    catalog, step = loaded[0], source.options.step
+    if step is not None and catalog.is_merged and label_of(Path(catalog.root).name) is None:
+        text, hint = f"one checkpoint without steps, not step {step}", "the input without a step"
+        raise PlanError([Diagnostic("source", text, hint=hint, where=catalog.root)])
+    return loaded
+
+
 def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) -> list[Source]:
     """Return the checkpoint of each of some steps of a folder.
 
@@ -123,36 +137,39 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
     steps = load_steps(source, diagnostics, open_count=open_count)
     raise_all(diagnostics.failures)
     names = [one.name for one in steps.steps if one.name is not None]
-    wanted = [*map(str, numbers)]
     # Names have an epoch and a step, as 10_2; the numbers are either, and all of one kind.
     kinds = [_by_number(steps, kind) for kind in ("step", "epoch")]
-    of_number = max(kinds, key=lambda kind: sum(number in kind for number in wanted))
+    # A billion numbers may be wanted, so those that are there are looked up among them.
+    of_number = max(kinds, key=lambda kind: sum(number in numbers for number in kind))
+    wanted = [number for number in of_number if number in numbers]
     problems = []
     for number in wanted:
-        if len(of_number.get(number, ())) > 1:
+        if len(of_number[number]) > 1:
             text, facts = f"{number} is the number of several steps", shorten(of_number[number], 3)
             hint = "the inputs one by one, as RUN,step=STEP"
             one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
             problems.append(one)
-    missing = [number for number in wanted if number not in of_number]
-    if missing:
-        text = f"{count(len(missing), 'step')} not in the folder: {shorten(missing, 3)}"
+    if missing := len(numbers) - len(wanted):
+        first = [*islice((one for one in numbers if one not in of_number), 3)]
+        more = f" and {missing - 3} more" if missing > 3 else ""
+        text = f"{count(missing, 'step')} not in the folder: {', '.join(map(str, first))}{more}"
         facts = f"it has {shorten(names, 6)}" if names else "it has no steps"
         hint = f"ckpttool inspect {quote(steps.path)} --steps"
         one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
         problems.append(one)
     if problems:
         raise PlanError(problems)
-    chosen = [of_number[number][0] for number in wanted]
+    chosen = [of_number[number][0] for number in numbers]
     return [source._replace(options=replace(source.options, step=name)) for name in chosen]
 
 
-def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[str, list[str]]:
+def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[int, list[str]]:
     """Return what ``--step`` takes by one of the numbers of each step; some have only one."""
-    found: dict[str, list[str]] = {}
+    found: dict[int, list[str]] = {}
     for one in steps.steps:
         if one.name is not None:
             step = step_of(f"-{one.step}")
-            number = str(one.step) if step is None else str(getattr(step, kind))
-            found.setdefault(number, []).append(one.name)
+            number = str(one.step if step is None else getattr(step, kind))
+            if number.isdecimal():
+                found.setdefault(int(number), []).append(one.name)
     return found

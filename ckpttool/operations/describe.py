@@ -169,10 +169,10 @@ def summarize(checkpoint: Checkpoint) -> Summary:
 LAYOUT_CODES = ("strategy", "invalid_strategy", "contradicted", "undecided_shard")
 _DOUBTS = (
     *LAYOUT_CODES,
-    *("replica", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
+    *("replica", "one_of_several", "empty", "nothing", "no_elements"),
 )
 _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
-_UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
+_REFUSED = ("unfinished", "nothing_complete", "mixed_steps", "unsaved", "renamed")  # by merge
 
 
 def refuses_layouts(found: Diagnostics) -> bool:
@@ -192,7 +192,7 @@ def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Comp
     codes = dict.fromkeys([*(one.code for one in found), *unread])
     doubts = [code for code in codes if code in _DOUBTS]
     wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
-    wrong += [code for code in codes if code in _UNFINISHED]
+    wrong += [code for code in codes if code in _REFUSED]
     replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
     damaged = {one.path for one in catalog.damaged.values()}
     failures = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from types import EllipsisType, TracebackType
 from typing import Literal, SupportsIndex, TypeAlias
@@ -290,19 +291,22 @@ def _position(one: object) -> int:
 
 
 def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Array]:
-    """Return a function from the stored bytes of elements to their numbers."""
-    if dtype == "Bool":
-        return lambda data: data.view(np.bool_)
+    """Return a function from the stored bytes of elements to their numbers; it can be pickled."""
     if dtypes == "ml_dtypes" and dtype in _ML_DTYPES:
         import ml_dtypes
 
-        return lambda data: data.view(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+        return partial(_view, as_type=getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    return partial(_view, as_type=np.bool_) if dtype == "Bool" else partial(_decode, dtype=dtype)
+
+
+def _view(data: npt.NDArray[np.uint8], as_type: type[np.generic]) -> Array:
+    return data.view(as_type)
+
+
+def _decode(data: npt.NDArray[np.uint8], dtype: str) -> Array:
+    numbers = decode(data, dtype)
+    if numbers is None:  # Int4, with two numbers in a byte, and others that are no numbers
+        return data.view("V1")
     is_float = dtype == "BFloat16" or "Float8" in dtype or dtype == "HiFloat8"
-
-    def decoded(data: npt.NDArray[np.uint8]) -> Array:
-        numbers = decode(data, dtype)
-        if numbers is None:  # Int4, with two numbers in a byte, and others that are no numbers
-            return data.view("V1")
+    with np.errstate(invalid="ignore"):  # signalling NaN
         return numbers.astype(np.float32) if is_float else numbers
-
-    return decoded

@@ -75,8 +75,12 @@ def find_weights(
             if one is not None and not (math.isfinite(one) and one > 0):
                 text, hint = f"the weight {one:g} is not positive", "a number greater than 0"
                 yield Diagnostic("options", text, hint=hint, where=name)
-        known = [one for one in given if one is not None]
-        if len(known) == len(given) and not normalize and abs(math.fsum(known) - 1) > TOLERANCE:
+        known = [one for one in given if one is not None and math.isfinite(one)]
+        total = sum(known)  # without the overflow error of `fsum`
+        if len(known) == len(given) and math.isinf(total):
+            text = "the sum of the weights is too large for Float64"
+            yield Diagnostic("options", text, hint="other weights")
+        elif len(known) == len(given) and not normalize and abs(total - 1) > TOLERANCE:
             text = f"the sum of the weights is {math.fsum(known):.12g}, expected 1"
             yield Diagnostic("options", text, hint="--normalize, or other weights")
 

@@ -89,7 +89,9 @@ def plan(
         return None
     # No file has two tensors of one name, or one without; a check says so.
     olds = Counter(checkpoint.renamed.get(name, name) for name in catalog.metas)
-    transfers = [one for one in transfers if one.name and olds[one.name] < 2]
+    transfers = [
+        one for one in transfers if (one.name or not one.source.name) and olds[one.name] < 2
+    ]
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for one in strategies for name in one.files)
     return Plan(

@@ -288,4 +288,5 @@ def widen(x: Words, src: str, out: Float64s) -> None:
     if FORMATS[src].bits == 16:
         np.take(_table(src, "Float64").words.view("<f8"), x, out=out, mode="wrap")
     else:
-        np.copyto(out, x.view(f"<f{FORMATS[src].bits // 8}"))
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            np.copyto(out, x.view(f"<f{FORMATS[src].bits // 8}"))

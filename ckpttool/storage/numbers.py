@@ -156,7 +156,8 @@ def scale_down(numbers: Numbers) -> Numbers:
 
 def widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
     """Return the same numbers as Float64 or Complex128."""
-    return numbers.astype("<c16" if numbers.dtype.kind == "c" else "<f8")
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return numbers.astype("<c16" if numbers.dtype.kind == "c" else "<f8")
 
 
 @lru_cache(maxsize=8)

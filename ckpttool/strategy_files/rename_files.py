@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.patterns import Pattern
 from ckpttool.model.renames import WANTED, WILDCARD, Names, Rename
 from ckpttool.problems import RulesError, StrategyError, raise_all
-from ckpttool.strategy_files.handwritten import Node, parse_yaml
+from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
 
 _FOLDER = Path(__file__).with_name("renames")
 _EXAMPLE = 'lines such as "*.gamma": "*.weight"'
@@ -47,7 +47,12 @@ def read_renames(path: str | os.PathLike[str], reverse: bool = False) -> tuple[R
     """
     path = os.fspath(path)
     is_shipped = path in SHIPPED and not is_file(path)
-    data = read_file(_FOLDER / f"{path}.yaml" if is_shipped else path)
+    file = os.fspath(_FOLDER / f"{path}.yaml") if is_shipped else path
+    if (size := stat_file(file).nbytes) > MAX_BYTES:
+        raise RulesError(path, f"{size} bytes are too many for rules", facts=f"at most {MAX_BYTES}")
+    if not is_file(file):
+        raise RulesError(path, "not a file", "the rules saved as a file")
+    data = read_file(file)
     try:
         top = parse_yaml(data, path).value
     except StrategyError as error:

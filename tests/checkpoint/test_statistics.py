@@ -167,7 +167,8 @@ def test_unlisted_statistics_follow_if_their_slices_say_so(listed, tmp_path):
 
 def test_a_statistic_that_fits_nothing_is_pointed_out():
     odd = {"w": (6, 8), "exp_avg_sq_row_w": (5,)}
-    _, problems, notes = find(with_names(odd, range(8)), strategy_of(TRUE))
+    saved = {name: layout for name, layout in TRUE.items() if name != "b"}
+    _, problems, notes = find(with_names(odd, range(8)), strategy_of(saved))
     assert not problems
     the_one(notes["doubt"], "exp_avg_sq_row_w (20,), expected (24,)")
     _, problems, _ = find(

@@ -2,16 +2,22 @@
 
 import os
 import shutil
+import time
 
 import pytest
 
 import ckpttool
+from ckpttool.checks import run_checks
+from ckpttool.model.layout import Layout
 from ckpttool.problems import (
     UnreadableError,
 )
+from ckpttool.wording import format_ranks
+from tests.support.checkpoints import catalog_of, strategy_of
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
+from tests.support.in_memory import resolve_in_memory
 from tests.support.readers import rank_file
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
@@ -61,3 +67,18 @@ def test_an_unreadable_file_that_nobody_replaces_has_the_exit_code_of_a_damaged_
     assert "rank_0/checkpoint-2_10.ckpt: Input/output error" in message(result)
     with pytest.raises(UnreadableError):
         raise ckpttool.scan(str(source)).damaged[0]
+
+
+@pytest.mark.parametrize("layout", [Layout((15_000,), ((), ())), Layout((2, 7_500), ((1,), ()))])
+def test_thousands_of_ranks_without_a_file_take_seconds(layout):
+    strategy = strategy_of(dict.fromkeys("wvu", layout))
+    there = [0, 3, 7_501, 14_999]
+    catalog = catalog_of(dict.fromkeys(there, dict.fromkeys("wvu", (8, 4))))
+    letters = {name: {r: str(layout.slice_index(r)) for r in there} for name in "wvu"}
+    began = time.process_time()
+    checkpoint = resolve_in_memory(catalog, strategy, letters)
+    (one,) = (one for one in run_checks(checkpoint, "convert") if one.code == "missing_replica")
+    assert time.process_time() - began < 10  # the square of the ranks took minutes
+    assert len(one.ranks) == 14_996
+    named = [0] if layout.slice_counts[0] == 1 else [0, 7_501]
+    assert one.facts.endswith(format_ranks(named))

@@ -13,7 +13,7 @@ import pytest
 
 import ckpttool
 from tests.support import corpus
-from tests.support.checkpoints import write_file, write_holes
+from tests.support.checkpoints import write_file, write_holes, write_indexed
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.encryption import KEY, encrypt
@@ -285,19 +285,26 @@ def test_all_problems_are_said_at_once(tmp_path):
         (("a:1", "b"), "only some inputs have a weight, b has none"),
         (("a:1",), "an average needs two inputs or more, and 1 was given"),
         (("a:-1", "b:2"), "a: the weight -1 is not positive"),
+        (("a:1e308", "b:1e308"), "the sum of the weights is too large for Float64"),
+        (("a:1.7e308", "b:1e308", "--normalize"), "the sum of the weights is too large"),
+        (("a:inf", "b:-inf"), "b: the weight -inf is not positive"),
         (("a:nan", "b:2"), "a: the weight nan is not positive"),
         (("a", "b", "-s", STRATEGY), "no input needs this strategy"),
         (("a", "b", "--steps", "1..2:1"), "the steps of a run are those of one folder"),
         (("a", "--steps", "1..4:2"), "'1..4:2' does not name steps"),
         (("a,step=", "b"), "'a,step=' is not an input"),
+        (("a,step=5", "b"), "one checkpoint without steps, not step 5"),
+        (("a", "net-1_3.ckpt,step=4"), "a file of step 1_3 by its name, not of step 4"),
+        (("a", "folder,step=1_3"), "one checkpoint without steps, not step 1_3"),
         (("a", "b", "--rank", "0"), "only with -d: --rank"),
         (("a", "b", "-d", TARGET, "--max-shard-size", "1GB"), "does not go with -d"),
     ],
 )
 def test_weights_and_options_that_do_not_fit_are_refused(words, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in "ab":
+    for name in ("a", "b", "net-1_3.ckpt"):
         write_file(tmp_path / name, {"w": entry_of(np.ones(3, "<f4"))}, "ckpt")
+    write_indexed(tmp_path / "folder", {"model.safetensors": {"w": entry_of(np.ones(3, "<f4"))}})
     refused = run("average", *words, "-o", "out.h5")
     assert refused.exit_code in (2, 5)
     assert text in message(refused)
@@ -329,6 +336,22 @@ def test_steps_of_a_run_are_averaged(tmp_path):
     assert refused.exit_code == 5
     assert "1 step not in the folder: 10000" in message(refused)
     assert "1_8000, 1_8500, 1_9000" in message(refused)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (
+            "8..999999999998:10",
+            "99999999997 steps not in the folder: 38, 48, 58 and 99999999994 more",
+        ),
+        ("7..999999999999:4", "249999999999 steps not in the folder: 7, 11, 15 and 249999999996"),
+    ],
+)
+def test_a_billion_steps_are_not_listed(steps, text, tmp_path):
+    make_steps(tmp_path / "run", (8, 18, 28))
+    words = ("average", tmp_path / "run", "--replicated", "-o", tmp_path / "out.ckpt")
+    assert text in message(run(*words, "--steps", steps))
 
 
 def test_steps_may_be_numbers_of_epochs_and_not_both(tmp_path):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from ckpttool.model.belonging import Belonging
 from ckpttool.model.renames import Rename, parse_renames, rename
+from ckpttool.problems import RulesError
+from ckpttool.strategy_files.handwritten import MAX_BYTES
+from ckpttool.strategy_files.rename_files import read_renames
 
 
 @pytest.mark.parametrize(
@@ -22,11 +27,23 @@ from ckpttool.model.renames import Rename, parse_renames, rename
         ("a*b", "*", "a*b", "*"),
         ("a?b", "?", "a\nb", "\n"),
         ("[!a]*", "*_*", "bc", "b_c"),
+        ("*a*b*", "<*><*><*>", "aabcab", "<aabc><><>"),
+        ("*a?*.[01]*", "*|?|*|*|*", "xaya1.0.1z", "xay|1|.0|1|z"),
+        ("*[0]*x", "*|*|*", "a[0]bx", "a[|0|]b"),
+        ("**x?", "*,*,?", "abxc", "ab,,c"),
         (r"re:\[(\d)\]", r".\1", "x[0].y[1]", "x.0.y.1"),
     ],
 )
 def test_a_rule_gives_a_name(old, new, name, expected):
     assert Rename(old, new).apply(name, [name]) == expected
+
+
+@pytest.mark.parametrize("glob", ["*a*a*a*a*a*b", "*a?*a?*[ab]*[!a]*c", "a*" * 40 + "c"])
+def test_many_stars_take_time_in_the_length_of_a_name(glob):
+    rule, began = Rename(glob, "*"), time.process_time()
+    for name in ("a" * 50_000, "ab" * 25_000 + "d", "a[ab]" * 10_000):
+        assert rule.apply(name, ()) is None
+    assert time.process_time() - began < 5  # a regular expression with these stars takes for ever
 
 
 @pytest.mark.parametrize("tag", ["e", "map", "s", "__map_keys__"])
@@ -65,3 +82,22 @@ def test_rules_of_python_are_a_mapping_pairs_or_texts():
 def test_other_rules_are_refused_with_what_is_expected(given):
     with pytest.raises(ValueError, match=r"expected rules such as \"OLD=NEW\""):
         [*parse_renames(given)]
+
+
+@pytest.mark.parametrize("kind", ["large", "pipe", "device", "folder"])
+def test_a_file_of_rules_is_a_file_of_a_mebibyte_at_most(kind, tmp_path):
+    path, reason = tmp_path / "rules.yaml", "not a file"
+    if kind == "large":
+        path.write_bytes(b'"a": "b"\n')
+        assert len(read_renames(path)) == 1
+        os.truncate(path, MAX_BYTES + 1)
+        reason = "1048577 bytes are too many for rules"
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = Path("/dev/zero")
+    with pytest.raises(RulesError) as caught:
+        read_renames(path)
+    assert caught.value.reason == reason

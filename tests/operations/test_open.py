@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -309,3 +310,18 @@ def test_a_tensor_without_axes_is_an_array(tmp_path):
     assert isinstance(opened.get_tensor("step"), np.ndarray)
     assert opened["step"][...].shape == ()
     assert opened["step"][()] == full["step"].array()
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "ml_dtypes"])
+@pytest.mark.parametrize("dtype", ["Float32", "BFloat16", "Bool", "Int4"])
+def test_what_is_open_can_be_pickled(dtype, dtypes, tmp_path):
+    data = bytes([0, 1, 1] * 16) if dtype == "Bool" else noise("w", dtype, (6, 8)).data
+    full = {"w": Entry(dtype, (6, 8), data)}
+    strategy = replace(strategy_of({"w": COLUMNS}), files=())
+    write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+    with ckpttool.open(tmp_path / "src", strategy, dtypes=dtypes) as opened:
+        copied = pickle.loads(pickle.dumps(opened))
+        tensor = pickle.loads(pickle.dumps(opened["w"]))
+        for one in (copied["w"], tensor):
+            assert one.dtype == opened["w"].dtype
+            assert one[1:3].tobytes() == opened["w"][1:3].tobytes()
