@@ -361,6 +361,8 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
         h5t.FLOAT: "float",
         h5t.COMPOUND: "compound",
         h5t.ENUM: "enumeration",
+        h5t.OPAQUE: "opaque type",  # such as bfloat16 of ml_dtypes
+        h5t.BITFIELD: "bit field",  # such as bool of PyTables
     }.get(kind.get_class(), "other type")
     facts = f"HDF5 {word} of {kind.get_size()} bytes"
     return _unread(path, name, "MindSpore has no such element type", _WRITE_AGAIN, facts)

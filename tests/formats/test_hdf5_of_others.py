@@ -255,9 +255,9 @@ REFUSED = {
         "no such element type; HDF5 float of 16 bytes",
     ),
     "compound": (put(w=np.zeros(3, [("a", "i4"), ("b", "f4")])), "compound of 8 bytes"),
-    "opaque": (put(w=np.zeros(3, "V5")), "no such element type; .* of 5 bytes"),
+    "opaque": (put(w=np.zeros(3, "V5")), "no such element type; HDF5 opaque type of 5 bytes"),
     "time": (raw(h5t.UNIX_D32LE), "MindSpore has no such element type; .* of 4 bytes"),
-    "bit field": (raw(h5t.STD_B8LE), "MindSpore has no such element type; .* of 1 bytes"),
+    "bit field": (raw(h5t.STD_B8LE), "no such element type; HDF5 bit field of 1 bytes"),
     "lists": (lambda f: f.create_dataset("w", (2,), h5py.vlen_dtype("i4")), "no such element type"),
     "references": (lambda f: f.create_dataset("w", (2,), h5py.ref_dtype), "no such element type"),
     "enumeration": (
