@@ -11,6 +11,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
+from ckpttool.formats.local import listing_once
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.records import record
 from ckpttool.wording import format_bytes
@@ -220,6 +221,7 @@ def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) 
     return f"Wrote {path} ({format_bytes(nbytes)}), which a browser opens without a network"
 
 
+@listing_once()
 def _inspect(
     source: Side,
     more: tuple[str, ...],

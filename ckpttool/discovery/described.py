@@ -46,7 +46,8 @@ class NumberedSaves:
 
     def number(self, folder: Path) -> int | None:
         """Return the number in a folder's name, or None."""
-        match = self.folder_name.fullmatch(folder.absolute().name)
+        name = folder.name if folder.name not in ("", "..") else folder.absolute().name
+        match = self.folder_name.fullmatch(name)
         return None if match is None else int(match[1])
 
     def find_folders(self, root: Path) -> dict[Path, int]:

@@ -92,20 +92,20 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
 
 def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note unfinished and failed saves, broken links and special files in some folders."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
     failed = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in list_folder(folder):
-            name = str(path.relative_to(root))
             if is_unfinished_name(path) and is_file(path) and not is_held(path):
-                found["leftover", "files of a save that did not finish"].append(name)
+                found["leftover", "files of a save that did not finish"].append(path)
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(path)
             elif is_link(path) and not exists(path):
-                found["absent", "broken links"].append(name)
+                found["absent", "broken links"].append(path)
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
-                found["absent", "pipes or devices, which are not read"].append(name)
-    for (code, text), names in sorted(found.items()):
+                found["absent", "pipes or devices, which are not read"].append(path)
+    for (code, text), paths in sorted(found.items()):
+        names = (str(path.relative_to(root)) for path in paths)
         diagnostics.add(Diagnostic(code, f"{text}: {shorten(names, 3)}", where=str(root)))
     if failed:
         text = "MindFormers could not convert files here"
@@ -149,7 +149,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
     note_emergencies((root / name for name in others if EMERGENCY.fullmatch(name)), diagnostics)
     strategies = written_strategies(root / MANIFEST)
     unknown = [
-        _describe(root / name)
+        name
         for name in others
         if not _EXPLAINED.fullmatch(name)
         and name not in strategies
@@ -157,7 +157,9 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
     ]
     if unknown:
         text = "other files or folders among the ranks: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=shorten(unknown, 3), where=str(root)))
+        shown = (_describe(root / name) for name in unknown[:3])
+        facts = shorten([*shown, *unknown[3:]], 3)
+        diagnostics.add(Diagnostic("skipped", text, facts=facts, where=str(root)))
 
 
 def _describe(path: Path) -> str:

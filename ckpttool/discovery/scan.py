@@ -42,7 +42,14 @@ from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
 from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import counting_reads, exists, is_file, is_folder, url_problem
+from ckpttool.formats.local import (
+    counting_reads,
+    exists,
+    is_file,
+    is_folder,
+    listing_once,
+    url_problem,
+)
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.manifest import MANIFEST
@@ -207,7 +214,7 @@ def find(
     The parameters and errors are those of `scan`.
     """
     try:
-        with counting_reads() as count:
+        with counting_reads() as count, listing_once():
             found = _find(src, options)
         found = replace(found, reads=count())
     except FormatError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import lru_cache
 from importlib import import_module
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -83,6 +83,9 @@ def format_of_suffix(path: str) -> str | None:
     >>> format_of_suffix("rank_0/CKP-1_10.ckpt"), format_of_suffix("notes.txt")
     ('ckpt', None)
     """
+    suffixes = tuple(chain(*(known for _, _, known in FORMATS.values())))
+    if not path.rstrip("/.").lower().endswith(suffixes):
+        return None  # most of many files; a path takes long
     suffix = Path(path).suffix.lower()
     return next((name for name, (_, _, known) in FORMATS.items() if suffix in known), None)
 

@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import repeat
+from itertools import compress, repeat
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -44,9 +44,40 @@ T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
+class _Listed:
+    """The folders that were listed, and which paths in them are files and no links."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, list[Path]] = {}
+        self.files: set[Path] = set()
+
+
+_LISTED: ContextVar[_Listed | None] = ContextVar("listed", default=None)
+
+
+@contextmanager
+def listing_once() -> Iterator[None]:
+    """List each folder once inside: many kinds of checkpoints are looked for in the same one."""
+    token = _LISTED.set(_LISTED.get() or _Listed())
+    try:
+        yield
+    finally:
+        _LISTED.reset(token)
+
+
 def list_folder(folder: AnyPath) -> list[Path]:
     """Return the sorted paths of all entries of a folder."""
-    return sorted(Path(folder).iterdir())
+    listed, key = _LISTED.get(), os.fspath(folder)
+    if listed is not None and key in listed.folders:
+        return [*listed.folders[key]]
+    parent = Path(folder)
+    with os.scandir(parent) as entries:  # names are compared faster than paths
+        kinds = sorted((one.name, one.is_file(follow_symlinks=False)) for one in entries)
+    paths = [parent / name for name, _ in kinds]
+    if listed is not None:
+        listed.folders[key] = paths
+        listed.files.update(compress(paths, (is_plain for _, is_plain in kinds)))
+    return [*paths]
 
 
 def list_readable(folder: AnyPath) -> list[Path]:
@@ -62,24 +93,34 @@ def find_paths(folder: AnyPath, pattern: str) -> Iterator[Path]:
     return Path(folder).glob(pattern)
 
 
+def _as_path(path: AnyPath) -> Path:
+    return path if isinstance(path, Path) else Path(path)  # a copy takes as long as `stat`
+
+
+def _is_listed_file(path: AnyPath) -> bool:
+    """Return whether a listing shows that a path is a file, and no link to one."""
+    listed = _LISTED.get()
+    return listed is not None and path in listed.files
+
+
 def exists(path: AnyPath) -> bool:
     """Return whether a path leads to a file or a folder; a broken link does not."""
-    return Path(path).exists()
+    return _is_listed_file(path) or _as_path(path).exists()
 
 
 def is_link(path: AnyPath) -> bool:
     """Return whether a path is a symbolic link, which may be broken."""
-    return Path(path).is_symlink()
+    return not _is_listed_file(path) and _as_path(path).is_symlink()
 
 
 def is_file(path: AnyPath) -> bool:
     """Return whether a path leads to a regular file."""
-    return Path(path).is_file()
+    return _is_listed_file(path) or _as_path(path).is_file()
 
 
 def is_folder(path: AnyPath) -> bool:
     """Return whether a path leads to a folder."""
-    return Path(path).is_dir()
+    return not _is_listed_file(path) and _as_path(path).is_dir()
 
 
 def stat_file(path: AnyPath) -> FileStamp:

@@ -76,7 +76,7 @@ def find_weights(
                 text, hint = f"the weight {one:g} is not positive", "a number greater than 0"
                 yield Diagnostic("options", text, hint=hint, where=name)
         known = [one for one in given if one is not None and math.isfinite(one)]
-        total = sum(known)  # without the overflow error of `math.fsum`
+        total = sum(known)  # Inf if it overflows, where math.fsum raises an error
         if len(known) == len(given) and math.isinf(total):
             text = "the sum of the weights is too large for Float64"
             yield Diagnostic("options", text, hint="other weights")
