@@ -196,6 +196,7 @@ CODES: Mapping[str, Code] = {
     "dropped": _note("tensors that are left out"),
     "counter": _note("numbers that count something, which are not cast or averaged"),
     "scale": _error("a Float8 weight cannot be cast with its scale"),
+    "unscaled": _note("Float8 without scales, which no cast changes", inspect=None, verify=None),
     "narrowed": _note("weights of an unusual type that a cast narrows", inspect=None, verify=None),
     "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),

@@ -166,6 +166,18 @@ def _compared(
     return replace(read, notes=(*given.notes, note))
 
 
+def with_names_of_files(catalog: Catalog, target: Strategy) -> Strategy:
+    """Return the strategy of a target with the names of the files, as their manifest has both.
+
+    `ckpttool.checks.manifest.check_source` reports a manifest that cannot be read.
+    """
+    try:
+        recorded = RecordedSet.read(catalog.root)
+    except FormatError:
+        return target
+    return target if recorded is None else _with_source_names(catalog, target, recorded)
+
+
 def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedSet) -> Strategy:
     """Return the strategy with the names of the files, where a manifest has those of the source.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.model.dtypes import FLOAT8
+from ckpttool.model.dtypes import FLOAT8, FLOATS
 from ckpttool.model.plan import Term
 from ckpttool.problems import Diagnostic
 from ckpttool.records import replace
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BLOCK = (128, 128)  # rows and columns, where no config.json says otherwise
 
+_SCALE_TYPES = FLOATS | {"F8_E8M0"}
 # Names beside a weight for the scales of what it is multiplied with.
 _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "act_scale", "activation_scale")
 
@@ -69,9 +70,13 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
             hint = "`ckpttool merge` or `reshard` with --dtype"
             add(name, "blocks count from the full tensor, and convert joins no slices", hint=hint)
         elif (block := find_block(shape, scale.meta.shape, size)) is None:
-            facts = f"{scale.name} is {format_shape(scale.meta.shape)} for {format_shape(shape)}"
-            facts += f" in blocks of {format_shape(size)}"
-            add(name, "the scale does not fit the weight", facts)
+            facts = f"{scale.name} is {format_shape(scale.meta.shape)}"
+            facts += f", expected {_expected(shape, size)}"
+            hint = "a config.json beside the file with weight_block_size, or --exclude"
+            add(name, "the scale does not fit the weight", facts, hint)
+        elif scale.meta.dtype not in _SCALE_TYPES:
+            facts = f"{scale.name} is {scale.meta.dtype}"
+            add(name, "the scale is no floating-point number", facts)
         else:
             scales[name] = Term(scale, block=block)
     return scales, problems
@@ -80,6 +85,14 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
 def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
     layer = name.rpartition(".")[0]
     return [one for part in _ACTIVATION_SCALES if (one := f"{layer}.{part}") in names]
+
+
+def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:
+    """Return the shapes that a scale may have."""
+    of_blocks = (-(-n // of) for n, of in zip(shape[-2:], size[-len(shape) :], strict=False))
+    shapes = (*shape[:-2], *of_blocks), (*shape[:-1], 1)
+    blocks, rows = map(format_shape, shapes)
+    return f"{blocks} (blocks of {format_shape(size)}), {rows} or one value"
 
 
 def find_block(

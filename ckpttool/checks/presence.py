@@ -14,7 +14,7 @@ from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES
+from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_notes, rename_problems
@@ -434,7 +434,8 @@ def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagno
     if not others:
         return Diagnostic("unsaved", text, hint=hint, facts=shorten(weights, 3))
     facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(others, 3)}"
-    return Diagnostic("renamed", text, hint=f"the strategy of this run, or {hint}", facts=facts)
+    hint = "the strategy of this run; `ckpttool help renamed` explains"
+    return Diagnostic("renamed", text, hint=hint, facts=facts)
 
 
 def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -562,7 +563,8 @@ def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnost
         metas |= one.whole.metas
         belongings |= one.belongings if options.casts else {}
     where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
-    yield from options.unmatched(metas, where)
+    absent = {name for one in checkpoints for name in one.whole.names} - metas.keys()
+    yield from options.unmatched(metas, where, absent)
     yield from options.cast_problems(metas, belongings, where)
 
 
@@ -596,10 +598,15 @@ def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_scales(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield why Float8 weights cannot be cast, and a note on the scales that are multiplied."""
-    if not checkpoint.options.tensors.casts:
+    casts = checkpoint.options.tensors.casts
+    if not casts:
         return
     terms, problems = checkpoint.scales
     yield from problems
+    stored = [one.name for one in checkpoint.tensors if one.meta.dtype in FLOAT8]
+    if not terms and not problems and stored and any(one.pattern is None for one in casts):
+        text = f"Float8 without scales, copied as stored: {shorten(stored, 3)}"
+        yield Diagnostic("unscaled", text)
     if terms:
         text = f"multiplied into their weights: {count(len(terms), 'scale')}"
         facts = shorten((term.source.name for term in terms.values()), 3)
@@ -624,8 +631,10 @@ def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         whose = shorten(dict.fromkeys(narrowed[name] for name in few), 3)
         text = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
         words = [word for word, of in CAST_WORDS.items() if of == narrowed[few[0]]]  # not Float64
-        hint = f"--dtype {quote(f'{words[0]}:{few[0]}')}, to keep it" if words else ""
-        yield Diagnostic("narrowed", text, hint=hint)
+        others = checkpoint.metas.keys() - few
+        patterns = fold_names(few, others, _MOST_PATTERNS) if words else ()
+        hint = " ".join(f"--dtype {quote(f'{words[0]}:{one}')}" for one in patterns)
+        yield Diagnostic("narrowed", text, hint=hint and f"{hint}, to keep them")
 
 
 def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -74,6 +74,7 @@ _COUNTER = re.compile(
     r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
     r"|fake_lr|fake_param"
 )
+_EMA_COUNTER = "updates"
 _STATE = re.compile(r"matrix_(a_inv_|g_inv_|max)\d+")  # what THOR computes
 _OTHER_STATES = ("linear", "prev", "main_param")  # FTRL, Rprop, master copies of MindFormers
 _COPIES = ("ema", "swap")
@@ -139,7 +140,7 @@ def find_belongings(
             found[name] = Belonging("counter")
         elif meta is None or meta.is_single:
             owner = _owner_of_value(name, names)
-            is_count = name in counting or name == "updates"  # of an EMA
+            is_count = name in counting or name == _EMA_COUNTER
             is_whole = meta is not None and "." not in name and meta.dtype not in FLOATS
             if owner is not None or is_count or is_whole:
                 found[name] = Belonging("counter", owner)
@@ -220,5 +221,5 @@ def may_count(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> froze
         and name not in trained
         and parse_name(name).parameter is None
         and _owner_of_value(name, metas) is None
-        and not _COUNTER.fullmatch(name)
+        and not (_COUNTER.fullmatch(name) or name == _EMA_COUNTER)
     )

@@ -169,7 +169,11 @@ class Strategy(Brief):
             return new
 
         layouts, handwritten = renamed(self.layouts), renamed(self.handwritten)
-        rules = self.rules and replace(self.rules, called=called)
+        rules = self.rules
+        if rules is not None:
+            before = rules.called
+            both = {name: before.get(one, one) for name, one in called.items()}
+            rules = replace(rules, called={**before, **both})
         return replace(self, layouts=layouts, handwritten=handwritten, rules=rules)
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:

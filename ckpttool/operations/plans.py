@@ -22,7 +22,7 @@ from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
-from ckpttool.checkpoint.recorded import read_kept
+from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -350,6 +350,9 @@ def _plan(
             find_needed=_find_needed(target, options),
         )
         checkpoint = checkpoint.checked
+        if target.strategy is not None:
+            of_files = with_names_of_files(catalog, target.strategy)
+            target = replace(target, strategy=of_files)
         with open_progress(0, "planning"):
             plan = targets.plan(checkpoint, target, options, of_target)
             diagnostics.extend(of_target)

@@ -156,6 +156,10 @@ def test_the_size_of_a_block_is_that_of_the_config_beside_the_file(block):
 ONES = entry("Float32", np.ones((2, 3), np.float32))
 REFUSED = {
     "transposed": ({"a.weight_scale_inv": ONES}, "a.weight: the scale does not fit the weight"),
+    "of integers": (
+        {"d.weight_scale": entry("Int32", np.array(3, np.int32))},
+        "d.weight: the scale is no floating-point number",
+    ),
     "of an activation": ({"d.input_scale": ONES}, "d.weight: the scale of an activation"),
     "missing": (
         {"g.weight": entry("Float8E5M2", np.zeros((4, 4), ml_dtypes.float8_e5m2))},
@@ -217,9 +221,10 @@ def test_float8_without_any_scale_is_copied_as_it_is():
     weight = entry("Float8E4M3FN", np.ones((4, 4), ml_dtypes.float8_e4m3fn))
     tensors = {"w": weight, "v": entry("Float32", np.ones(3, np.float32))}
     write_file(Path("in.safetensors"), tensors, "safetensors")
-    run_well("convert", "in.safetensors", "-o", "o.safetensors", "--dtype", "bf16")
+    done = run_well("convert", "in.safetensors", "-o", "o.safetensors", "--dtype", "bf16")
     found = read(Path("o.safetensors"))
     assert (found["w"], found["v"].dtype) == (weight, "BFloat16")
+    assert "Float8 without scales, copied as stored: w" in done.stderr
 
 
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])

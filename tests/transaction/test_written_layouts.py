@@ -86,6 +86,19 @@ def test_exchanged_names_are_read_by_the_layouts_of_the_set(made):
     assert merged("new") == exchanged(made)
 
 
+@pytest.mark.parametrize("rules", [EXCHANGE, ["--rename", "*=net.*"]], ids=["swap", "prefix"])
+@pytest.mark.parametrize("target", ["s.ckpt", "d.yaml"])
+def test_a_target_has_the_names_of_the_source_or_those_of_the_files(made, rules, target):
+    lines = "".join(f'  "{name}": {{axis: 0}}\n' for name in made)
+    Path("d.yaml").write_text(f"ckpttool_strategy: 1\nranks: 2\nparameters:\n{lines}")
+    of_target = ["-s", "s.ckpt", "-d", target, "--format", "ckpt"]
+    run_well("reshard", "src", *of_target, "-o", "direct", *rules)
+    run_well("convert", "src", "-o", "files", *rules)
+    run_well("reshard", "files", *of_target, "-o", "new")
+    assert read_ranks(Path("new")) == read_ranks(Path("direct"))
+    assert merged("new") == merged("direct")
+
+
 def test_layouts_go_along_with_what_is_written_again(made):
     words = ["reshard", "src", "-s", "s.ckpt", "-d", "s.ckpt", "-o", "new", *EXCHANGE]
     run_well(*words)
