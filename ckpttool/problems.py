@@ -64,6 +64,8 @@ def _error(meaning: str, **exceptions: Severity | None) -> Code:
     return Code(meaning, "error", exceptions)
 
 
+_LESS_FOR_LOOKERS: SeverityOf = {"inspect": "warning", "verify": "warning", "diff": "warning"}
+
 CODES: Mapping[str, Code] = {
     # files
     "damaged": _error("a file is not what its format says, or its tensors have bytes in common"),
@@ -109,19 +111,12 @@ CODES: Mapping[str, Code] = {
     "no_optimizer": _warning(
         "optimizer state is described, and no file of it is there: not saved, or not copied"
     ),
-    "unsaved": _error(
-        "weights are in the strategy and in no file",
-        inspect="warning",
-        verify="warning",
-        diff="warning",
-    ),
+    "unsaved": _error("weights are in the strategy and in no file", **_LESS_FOR_LOOKERS),
     "nothing": _error("there is no tensor to examine or to write", inspect="warning"),
     "no_elements": _warning("there are tensors, and none of them has an element"),
     "renamed": _error(
         "weights of the strategy are in no file, and other weights are in no strategy",
-        inspect="warning",
-        verify="warning",
-        diff="warning",
+        **_LESS_FOR_LOOKERS,
     ),
     "part": _note("only some ranks or outputs are meant"),
     # steps and saves

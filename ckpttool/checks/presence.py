@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, permutations
 from shlex import quote
 
@@ -320,16 +320,15 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
-        for rank, used in _replacements(checkpoint, damaged).items():
-            facts = _replacement_text(checkpoint, [used])
+        facts = _replacement_text(checkpoint, damaged)
+        for rank in damaged:
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         if checkpoint.needed is not None:
             yield _not_needed_note(checkpoint, f"{text}, and not needed")
             return
-        used_by = _replacements(checkpoint, presence.without_file)
-        facts = _replacement_text(checkpoint, used_by.values())
+        facts = _replacement_text(checkpoint, presence.without_file)
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
 
 
@@ -351,22 +350,6 @@ def _replaced_note(
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
-def _replacements(checkpoint: Checkpoint, ranks: Sequence[int]) -> Mapping[int, set[int]]:
-    """Return each of ``ranks`` with the ranks from which its slices are read."""
-    used: dict[int, set[int]] = {rank: set() for rank in ranks}
-    done: set[Hashable] = set()
-    for tensor in checkpoint.records:
-        held = checkpoint.catalog.holders[tensor.name]
-        for slicing, source in _stages_of(tensor):
-            known = slicing.key, source.key, id(held)
-            if known not in done:
-                done.add(known)
-                gone = used.keys() & {*slicing.layout.ranks} - {*held}
-                for rank, sources in _replace_slices(slicing, source, gone).items():
-                    used[rank] |= sources
-    return used
-
-
 def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
     """Yield the slicing of a tensor in each stage, and the slicing that is read."""
     if isinstance(tensor, BrokenTensor):
@@ -376,27 +359,24 @@ def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
             yield slicing, tensor.slicing
 
 
-def _replace_slices(
-    slicing: LayoutSlicing, source: LayoutSlicing, ranks: Iterable[int]
-) -> Mapping[int, set[int]]:
-    """Return ranks without a slice of ``slicing``, with the ranks whose slices replace it."""
-    layout, origin = slicing.layout, (0,) * len(source.shape)
-    of_slice: dict[tuple[int, ...], set[int]] = {}
-    found = {}
-    for rank in ranks:
-        index = layout.slice_index(rank)
-        if index not in of_slice and slicing is source:
-            of_slice[index] = {*islice(filter(slicing.files.__contains__, layout.owners(index)), 1)}
-        elif index not in of_slice:
-            pieces = (source.overlaps(box, origin) for box in layout.boxes(index, source.shape))
-            of_slice[index] = {piece.rank for piece in chain(*pieces)}
-        found[rank] = of_slice[index]
-    return found
-
-
-def _replacement_text(checkpoint: Checkpoint, used: Iterable[set[int]]) -> str:
-    """Say from which ranks slices are read; without layouts every rank holds everything."""
-    others = sorted(set().union(*used) or {min(checkpoint.catalog.files)})
+def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
+    """Say from which ranks the slices of ``ranks`` are read, perhaps those of another stage."""
+    used: set[int] = set()
+    done: set[Hashable] = set()
+    for tensor in checkpoint.records:
+        held = checkpoint.catalog.holders[tensor.name]
+        for slicing, source in _stages_of(tensor):
+            layout, known = slicing.layout, (slicing.key, source.key, id(held))
+            gone = () if known in done else {*ranks} & {*layout.ranks} - {*held}
+            done.add(known)
+            for index in {layout.slice_index(rank) for rank in gone}:
+                if slicing is source:
+                    used.update(islice(filter(slicing.files.__contains__, layout.owners(index)), 1))
+                    continue
+                for box in layout.boxes(index, source.shape):
+                    used.update(one.rank for one in source.overlaps(box, (0,) * len(source.shape)))
+    # Without layouts every rank holds everything.
+    others = sorted(used or {min(checkpoint.catalog.files)})
     text = f"all slices are read from replicas: {format_ranks(others)}"
     return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
 
