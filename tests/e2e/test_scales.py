@@ -99,7 +99,7 @@ def test_a_cast_multiplies_by_the_scale_and_drops_it(word, suffix):
     assert "multiplied into their weights: 6 scales" in done.stderr
 
 
-@pytest.mark.parametrize("extra", [["-n"], ["--max-memory", "200M"], ["-j", "2"]])
+@pytest.mark.parametrize("extra", [["-n"], ["--max-memory", "2G"], ["-j", "2"]])
 def test_memory_and_threads_change_nothing(extra):
     numbers = write_quantized()
     words = ["convert", "in.safetensors", "-o", "out.h5", "--dtype", "bf16"]
