@@ -29,12 +29,14 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.belonging import LEAST_COUNT, Belongings, may_count
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError
 from ckpttool.records import field, record
+from ckpttool.transaction.manifest import ManifestFile
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
@@ -241,11 +243,15 @@ def read_number(tensor: StoredTensor) -> float:
 
 
 def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, int] | None]:
-    """Return the rows and columns of Float8 that share a scale, if a config.json says it."""
+    """Return the rows and columns of Float8 that share a scale, if a file beside says it.
+
+    It is a config.json, or else the manifest of a set that was written from such a source.
+    """
     if not any(one.role == "scale" for one in belongings.values()):
         return None
     folder = Path(root).absolute()
     paths = [str(at / "config.json") for at in (folder, folder.parent)]
+    paths += [str(folder / MANIFEST), f"{folder}.{MANIFEST}"]
     found = yield from ask(_read_block, paths)
     return next(filter(None, map(found.__getitem__, paths)), None)
 
@@ -255,7 +261,11 @@ def _read_block(path: str) -> tuple[int, int] | None:
 
     The file may be that of another program: then shapes have to fit blocks of the usual size.
     """
-    if not is_file(path) or Path(path).stat().st_size > _MAX_CONFIG_BYTES:
+    if not is_file(path):
+        return None
+    if path.endswith(MANIFEST):
+        return ManifestFile.read(Path(path)).provenance().weight_block
+    if Path(path).stat().st_size > _MAX_CONFIG_BYTES:
         return None
     try:
         config = parse_json(read_file(path))

@@ -31,6 +31,7 @@ from ckpttool.checkpoint.recorded import (
     note_written_ranks,
 )
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
     CkptToolError,
@@ -239,7 +240,7 @@ def _know_numbers(found: Checkpoint) -> Asking[Checkpoint]:
     """Return the checkpoint with the numbers that count something, and the blocks of scales."""
     catalog = found.catalog
     found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
-    if not found.options.tensors.casts:
+    if not any(meta.dtype in FLOAT8 for meta in found.metas.values()):
         return found
     block = yield from read_weight_block(catalog.root, found.belongings)
     return found.knowing(weight_block=block)

@@ -63,9 +63,10 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         if others := beside[name]:
             add(name, "the scale of an activation would lose its meaning", ", ".join(others))
         if scale is None:
-            add(
-                name, "the Float8 weight has no scale", f"expected {name}_scale_inv or {name}_scale"
-            )
+            facts = f"expected {name}_scale_inv or {name}_scale"
+            if what.scale:
+                facts = f"its scale {what.scale} is left out"
+            add(name, "the Float8 weight has no scale", facts)
         elif weight.own_ranks:
             hint = "`ckpttool merge` or `reshard` with --dtype"
             add(name, "blocks count from the full tensor, and convert joins no slices", hint=hint)

@@ -513,7 +513,7 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
-    """Return the listed weights that no file has; none of a set that ckpttool wrote without them.
+    """Return the listed weights that no file has; none of a set whose manifest names the strategy.
 
     Neither states nor counters are weights.
     """

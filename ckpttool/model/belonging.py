@@ -47,16 +47,19 @@ class Belonging:
         The parameter, which may be absent; None for what belongs to no single one.
     scale
         The tensor that has the scale of a Float8 weight; None without one.
+    is_guessed
+        Whether only the value of a counter tells that it counts something.
     """
 
     role: Role = "weight"
     of: str | None = None
     scale: str | None = None
+    is_guessed: bool = False
 
     @property
     def is_model(self) -> bool:
-        """Whether the model needs it, so that ``--weights-only`` keeps it."""
-        return self.role in ("weight", "scale")
+        """Whether the model may need it, so that ``--weights-only`` keeps it."""
+        return self.role in ("weight", "scale") or self.is_guessed
 
     @property
     def is_trained(self) -> bool:
@@ -136,14 +139,15 @@ def find_belongings(
             found[name] = Belonging(role, parameter)
         elif _STATE.fullmatch(name):
             found[name] = Belonging("state")
-        elif _COUNTER.fullmatch(name):  # a rate that changes by a plan is a tensor of all its steps
-            found[name] = Belonging("counter")
+        elif _COUNTER.fullmatch(name) and (meta is None or len(meta.shape) < 2):
+            found[name] = Belonging("counter")  # a rate that is planned has all steps
         elif meta is None or meta.is_single:
             owner = _owner_of_value(name, names)
-            is_count = name in counting or name == _EMA_COUNTER
             is_whole = meta is not None and "." not in name and meta.dtype not in FLOATS
-            if owner is not None or is_count or is_whole:
+            if owner is not None or is_whole or name == _EMA_COUNTER:
                 found[name] = Belonging("counter", owner)
+            elif name in counting:
+                found[name] = Belonging("counter", is_guessed=True)
     for name, meta in metas.items():
         scale = next((name + suffix for suffix in _SCALES if name + suffix in names), None)
         if meta.dtype in FLOAT8 and scale is not None:

@@ -227,6 +227,8 @@ class Provenance:
         The layouts of the outputs; None if not known.
     source_names
         Name in the outputs to that in the strategy of the source; None if not known, or not needed.
+    weight_block
+        Rows and columns of Float8 weights that share a scale, as a config.json of the source says.
     """
 
     ckpttool: str
@@ -242,6 +244,7 @@ class Provenance:
     left_out: LeftOut | None = field(default=None, compare=False)
     layouts: LayoutTable | None = field(default=None, compare=False)
     source_names: Mapping[str, str] | None = field(default=None, compare=False)
+    weight_block: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def has_unknown_names(self) -> bool:
@@ -274,6 +277,7 @@ class Provenance:
             **({"left_out": asdict(self.left_out)} if self.left_out else {}),
             **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
+            **({"weight_block": self.weight_block} if self.weight_block else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -391,6 +391,8 @@ class Plan(Brief):
         The tensors of the source that the user does not want, with their bytes.
     roles
         How many of the tensors are weights, states, scales, copies and counters.
+    weight_block
+        Rows and columns of Float8 weights that share a scale; None for the usual ones.
     strategies
         The files that the strategies were read from.
     confirmed
@@ -413,6 +415,7 @@ class Plan(Brief):
     documents: tuple[Document, ...] = field(default=())
     left_out: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[Role, int] = field(default_factory=dict)
+    weight_block: tuple[int, int] | None = None
     strategies: tuple[str, ...] = ()
     confirmed: frozenset[str] = frozenset()
     provenance: Mapping[str, str] = field(default_factory=dict)

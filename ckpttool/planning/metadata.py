@@ -87,7 +87,8 @@ def names_tensor(key: str, text: str, names: Collection[str], modules: Collectio
 
     def is_in_module(word: str) -> bool:
         module, _, last = word.rpartition(".")
-        return module in modules and not last.isdecimal()
+        heads = (word[: dot.start()] for dot in re.finditer(r"[.]", word))
+        return (module in modules and not last.isdecimal()) or any(one in names for one in heads)
 
     whole = {key, text, *_JSON_STRING.findall(text)}
     return any(

@@ -100,6 +100,7 @@ def plan(
         tuple(transfers),
         not_listed=not_listed,
         left_out=checkpoint.left_out,
+        weight_block=checkpoint.weight_block,
         roles=count_roles((one.name for one in checkpoint.tensors), checkpoint.belongings),
         strategies=files,
         confirmed=checkpoint.whole.confirmed,

@@ -80,6 +80,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         LeftOut.of(plan.left_out),
         None if written is None else LayoutTable.of(written),
         plan.written_names,
+        plan.weight_block,
     )
 
 

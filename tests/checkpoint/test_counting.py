@@ -55,6 +55,14 @@ def test_a_number_with_state_or_in_the_strategy_is_a_weight(here, more, words):
     assert read(here / "out.ckpt")["seen"].dtype == "BFloat16"
 
 
+@pytest.mark.parametrize("name", ["theta", "rope.base"])
+def test_weights_only_keeps_a_number_that_only_its_value_calls_a_counter(here, name):
+    tensors = weights() | {name: number(10000), "updates": number(10000)}
+    write_file(here / "in.ckpt", tensors, "ckpt")
+    run_well("convert", "in.ckpt", "-o", "out.ckpt", "--weights-only")
+    assert read(here / "out.ckpt").keys() == {"w", name}
+
+
 @pytest.mark.parametrize("name", ["updates", "seen"])
 def test_an_average_takes_a_counter_from_the_last_input(here, name):
     for value in (300, 500):

@@ -275,7 +275,7 @@ def test_every_block_for_mindspore_runs_beside_it():
         for call in ast.walk(ast.parse(interop))
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "python_block"
     ]
-    assert len(texts) == 2
+    assert len(texts) == 3
     for text in texts:
         assert any(all(word in text for word in some) for some in words)
     assert {name for name, block in found if needs_mindspore(block)} == {"docs/guides/loading.md"}

@@ -153,6 +153,28 @@ def test_the_size_of_a_block_is_that_of_the_config_beside_the_file(block):
     assert_numbers(read(Path("out.ckpt")), {"w": weight.astype(np.float64) * exact}, "Float32")
 
 
+@pytest.mark.parametrize("block", [[120, 120], [96, 64]])
+@pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
+def test_a_set_knows_the_size_of_its_blocks(block, suffix):
+    random = np.random.default_rng(3)
+    shape = (576, 240)  # in blocks of 120 as many as in blocks of 128
+    weight = random.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    counts = [-(-size // of) for size, of in zip(shape, block, strict=True)]
+    scale = random.random(counts).astype(np.float32)
+    tensors = {"w": entry("Float8E4M3FN", weight), "w_scale_inv": entry("Float32", scale)}
+    write_file(Path("model/m.safetensors"), tensors, "safetensors")
+    config = {"quantization_config": {"weight_block_size": block}}
+    Path("model/config.json").write_text(json.dumps(config))
+    ckpttool.write_strategy(strategy_of({"w": Layout((2,), ROWS)}), "s.ckpt")
+    run_well("split", "model/m.safetensors", "-d", "s.ckpt", "-o", "new", "--format", suffix)
+    run_well("merge", "new", "-o", f"again.{suffix}")
+    exact = weight.astype(np.float64)
+    exact *= np.kron(scale.astype(np.float64), np.ones(block))[: shape[0], : shape[1]]
+    for source in ("new", f"again.{suffix}"):
+        run_well("merge", source, "-o", "out.ckpt", "--dtype", "fp32", "--overwrite")
+        assert_numbers(read(Path("out.ckpt")), {"w": exact}, "Float32")
+
+
 ONES = entry("Float32", np.ones((2, 3), np.float32))
 REFUSED = {
     "transposed": ({"a.weight_scale_inv": ONES}, "a.weight: the scale does not fit the weight"),

@@ -79,6 +79,13 @@ def test_a_single_float_is_a_weight_unless_its_value_counts():
     tensors = {"w": W, "logit_scale": ONE, "seen": ONE}
     assert find(tensors) == {}
     assert find(tensors, counting=["seen"]) == {"seen": ("counter", None)}
+    metas = {n: TensorMeta(n, *one) for n, one in tensors.items()}
+    assert find_belongings((), metas, ["seen"])["seen"].is_model
+
+
+@pytest.mark.parametrize("name", ["momentum", "loss_scale"])
+def test_a_matrix_with_the_name_of_a_counter_is_a_weight(name):
+    assert find({"v": W, name: W}) == {}
 
 
 @pytest.mark.parametrize("more", [{"adam_m.seen": ONE}, {"seen": ("Int32", ())}])

@@ -163,3 +163,15 @@ def test_recipe_loads_ckpt_rank_by_rank(saved, mindspore, tmp_path):
     found = as_digests(network)
     want = {name: entry.digest for name, entry in cut.full.items()}
     assert {name: found[name] for name in want} == want
+
+
+def test_recipe_reads_all_parts_before_it_loads(saved, mindspore, tmp_path):
+    """One part after the other, the moments of a later one would replace weights."""
+    cut = saved("adamw", "data_4")
+    parts = ["-o", tmp_path / "parts", "--max-shard-size", "16KiB", "--format", "ckpt"]
+    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, *parts)
+    code = python_block(LOADING, "load_segmented_checkpoints")
+    network, _ = mindspore.ask("run_code", code=code, folder=tmp_path, recipe=cut.recipe)
+    found = as_digests(network)
+    want = {name: entry.digest for name, entry in cut.full.items()}
+    assert {name: found[name] for name in want} == want
