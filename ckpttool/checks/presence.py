@@ -542,10 +542,11 @@ def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnost
     for one in checkpoints:
         metas |= one.whole.metas
         belongings |= one.belongings if options.casts else {}
-    where = " and ".join(dict.fromkeys(one.catalog.root for one in checkpoints))
+    roots = [*dict.fromkeys(one.catalog.root for one in checkpoints)]
     absent = {name for one in checkpoints for name in one.whole.names} - metas.keys()
-    yield from options.unmatched(metas, where, absent)
-    yield from options.cast_problems(metas, belongings, where)
+    found = options.unmatched(metas, roots[0], absent)
+    for problem in chain(found, options.cast_problems(metas, belongings, roots[0])):
+        yield replace(problem, where=" and ".join(roots))  # its hint names the first alone
 
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
