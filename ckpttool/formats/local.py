@@ -74,7 +74,7 @@ def list_folder(folder: AnyPath) -> list[Path]:
     with os.scandir(parent) as entries:  # names are compared faster than paths
         kinds = sorted((one.name, one.is_file(follow_symlinks=False)) for one in entries)
     paths = [parent / name for name, _ in kinds]
-    if listed is not None:
+    if listed is not None and os.access(parent, os.X_OK):  # else its entries cannot be opened
         listed.folders[key] = paths
         listed.files.update(compress(paths, (is_plain for _, is_plain in kinds)))
     return [*paths]
