@@ -34,7 +34,7 @@ from ckpttool.model.names import map_of_component, parse_name
 from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
-from ckpttool.problems import CkptToolError
+from ckpttool.problems import CkptToolError, FormatError
 from ckpttool.records import field, record
 from ckpttool.transaction.manifest import ManifestFile
 
@@ -209,7 +209,7 @@ def find_counting(
 ) -> Asking[frozenset[str]]:
     """Return the single numbers whose values show that they count something; see `may_count`.
 
-    A number that cannot be read shows nothing, and is an error of whoever copies it.
+    A number that cannot be read shows nothing; copying it reports the error.
     """
     names = (metas[name].name for name in may_count(listed, metas))  # those on disk
     stored = {
@@ -257,14 +257,17 @@ def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, in
 
 
 def _read_block(path: str) -> tuple[int, int] | None:
-    """Return the size of blocks in a config.json, None without one; runs on a worker.
+    """Return the size of blocks in a config.json or a manifest; runs on a worker.
 
-    The file may be that of another program: then shapes have to fit blocks of the usual size.
+    A config.json may be that of another program: then shapes have to fit blocks of the usual size.
     """
     if not is_file(path):
         return None
     if path.endswith(MANIFEST):
-        return ManifestFile.read(Path(path)).provenance().weight_block
+        try:
+            return ManifestFile.read(Path(path)).provenance().weight_block
+        except FormatError:
+            return None  # `ckpttool.checks.manifest.check_source` reports it
     if Path(path).stat().st_size > _MAX_CONFIG_BYTES:
         return None
     try:

@@ -148,9 +148,9 @@ def find_belongings(
                 found[name] = Belonging("counter", owner)
             elif name in counting:
                 found[name] = Belonging("counter", is_guessed=True)
-    for name, meta in metas.items():
+    for name in (name for name, meta in metas.items() if meta.dtype in FLOAT8):
         scale = next((name + suffix for suffix in _SCALES if name + suffix in names), None)
-        if meta.dtype in FLOAT8 and scale is not None:
+        if scale is not None:
             found[name] = replace(found.get(name, WEIGHT), scale=scale)
             found[scale] = Belonging("scale", name)
     return found
