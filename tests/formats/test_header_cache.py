@@ -210,8 +210,8 @@ def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeyp
     first, *others = read_indexes(paths)
     assert set(told) == set(paths[1:])
     extents = [extent.offset for tensor in first.tensors.values() for extent in tensor.extents]
-    for places in told.values():
-        assert [at + nbytes for at, nbytes in places[: len(extents)]] == extents
+    for places in told.values():  # a file that is read while its turn comes is asked for twice
+        assert [at + nbytes for at, nbytes in [*dict.fromkeys(places)][: len(extents)]] == extents
     assert [[*index.tensors] for index in others] == [[*first.tensors]] * len(others)
 
 
