@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import RankGroups
-from ckpttool.records import replace
 
 
 def fitting_lines(

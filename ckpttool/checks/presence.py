@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, permutations
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
@@ -21,7 +23,6 @@ from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
-from ckpttool.records import replace
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
@@ -29,7 +31,6 @@ from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
 from ckpttool.model.belonging import format_roles
-from ckpttool.records import replace
 from ckpttool.wording import (
     count,
     format_bytes,

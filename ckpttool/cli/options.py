@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.cli import retyped
 from ckpttool.cli.groups import WORDS, walk_commands, words_of
@@ -48,7 +50,6 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError, join_clauses
-from ckpttool.records import record, replace
 from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, nearest, shorten
@@ -448,8 +449,7 @@ def argument(what: str) -> Parameter:
     return lambda name, heading: click.argument(name, type=Existing(what))
 
 
-@record
-class OptionGroup:
+class OptionGroup(Struct, frozen=True):
     """The options under one heading; a command receives the object that ``build`` returns.
 
     Attributes
@@ -492,8 +492,7 @@ class OptionGroup:
         return decorate
 
 
-@record
-class Side:
+class Side(Struct, frozen=True):
     """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
     path: str
@@ -505,8 +504,7 @@ class Side:
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
-@record
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """How a command reports.
 
     Attributes

@@ -15,12 +15,12 @@ from pathlib import Path
 from shlex import join
 
 import click
+from msgspec import Struct, field
 
 from ckpttool.cli.groups import WORDS, walk_commands, words_of
 from ckpttool.cli.params import StrategyFile
 from ckpttool.formats.local import is_folder, list_folder, list_readable, url_problem
 from ckpttool.problems import CkptToolError
-from ckpttool.records import field, record
 
 OPTIONS: Mapping[str, str] = {  # of other programs -> ours
     **dict.fromkeys(("-f", "-y", "--yes"), "--overwrite"),
@@ -36,8 +36,7 @@ NAMED: Mapping[str, str] = {  # options of what need not be there yet, and what 
 }
 
 
-@record(frozen=False)
-class Line:
+class Line(Struct):
     """What was typed: all words, and which of them are paths and values of options.
 
     Attributes
@@ -57,11 +56,11 @@ class Line:
     """
 
     words: list[str]
-    paths: list[int] = field(default_factory=list)
-    values: dict[int, click.Option] = field(default_factory=dict)
-    given: list[click.Option] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)
-    lost: list[click.Option] = field(default_factory=list)
+    paths: list[int] = []
+    values: dict[int, click.Option] = {}
+    given: list[click.Option] = []
+    renamed: dict[str, str] = {}
+    lost: list[click.Option] = []
     dropped: set[int] = field(default_factory=set)
 
     def has(self, flag: str) -> bool:

@@ -11,12 +11,13 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ckpttool.discovery.file_names import RANK_FOLDER, RANK_IN_NAME
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS
 from ckpttool.formats.local import find_paths, is_file, list_readable
 from ckpttool.problems import ForeignError
-from ckpttool.records import replace
 
 
 class _Packing(NamedTuple):

@@ -66,12 +66,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
+from msgspec import Struct
+
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
-from ckpttool.records import record
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MAGIC_BYTES = 4096  # enough for all kinds but text
@@ -107,8 +108,7 @@ _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 # -------------------------------------------------------------------------------------------- kinds
 
 
-@record
-class ForeignKind:
+class ForeignKind(Struct, frozen=True):
     """A kind of file that is not read as a checkpoint.
 
     Attributes
@@ -273,8 +273,7 @@ def _message_kind(path: str) -> str:
 # -------------------------------------------------------------------------------- group information
 
 
-@record
-class GroupInfo:
+class GroupInfo(Struct, frozen=True):
     """The communication groups of one rank.
 
     Attributes
@@ -342,8 +341,7 @@ def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
 # -------------------------------------------------------------------------------------- rank tables
 
 
-@record
-class Device:
+class Device(Struct, frozen=True):
     """The device that a rank ran on; ``ip`` is None if the table lacks it."""
 
     rank: int
@@ -352,8 +350,7 @@ class Device:
     ip: str | None = None
 
 
-@record
-class RankTable:
+class RankTable(Struct, frozen=True):
     """A rank table: its version (None in the second form) and its devices, ordered by rank."""
 
     version: str | None
@@ -381,8 +378,7 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
-@record
-class ForeignFile:
+class ForeignFile(Struct, frozen=True):
     """A file that is shown as what it is: a graph, a model, group information or a rank table."""
 
     path: str

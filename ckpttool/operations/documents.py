@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from ckpttool._version import SCHEMA, __version__
 from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
 from ckpttool.model.belonging import WEIGHT, Belonging
@@ -20,7 +22,6 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
-from ckpttool.records import asdict
 from ckpttool.wording import encodable
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def _belonging(what: Belonging) -> Json:
 
 def _left_out(tensors: Mapping[str, int]) -> Json | None:
     """Describe tensors and their bytes; None for no tensor."""
-    return asdict(found) if (found := LeftOut.of(tensors)) else None
+    return to_builtins(found) if (found := LeftOut.of(tensors)) else None
 
 
 def estimate(found: Estimate) -> Json:
@@ -349,7 +350,7 @@ def finalize(folder: str, manifest: Manifest, command: str) -> Json:
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
         **_given(
-            left_out=manifest.left_out and asdict(manifest.left_out),
+            left_out=manifest.left_out and to_builtins(manifest.left_out),
             renamed=manifest.renamed or None,
             cast=_cast_stats(manifest.cast) or None,
         ),

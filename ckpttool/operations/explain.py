@@ -13,6 +13,9 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
@@ -39,7 +42,6 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.records import field, record, replace
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -49,8 +51,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import TensorMeta
 
 
-@record
-class RankGroup:
+class RankGroup(Struct, frozen=True):
     """Ranks that hold, or should hold, the same slices of all tensors.
 
     Attributes
@@ -78,8 +79,7 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@record
-class Explanation(Brief):
+class Explanation(Brief, Struct, frozen=True, dict=True):
     """What the ranks of a checkpoint, or of a target, hold.
 
     Attributes
@@ -121,10 +121,10 @@ class Explanation(Brief):
     ranks: Sequence[int]
     stages: tuple[Stage, ...]
     patterns: Collection[str]
-    tensors: Mapping[str, Distribution] = field(default_factory=dict)
-    metas: Mapping[str, TensorMeta] = field(default_factory=dict)
-    belongings: Belongings = field(default_factory=dict)
-    absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
+    tensors: Mapping[str, Distribution] = {}
+    metas: Mapping[str, TensorMeta] = {}
+    belongings: Belongings = {}
+    absent: Mapping[str, Sequence[Layout]] = {}
     is_deduplicated: bool = False
     has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
@@ -40,7 +42,6 @@ from ckpttool.operations.describe import (
 )
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
-from ckpttool.records import replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions

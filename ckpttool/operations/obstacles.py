@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import divisors
-from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.model.layout import Layout, UnevenAxis
@@ -20,8 +22,7 @@ MAX_MATRICES = 10_000  # device matrices that are tried, to find the nearest tha
 MAX_GROWTH = 4  # times as many ranks are tried at most
 
 
-@record
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """A tensor axis that the slices of a target do not divide.
 
     Attributes

@@ -20,6 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
@@ -37,7 +40,6 @@ from ckpttool.model.strategy import Strategy, shard_equally
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
-from ckpttool.records import record, replace
 from ckpttool.strategy_files.folders import SUFFIXES, are_strategies, is_strategy
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.wording import format_difference
@@ -51,8 +53,7 @@ AGAINST = frozenset({"strategy", "invalid_strategy", "contradicted", "replica", 
 Aspect = Literal["axis", "order", "owners"]
 
 
-@record
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A strategy, and what the checkpoint shows of it.
 
     Attributes
@@ -348,8 +349,7 @@ def _differing(one: Candidate, other: Candidate) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------- numbers of devices
 
 
-@record
-class Axis:
+class Axis(Struct, frozen=True):
     """An axis of tensors: their names, folded as in inspect, its number and its elements."""
 
     tensor: str
@@ -357,8 +357,7 @@ class Axis:
     size: int
 
 
-@record
-class DeviceFit:
+class DeviceFit(Struct, frozen=True):
     """A device matrix of a stage, replicas and slices, and the axes that do not divide by it."""
 
     device_matrix: tuple[int, int]

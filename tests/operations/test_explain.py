@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -13,7 +14,6 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.operations.explain import Explanation, explain
 from ckpttool.problems import PlanError
-from ckpttool.records import replace
 from tests.strategies import examples, moves, table_moves
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import cut, noise, oracle, strategy_of, write_ranks

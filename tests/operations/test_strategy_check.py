@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.samples import TENSORS_PER_LAYOUT
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout
 from ckpttool.operations.strategy_check import check_strategies, fit_devices
-from ckpttool.records import replace
 from ckpttool.storage import sampling
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, strategy_of, write_ranks
