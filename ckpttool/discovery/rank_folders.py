@@ -102,14 +102,11 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    from ckpttool.discovery.packed import packed_ranks  # late, since a single file needs none
-
     found = _find_folders(root)
     folders = {one.rank: one.path for one in found}
     if not found:
         note_leftovers(root, (), diagnostics)
-        flat = _list_flat_files(root, diagnostics)
-        return FoundFiles(flat, packed_ranks(root, {}, {one.rank for one in flat}))
+        return FoundFiles(_list_flat_files(root, diagnostics), {})
     listed: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -129,8 +126,6 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     if not listed:
         _refuse_unfinished(root)
         raise_all(filter(None, empty.values()))
-    lost = {rank: homes[rank] for rank, error in empty.items() if error is None}
-    empty.update(packed_ranks(root, lost, folders))
     diagnostics.add(*notes)
     problems = [*_folder_problems(root, found, homes, listed), *misplaced]
     if problems:
@@ -199,7 +194,7 @@ def _folder_problems(
         yield problem(text, hint, _names(root, places.values()))
     if not listed:
         last = {rank: paths[-1] for rank, paths in folders.items()}
-        facts, hint = _describe_packed(root) or _find_nested_files(root, last.values())
+        facts, hint = _find_nested_files(root, last.values())
         facts = facts or _names(root, (last[rank] for rank in homes))
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         if below := _find_checkpoints_below(root):
@@ -710,8 +705,6 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if len(found) == 1 and not is_strategy(found[0]):
         return problem("no ranks in it, but one file", f"{shlex.quote(str(found[0]))} as SRC")
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    if packed := _describe_packed(root):
-        return problem(text, packed[1], packed[0])
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     if listed := _list_files_below(root):
         return problem(text, f"--pattern, or {hint}", listed)
@@ -799,8 +792,8 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     if not found:
         raise_all(unreadable_ranks.values())
         text = f"no file matches the pattern {shlex.quote(pattern)}"
-        facts, hint = _describe_packed(root) or (_list_files_below(root), "")
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        facts = _list_files_below(root)
+        raise PlanError([Diagnostic("source", text, facts=facts, where=str(root))])
     return FoundFiles(found, unreadable_ranks)
 
 
@@ -854,14 +847,6 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     ]
     hint = "a folder with a link rank_N to each of these folders (ln -s)"
     return (f"found {_names(root, found)}", hint) if found else ("", "")
-
-
-def _describe_packed(root: Path) -> tuple[str, str] | None:
-    """Return packed files of ranks in a folder, and how to unpack them; None without any."""
-    from ckpttool.discovery.packed import find_packed
-
-    packed, hint = find_packed(root)
-    return (f"found {_names(root, packed)}", hint) if packed else None
 
 
 def _list_files_below(root: Path) -> str:
