@@ -23,9 +23,7 @@ _PARTS = re.compile(  # not between backticks
     r"(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"
 )
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"`]+)"
-_TOOLS = (
-    *("cp", "gzip", "bzip2", "xz", "zstd", "h5repack", "mv", "tar", "ulimit", "unzip"),
-)
+_TOOLS = ("cp", "gzip", "bzip2", "xz", "zstd", "h5repack", "mv", "tar", "ulimit", "unzip")
 _PLACE = r"(?:FILE|NEW|STRATEGY|SRC|TARGET|DIR|OUT|PATTERN|STEP|ADDRESS|HOST|NAME|COPY|MORE|N|TYPE)"
 
 
