@@ -39,7 +39,7 @@ from ckpttool.discovery.rank_folders import (
     note_rank_folders,
     sibling_rank_folders,
 )
-from ckpttool.discovery.runs import drop_unfit_runs, slices_of
+from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
@@ -194,6 +194,8 @@ class RankFiles(Struct, frozen=True):
         The default strategy files: those in the output folder of the same MindFormers run.
     diagnostics
         What was found beside the files.
+    are_whole
+        Whether each file holds the whole model: the steps of one card.
     reads
         What was read to find them.
     """
@@ -205,6 +207,7 @@ class RankFiles(Struct, frozen=True):
     empty_ranks: Mapping[int, FormatError | None]
     strategy_files: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
+    are_whole: bool = False
     reads: Reads = Reads()
 
 
@@ -286,6 +289,7 @@ def read_ranks(
         one_of_several=evidence,
         find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
         steps_of_other_runs=chosen.of_other_runs,
+        is_merged=found.are_whole,
         reads=found.reads,
     )
     return _checked(catalog, found.key, command)
@@ -397,9 +401,9 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                     return replace(described, diagnostics=tuple(diagnostics))
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
-            files, empty_ranks = list_rank_files(root, diagnostics)
+            files, empty_ranks, are_whole = list_rank_files(root, diagnostics)
         else:
-            files, empty_ranks = list_by_pattern(root, pattern)
+            files, empty_ranks, are_whole = list_by_pattern(root, pattern)
             raise_all(error for item in files for error in _refusals(item.path))
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
@@ -408,7 +412,11 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
     strategy_files = find_strategies(root, diagnostics)
-    return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
+    are_whole = are_whole and not strategy_files
+    if are_whole:
+        require_steps(saved, key, are_steps=step is not None)
+    notes = tuple(diagnostics)
+    return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, notes, are_whole)
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:

@@ -65,10 +65,11 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 
 from msgspec import Struct
 
-from ckpttool.formats.local import open_file
+from ckpttool.formats.local import is_file, list_readable, open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.tensors import StoredFile
@@ -355,6 +356,15 @@ class RankTable(Struct, frozen=True):
 
     version: str | None
     devices: tuple[Device, ...]
+
+
+# rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
+_TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
+
+
+def list_rank_tables(folder: Path) -> list[Path]:
+    """Return the rank tables in a folder, by name; none if it cannot be read."""
+    return [p for p in list_readable(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]
 
 
 def read_rank_table(path: str) -> RankTable:

@@ -120,7 +120,8 @@ def _load_input(
     """Load an input; one that has no steps must not be given with a step."""
     loaded = load(source, find_strategy=find_strategy, open_count=open_count)
     catalog, step = loaded[0], source.options.step
-    if step is not None and catalog.is_merged and label_of(Path(catalog.root).name) is None:
+    has_step = catalog.step is not None or label_of(Path(catalog.root).name) is not None
+    if step is not None and catalog.is_merged and not has_step:
         text, hint = f"one checkpoint without steps, not step {step}", "the input without a step"
         raise PlanError([Diagnostic("source", text, hint=hint, where=catalog.root)])
     return loaded

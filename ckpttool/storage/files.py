@@ -244,19 +244,6 @@ def write_document(path: str, data: bytes | Iterable[bytes]) -> None:
     sync_folder(partial.parent)
 
 
-def create_document(path: Path, text: Iterable[bytes]) -> None:
-    """Write a small file that is not there yet; raises `FileExistsError` if it is."""
-    with path.open("xb") as file:
-        try:
-            file.writelines(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException as error:
-            clean_up(error, path.unlink)
-            raise
-    sync_folder(path.parent)
-
-
 def remove_document(path: str) -> None:
     """Remove a file if it exists, and sync its folder."""
     try:
