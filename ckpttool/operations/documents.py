@@ -1,7 +1,7 @@
 """The JSON documents of the commands: a function for each, which takes the answer of the command.
 
 Every key stands here.  Most are names of fields or properties of the answer (`_take`).  Every
-document has ``"schema"``; see `ckpttool._version.SCHEMA`.
+document has ``"schema"``: `ckpttool._version.SCHEMA`, or more if a key has left it.
 """
 
 from __future__ import annotations
@@ -161,17 +161,8 @@ def explain(found: Explanation) -> Json:
         ],
         layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
         absent=list(found.absent),
-        obstacles=[
-            {
-                "tensors": one.tensors,
-                "shape": one.shape,
-                **_take(one.layout, "device_matrix tensor_map optimizer_shard"),
-                **_take(one.axis, "axis size slices nearest"),
-                "ways": _each(one.ways, "device_matrix optimizer_shard"),
-            }
-            for one in found.obstacles
-        ],
         **_diagnostics(found.found),
+        schema=2,
     )
 
 
