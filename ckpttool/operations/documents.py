@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
-    from ckpttool.operations.strategy_check import Candidate, DeviceFit
+    from ckpttool.operations.strategy_check import Candidate
     from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
@@ -371,9 +371,7 @@ def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
     )
 
 
-def strategy_check(
-    catalog: Catalog, candidates: Sequence[Candidate], devices: Sequence[DeviceFit] | None
-) -> Json:
+def strategy_check(catalog: Catalog, candidates: Sequence[Candidate]) -> Json:
     """Return the document of strategy check."""
     return _document(
         path=catalog.root,
@@ -386,20 +384,11 @@ def strategy_check(
                 **_take(one, "listed tensors sampled agreeing shaped"),
                 "recorded": one.is_recorded,
                 "unproven": dict(one.unproven),
-                "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
                 "findings": describe_diagnostics(one.findings, severities("verify")),
             }
             for one in candidates
         ],
-        devices=devices
-        and [
-            {
-                "device_matrix": one.device_matrix,
-                "fits": not one.in_the_way,
-                "in_the_way": _each(one.in_the_way, "tensor axis size"),
-            }
-            for one in devices
-        ],
+        schema=2,
     )
 
 

@@ -1,4 +1,4 @@
-"""Check which of some strategies fits a checkpoint, and which numbers of devices its axes allow.
+"""Check which of some strategies fits a checkpoint.
 
 The files are scanned once, and resolved with each strategy.  Samples are shared: a second strategy
 reads only what the first one left open.
@@ -33,7 +33,7 @@ from ckpttool.formats.local import is_file, list_readable
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
-from ckpttool.model.strategy import Strategy, shard_equally
+from ckpttool.model.strategy import Strategy
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
@@ -73,9 +73,6 @@ class Candidate:
     unproven
         What nothing could have contradicted, to the names of these tensors: on which axis they are
         sharded, in which order ranks hold their slices, or which ranks hold equal slices.
-    rivals
-        Paths of other strategies that shard tensors differently, and that nothing contradicts
-        either, to the names of these tensors.
     findings
         Errors and warnings; those that contradict it come first.
     checkpoint
@@ -91,7 +88,6 @@ class Candidate:
     agreeing: int
     shaped: int
     unproven: tuple[tuple[Aspect, tuple[str, ...]], ...]
-    rivals: tuple[tuple[str, tuple[str, ...]], ...]
     findings: tuple[Diagnostic, ...]
     checkpoint: Checkpoint | None
 
@@ -135,7 +131,7 @@ def check_strategies(
     executor = executor or InlineExecutor()
     named = [one if isinstance(one, Strategy) else os.fspath(one) for one in strategies]
     found = [_try(catalog, one, executor, evidence) for one in named]
-    return tuple(sorted(_compare(found), key=_order))
+    return tuple(sorted(found, key=_order))
 
 
 MAX_CANDIDATES = 20  # strategies of a folder that are tried to propose one
@@ -197,7 +193,7 @@ def _try(
 ) -> Candidate:
     """Return what the checkpoint shows of one strategy, by itself."""
     path, tensors = given if isinstance(given, str) else given.origin, len(catalog.holders)
-    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), (), None)
+    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), None)
     try:
         strategy = read_strategy([given]) if isinstance(given, str) else given
     except CkptToolError as error:
@@ -243,7 +239,6 @@ def _try(
         sum(map(_agrees, checkpoint.sampled)),
         sum(map(_has_listed_shape, checkpoint.tensors)),
         unproven,
-        (),
         tuple(found),
         checkpoint,
     )
@@ -317,82 +312,3 @@ def _has_listed_shape(one: FullTensor) -> bool:
         return False
     layout = one.slicing.layout
     return max(layout.slice_counts, default=1) > 1 and layout.full_shape == one.meta.shape
-
-
-def _compare(found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates with their rivals, which leave them in doubt."""
-    open_ones = [one for one in found if one.is_open]
-    for one in found:
-        rivals = tuple(
-            (other.path, names)
-            for other in open_ones
-            if one.is_open and other is not one and (names := _differing(one, other))
-        )
-        yield replace(one, verdict="unknown", rivals=rivals) if rivals else one
-
-
-def _differing(one: Candidate, other: Candidate) -> tuple[str, ...]:
-    """Return the tensors of the checkpoint that two strategies shard differently."""
-    assert one.strategy is not None, "it was resolved"
-    assert other.strategy is not None, "it was resolved"
-    ours, theirs = one.strategy.layouts, other.strategy.layouts
-    assert one.checkpoint is not None, "it was resolved"
-    held = one.checkpoint.catalog.holders
-    return tuple(
-        name
-        for name in held
-        if name in ours and name in theirs and not shard_equally(ours[name], theirs[name])
-    )
-
-
-# ------------------------------------------------------------------------------- numbers of devices
-
-
-@record
-class Axis:
-    """An axis of tensors: their names, folded as in inspect, its number and its elements."""
-
-    tensor: str
-    axis: int
-    size: int
-
-
-@record
-class DeviceFit:
-    """A device matrix of a stage, replicas and slices, and the axes that do not divide by it."""
-
-    device_matrix: tuple[int, int]
-    in_the_way: tuple[Axis, ...]
-
-
-def fit_devices(checkpoint: Checkpoint, devices: int) -> tuple[DeviceFit, ...]:
-    """Return which device matrices of a stage fit the axes of the parameters.
-
-    Where a strategy or the checkpoint says which axes are sharded, these count.  Else all axes of
-    parameters with two axes or more do.
-
-    Parameters
-    ----------
-    checkpoint
-        The full tensors.
-    devices
-        The ranks of a stage.
-    """
-    axes = tuple(_axes(checkpoint))
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    return tuple(
-        DeviceFit((devices // n, n), tuple(one for one in axes if one.size % n)) for n in divisors
-    )
-
-
-def _axes(checkpoint: Checkpoint) -> Iterator[Axis]:
-    """Yield the axes of parameters that are, or may be, sharded."""
-    for row in summarize(checkpoint).rows:
-        shape, placement = row.first.shape, row.first.placement
-        if shape is None or "" not in row.prefixes:
-            continue
-        is_known = placement.is_listed and placement.slice_counts is not None
-        for axis, size in enumerate(shape):
-            is_sharded = placement.cuts[axis : axis + 1] > (1,) if is_known else len(shape) > 1
-            if is_sharded and size > 1:
-                yield Axis(row.pattern, axis, size)

@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.checkpoint.samples import TENSORS_PER_LAYOUT
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout
-from ckpttool.operations.strategy_check import check_strategies, fit_devices
+from ckpttool.operations.strategy_check import check_strategies
 from ckpttool.records import replace
 from ckpttool.storage import sampling
 from ckpttool.strategy_files.reader import read_strategy
@@ -88,7 +88,7 @@ def test_a_strategy_that_covers_all_names_does_not_fit_if_contents_contradict(ha
     assert {one.listed for one in found} == {20}
 
 
-def test_equal_layouts_of_other_device_matrices_are_no_rivals(halves, tmp_path):
+def test_equal_layouts_of_other_device_matrices_fit_alike(halves, tmp_path):
     folder, names = halves
     paths = [
         write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ()))),
@@ -190,38 +190,6 @@ def test_the_strategy_of_the_run_is_never_refused(folder, path):
     catalog = ckpttool.scan(str(folder), options)
     (found,) = check_strategies(catalog, [str(path)], InlineExecutor())
     assert found.verdict != "misfit", found.findings
-
-
-def test_device_matrices_fit_the_axes_that_are_sharded(halves, tmp_path):
-    folder, names = halves
-    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
-    (found,) = checked(folder, right)
-    fits = fit_devices(found.checkpoint, 12)
-    assert [one.device_matrix for one in fits] == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]
-    assert [bool(one.in_the_way) for one in fits] == [False, False, True, False, True, True]
-    (way,) = fits[2].in_the_way
-    assert (way.tensor, way.axis, way.size) == ("layers.{0-19}.w", 0, 64)
-
-
-def test_of_full_tensors_every_axis_counts_but_those_of_vectors(tmp_path):
-    tensors = {"w": noise("w", "Float32", (8, 6)), "b": noise("b", "Float32", (5,))}
-    tensors["adam_m.w"] = noise("m", "Float32", (8, 6))
-    write_ranks(tmp_path / "run", {0: tensors}, "ckpt")
-    (path,) = (tmp_path / "run" / "rank_0").iterdir()
-    path.rename(tmp_path / "m.ckpt")
-    checkpoint = ckpttool.resolve(ckpttool.scan(str(tmp_path / "m.ckpt")))
-    ways = {
-        one.device_matrix[1]: [(way.tensor, way.axis) for way in one.in_the_way]
-        for one in fit_devices(checkpoint, 12)
-    }
-    assert ways == {
-        1: [],
-        2: [],
-        3: [("w", 0)],
-        4: [("w", 1)],
-        6: [("w", 0)],
-        12: [("w", 0), ("w", 1)],
-    }
 
 
 def test_every_other_strategy_of_the_corpus_is_judged():
