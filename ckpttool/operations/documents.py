@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
-from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
+from ckpttool.formats.foreign import ForeignFile
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
@@ -25,7 +25,7 @@ from ckpttool.wording import encodable
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
-    from ckpttool.formats.foreign import Device
+    from ckpttool.formats.foreign import Device, RankTable
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
     from ckpttool.model.manifest import CastStats
@@ -91,7 +91,7 @@ def inspect(found: Inspected) -> Json:
         case StrategyInspection():
             return _document(_of_strategy(found))
         case ForeignFile():
-            return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
+            return _document(_take(found, "path kind nbytes"), _of_table(found.contents), schema=2)
 
 
 def steps(found: Steps, diagnostics: Diagnostics) -> Json:
@@ -626,18 +626,11 @@ def _stages(layouts: Iterable[Layout]) -> list[Json]:
     return [{"stage": one.stage, "shape": one.full_shape, **_layout(one)} for one in layouts]
 
 
-def _of_foreign(contents: GroupInfo | RankTable | None) -> Json:
-    match contents:
-        case GroupInfo():
-            groups = [{"name": name, "ranks": ranks} for name, ranks in contents.groups]
-            return {"groups": groups, "ckpt_restore_rank_list": contents.restore_ranks}
-        case RankTable():
-            devices = [
-                {**_take(one, "rank server device"), "device_ip": one.ip}
-                for one in contents.devices
-            ]
-            return {"version": contents.version, "ranks": devices}
-    return {}
+def _of_table(table: RankTable | None) -> Json:
+    if table is None:
+        return {}
+    devices = [{**_take(one, "rank server device"), "device_ip": one.ip} for one in table.devices]
+    return {"version": table.version, "ranks": devices}
 
 
 # ---------------------------------------------------------------------------------- other documents
