@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
@@ -26,7 +26,6 @@ from ckpttool.wording import encodable
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
     from ckpttool.formats.foreign import Device, RankTable
-    from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
     from ckpttool.model.manifest import CastStats
     from ckpttool.model.slicing import FullTensor
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
-    from ckpttool.operations.strategy_check import Candidate
     from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
@@ -368,27 +366,6 @@ def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
         **_take(needs.together, "fetch also"),
         **_given(files=files),
         notes=describe_diagnostics(needs.notes, severities("convert")),
-    )
-
-
-def strategy_check(catalog: Catalog, candidates: Sequence[Candidate]) -> Json:
-    """Return the document of strategy check."""
-    return _document(
-        path=catalog.root,
-        step=catalog.step,
-        strategies=[
-            {
-                **_take(one, "path verdict"),
-                "ranks": one.strategy and len(one.strategy.ranks),
-                "stages": one.strategy and one.strategy.stages,
-                **_take(one, "listed tensors sampled agreeing shaped"),
-                "recorded": one.is_recorded,
-                "unproven": dict(one.unproven),
-                "findings": describe_diagnostics(one.findings, severities("verify")),
-            }
-            for one in candidates
-        ],
-        schema=2,
     )
 
 

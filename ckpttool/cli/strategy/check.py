@@ -49,7 +49,7 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
     """Say which strategy fits a checkpoint."""
     from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.operations.strategy_check import check_strategies
+    from ckpttool.operations.strategy_check import StrategyCheck, check_strategies
 
     if not strategies:
         raise UsageProblem("strategy check needs STRATEGY")
@@ -64,9 +64,7 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         candidates = check_strategies(catalog, strategies, executor)
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.strategy_check(catalog, candidates))
+        tables.print_json(StrategyCheck(catalog.root, catalog.step, candidates).to_dict())
     else:
         for one in candidates:
             _print_candidate(one, report)
@@ -128,7 +126,7 @@ def _print_candidate(one: Candidate, report: ReportOptions) -> None:
             tables.print_text(f"    {finding.facts}", indent=6)
     if (more := len(findings) - MAX_FINDINGS) > 0:
         tables.print_text(f"  and {more} more (--json all)", indent=4)
-    for aspect, names in one.unproven:
+    for aspect, names in one.unproven.items():
         tensors = count(len(names), "tensor")
         if aspect == "axis":
             tensors += " is" if len(names) == 1 else " are"
@@ -138,7 +136,7 @@ def _print_candidate(one: Candidate, report: ReportOptions) -> None:
 
 def _evidence(one: Candidate) -> Iterator[str]:
     """Yield what was compared."""
-    if one.strategy is None:
+    if one.ranks is None:
         yield "not read"
         return
     yield f"lists {one.listed} of {count(one.tensors, 'tensor')}"
@@ -146,5 +144,5 @@ def _evidence(one: Candidate) -> Iterator[str]:
         yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
     if one.shaped:
         yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
-    if one.is_recorded:
+    if one.recorded:
         yield "the manifest names it or its equal"
