@@ -44,7 +44,7 @@ WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {
     "ckpttool.execution.dask": {"dask", "distributed"},
     "ckpttool.execution.mpi": {"mpi4py"},
-    "ckpttool.api": {"ml_dtypes", "tqdm", "typing_extensions"},
+    "ckpttool.api": {"ml_dtypes", "typing_extensions"},
     "ckpttool.operations.open": {"ml_dtypes"},
 }
 GROUPS = {"ckpttool.cli": COMMANDS, "ckpttool.cli.strategy": STRATEGY_COMMANDS}

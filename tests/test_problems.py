@@ -414,7 +414,7 @@ def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():
 def test_of_many_outputs_that_were_complete_some_are_named():
     error = ExecutionError("e", "it broke", list("abcd"))
     assert (
-        "not written: it broke; complete: a, b, c and 1 more; the same command with resume=True"
+        "not written: it broke; complete: a, b, c and 1 more; the same command with --resume"
         in str(error)
     )
     assert error.committed == ("a", "b", "c", "d")

@@ -45,7 +45,6 @@ MAX_RANGES = 6  # of ranks, in one line
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={"--include": options.Misplaced("--tensor names what is explained.", "--tensor")},
     help="""\b
     ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
 

@@ -30,7 +30,7 @@ from ckpttool.operations.distribution import (
     distribute_target,
     full_meta,
 )
-from ckpttool.operations.plans import Reading, find_exchanged, try_reading
+from ckpttool.operations.plans import Reading, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -266,8 +266,6 @@ def explain(
     found, checkpoint = read.found, read.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
-        if exchanged := find_exchanged(catalog, strategy, target, found):
-            raise PlanError(exchanged)
         found.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:

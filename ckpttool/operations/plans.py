@@ -281,36 +281,10 @@ def _plan_and_check(
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
-    sides = (sources[0].catalog, sources[0].strategy, target.strategy)
-    if has_errors and not sources[1:] and (exchanged := find_exchanged(*sides, diagnostics)):
-        raise PlanError([*exchanged, *of_target.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
-
-
-def find_exchanged(
-    catalog: Catalog, own: Strategy | None, other: Strategy | None, found: Diagnostics
-) -> list[Diagnostic]:
-    """Return the problem of a source that the strategy of the target fits, and its own does not."""
-    from ckpttool.operations.strategy_check import AGAINST, check_strategies
-
-    is_against = any(one.code in AGAINST for one in found.errors)
-    if own is None or other is None or not is_against:
-        return []
-    try:
-        (candidate,) = check_strategies(catalog, [other])
-    except CkptToolError:
-        return []  # the problems that were found say more
-    if not candidate.is_open:
-        return []
-    text = "the strategies of the source and of the target look exchanged"
-    facts = f"{other.origin} fits {catalog.root}, {own.origin} does not"
-    options = (("-s", other), ("-d", own))
-    hint = " ".join(f"{flag} {quote(path)}" for flag, one in options for path in one.files)
-    hint = hint if other.files and own.files else "the one in place of the other"
-    return [Diagnostic("strategy", text, hint=hint, facts=facts)]
 
 
 def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:

@@ -12,12 +12,10 @@ strategy may be right, and its files not.
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
@@ -31,16 +29,14 @@ from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.scan import scan
-from ckpttool.formats.local import is_file, list_readable
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.layout import Layout, divisors
+from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
-from ckpttool.strategy_files.folders import SUFFIXES, are_strategies, is_strategy
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.wording import format_difference
 
@@ -152,55 +148,6 @@ def check_strategies(
     named = [one if isinstance(one, Strategy) else os.fspath(one) for one in strategies]
     found = [_try(catalog, one, executor, evidence) for one in named]
     return tuple(sorted(found, key=_order))
-
-
-MAX_CANDIDATES = 20  # strategies of a folder that are tried to propose one
-
-
-def find_fitting(src: str, folders: Iterable[Path], *, is_target: bool) -> str:
-    """Return a strategy in some folders, a file or one of stages, that fits a checkpoint best.
-
-    It is "" if none does.
-
-    That of a target lists tensors of the checkpoint, and shards those that are full evenly.
-    """
-    inside = (path for one in dict.fromkeys(folders) for path in list_readable(one))
-    files = [p for p in inside if _is_candidate(p)]
-    try:
-        catalog = scan(src)
-        if is_target:
-            fitting = (
-                str(path) for path in files[:MAX_CANDIDATES] if _may_be_target(catalog, path)
-            )
-            return next(fitting, "")
-        found = check_strategies(catalog, files[:MAX_CANDIDATES])
-    except (CkptToolError, OSError):
-        return ""  # the error that is explained says what is wrong with the command line
-    return next((one.path for one in found if one.is_open and one.listed), "")
-
-
-def _is_candidate(path: Path) -> bool:
-    """Return whether a path is a strategy file, or a folder of nothing but these."""
-    if is_file(path):
-        return path.suffix in SUFFIXES and is_strategy(path)
-    return are_strategies([str(path)])
-
-
-def _may_be_target(catalog: Catalog, path: Path) -> bool:
-    """Return whether a strategy lists tensors of a checkpoint, and divides full ones."""
-    try:
-        layouts = read_strategy(path).layouts
-    except CkptToolError:
-        return False
-    common = [(meta, layout) for n, meta in catalog.metas.items() for layout in layouts.get(n, ())]
-    return bool(common) and (
-        not catalog.is_merged or all(_divides(layout, meta.shape) for meta, layout in common)
-    )
-
-
-def _divides(layout: Layout, shape: tuple[int, ...]) -> bool:
-    counts = layout.slice_counts
-    return len(counts) == len(shape) and not any(map(operator.mod, shape, counts))
 
 
 def _order(one: Candidate) -> tuple[int, int, int, int, int]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from shlex import join
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
-from ckpttool.cli import options, retyped, tables
+from ckpttool.cli import options, tables
 from ckpttool.cli.params import StrategyFile, UsageProblem
-from ckpttool.problems import CkptToolError, join_alike, join_clauses
+from ckpttool.problems import join_alike
 from ckpttool.wording import count, shorten
 
 if TYPE_CHECKING:
@@ -30,10 +28,6 @@ _VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not f
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced=dict.fromkeys(
-        ("-s", "--src-strategy", "--strategy"),
-        options.Misplaced("Strategies are named without an option.", ""),
-    ),
     help="""\b
     ckpttool strategy check checkpoint/ strategy.ckpt new_strategy.ckpt
 
@@ -53,14 +47,7 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
 
     if not strategies:
         raise UsageProblem("strategy check needs STRATEGY")
-    if _are_stages(strategies):
-        raise _refuse_stages(source.path, strategies)
-    try:
-        catalog, _, _ = workflow.load(source, report, find_strategy=False, command="inspect")
-    except CkptToolError as error:
-        if _is_strategy(source.path):
-            raise _exchange_paths(source.path, strategies) from error
-        raise
+    catalog, _, _ = workflow.load(source, report, find_strategy=False, command="inspect")
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         candidates = check_strategies(catalog, strategies, executor)
     if report.as_json:
@@ -70,48 +57,6 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
             _print_candidate(one, report)
     if not any(one.is_open for one in candidates):
         click.get_current_context().exit(1)
-
-
-def _are_stages(strategies: Sequence[str]) -> bool:
-    """Return whether strategies are one together, and some of them none by themselves."""
-    if len(strategies) < 2:
-        return False
-    try:
-        ckpttool.read_strategy(strategies)
-    except CkptToolError:
-        return False
-    return not all(StrategyFile().fits(Path(path)) for path in strategies)
-
-
-def _refuse_stages(src: str, strategies: Sequence[str]) -> UsageProblem:
-    """Return the problem of the files of stages, of which each would be a strategy of its own."""
-    ctx = click.get_current_context()
-    folder = retyped.folder_of(strategies)
-    facts = join_clauses(shorten(strategies, 3), retyped.EXPANDED if folder else "")
-    hint = f"{ctx.command_path} {join([src, folder])}"
-    if not folder:
-        hint = f"ckpttool strategy merge {join(strategies)} -o merged.ckpt"
-    text = "the strategies are the stages of one"
-    return UsageProblem(text, hint, facts, ctx=ctx)
-
-
-def _is_strategy(path: str) -> bool:
-    """Return whether a path is a strategy file, or a folder with nothing else in it."""
-    from ckpttool.formats.local import is_folder, list_readable
-
-    files = list_readable(path) if is_folder(path) else [Path(path)]
-    return bool(files) and all(map(StrategyFile().fits, files))
-
-
-def _exchange_paths(src: str, strategies: Sequence[str]) -> UsageProblem:
-    """Return the problem of a strategy as SRC; the checkpoint is perhaps behind it."""
-    ctx = click.get_current_context()
-    others = [path for path in strategies if not _is_strategy(path)]
-    words = ["SRC", src, *strategies]
-    if len(others) == 1:
-        words = [*others, src, *(path for path in strategies if path not in others)]
-    hint, facts = f"{ctx.command_path} {join(words)}", "SRC, the checkpoint, is the first path."
-    return UsageProblem(f"{src} is a strategy, not a checkpoint", hint, facts, ctx=ctx)
 
 
 def _print_candidate(one: Candidate, report: ReportOptions) -> None:
