@@ -87,7 +87,6 @@ from ckpttool.wording import count, format_ranks, shorten
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _DIGITS = re.compile(r"(\d+)")
-_MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
 _MAX_DEPTH = 5  # of the folders whose files a message lists
 _MAX_FILES = 10_000  # that a message considers
@@ -107,11 +106,11 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    found = _find_folders(root)
+    found, named = _find_ranks(root)
     folders = {one.rank: one.path for one in found}
     if not found:
         note_leftovers(root, (), diagnostics)
-        return _list_flat_files(root, diagnostics)
+        return _list_flat_files(root, named, diagnostics)
     listed: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -367,15 +366,107 @@ class _RankFolder(NamedTuple):
     path: Path
 
 
-def _find_folders(root: Path) -> list[_RankFolder]:
-    """Return the rank folders below ``root``; a rank may have several."""
-    inside = list_folder(root)
-    if found := named_folders(inside):
-        return _find_in_nodes(found) or found
-    if _named_files(checkpoint_files(root)):
+class Shape(NamedTuple):
+    """A way in which folders or files have the numbers of ranks in their names.
+
+    Attributes
+    ----------
+    depth
+        How far below the checkpoint they lie: 2 in the folders of hosts or processes.
+    of_file
+        Whether files have the number in their names; else it is that of their folder.
+    has_word
+        Whether a word stands before the number, as in ``rank_3``.  Else the names differ in it.
+    """
+
+    depth: int
+    of_file: bool
+    has_word: bool
+
+
+SHAPES = (  # in the order in which they are tried
+    Shape(1, of_file=False, has_word=True),  # rank_3/net.ckpt
+    Shape(1, of_file=True, has_word=True),  # net_rank_3.ckpt
+    Shape(2, of_file=False, has_word=True),  # 10.0.0.2/rank_8/net.ckpt
+    Shape(3, of_file=False, has_word=True),  # host0/output/rank_3/net.ckpt
+    Shape(4, of_file=False, has_word=True),  # host0/output/checkpoint/rank_3/net.ckpt
+    Shape(1, of_file=False, has_word=False),  # card3/net.ckpt
+    Shape(2, of_file=False, has_word=False),  # host0/card3/net.ckpt
+    Shape(3, of_file=False, has_word=False),  # host0/output/card3/net.ckpt
+    Shape(2, of_file=True, has_word=True),  # host0/net_rank_3.ckpt
+    Shape(2, of_file=True, has_word=False),  # host0/net_3.ckpt
+    Shape(1, of_file=True, has_word=False),  # net_3.ckpt
+)
+
+
+def _find_ranks(root: Path) -> tuple[list[_RankFolder], list[RankFile]]:
+    """Return the folders of ranks, or else the files that name them, of the first shape."""
+    levels = [list_folder(root)]
+    for shape in SHAPES:
+        while len(levels) < shape.depth:
+            levels.append(_below(levels[-1]))
+        paths = levels[shape.depth - 1]
+        if shape.of_file and (files := _files_of(shape, paths)):
+            return [], files
+        if not shape.of_file and (folders := _folders_of(shape, paths)):
+            return folders, []
+    return [], []
+
+
+def _below(paths: Iterable[Path]) -> list[Path]:
+    """Return what lies in folders, except for emergency saves; these need not be readable."""
+    folders = (path for path in paths if not EMERGENCY.fullmatch(path.name) and is_folder(path))
+    return [path for folder in folders for path in list_readable(folder)]
+
+
+def _files_of(shape: Shape, paths: Iterable[Path]) -> list[RankFile]:
+    """Return the files of ranks that are no strategies; in hosts no rank may have two folders."""
+    files = [*filter(is_checkpoint_file, paths)]
+    if shape.has_word:
+        found = _named_files(files)
+    else:
+        found = _numbered_files([f for f in files if RANK_IN_NAME.search(f.name) is None])
+    found = _without_strategies(found)
+    homes = {(file.rank, file.path.parent) for file in found}
+    return found if shape.depth == 1 or len(homes) == len({rank for rank, _ in homes}) else []
+
+
+def _folders_of(shape: Shape, paths: Sequence[Path]) -> list[_RankFolder]:
+    """Return the folders of ranks, in those of hosts if they are of one checkpoint.
+
+    There are several hosts, and no rank has two folders, as in ``train_parallel1/ckpt_1`` and
+    ``10.0.0.2/rank_8``.  If every host has a rank 0, each is a checkpoint, unless a rank table says
+    which ranks their devices are.
+    """
+    found = named_folders(paths) if shape.has_word else _find_numbered_folders(paths)
+    if shape.depth == 1:
+        return [] if _are_nodes(found) else found
+    hosts: dict[Path, list[_RankFolder]] = defaultdict(list)
+    for folder in found:
+        hosts[folder.path.parent].append(folder)
+    of_hosts = [of for of in hosts.values() if not shape.has_word or any(map(_has_files, of))]
+    if len(of_hosts) < 2:
         return []
-    found = _find_in_hosts(inside) or _find_numbered_folders(inside)
-    return found or _find_numbered_in_hosts(root)
+    found = [folder for of in of_hosts for folder in of]
+    is_each_one = all(any(folder.rank == 0 for folder in of) for of in of_hosts)
+    is_twice = len({folder.rank for folder in found}) < len(found)
+    return _by_tables(found) if is_each_one and is_twice else found
+
+
+def _has_files(folder: _RankFolder) -> bool:
+    return bool(_find_files(folder.path, folder.rank)[1])
+
+
+def _are_nodes(found: Sequence[_RankFolder]) -> bool:
+    """Return whether folders of nodes hold the folders of ranks; else they are those of ranks."""
+    if {folder.word for folder in found} != {"node"}:
+        return False
+    inside = [named_folders(list_readable(folder.path)) for folder in found]
+    inner = [folder for folders in inside for folder in folders]
+    is_one = len({folder.rank for folder in inner}) == len(inner) or any(_by_tables(inner))
+    is_any_file = any(any(checkpoint_files(folder.path)) for folder in found)
+    are_several = max(map(len, inside)) > 1 and len({folder.word for folder in inner}) == 1
+    return are_several and is_one and not is_any_file
 
 
 def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
@@ -385,36 +476,6 @@ def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
         for path in paths
         if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
     ]
-
-
-def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
-    """Return the rank folders in those of nodes that have several; none if these are ranks'."""
-    if {one.word for one in found} != {"node"}:
-        return []
-    try:
-        inside = [named_folders(list_folder(one.path)) for one in found]
-    except OSError:
-        return []  # which rank cannot be read is said when its files are listed
-    inner = [one for folders in inside for one in folders]
-    is_host = max(map(len, inside)) > 1 and not any(any(checkpoint_files(o.path)) for o in found)
-    if not is_host or len({one.word for one in inner}) > 1:
-        return []
-    return inner if len({one.rank for one in inner}) == len(inner) else _by_tables(inner)
-
-
-def _find_in_hosts(inside: Iterable[Path]) -> list[_RankFolder]:
-    """Return the rank folders in several folders of hosts or processes, all of one checkpoint.
-
-    They are of one checkpoint if no rank has two, as in ``train_parallel1/ckpt_1`` and
-    ``10.0.0.2/rank_8``.  If every folder has a rank 0, each is a checkpoint, and none is returned,
-    unless a rank table says which ranks their devices are.
-    """
-    hosts = [found for path in inside if (found := _find_below(path, _MAX_HOST_DEPTH))]
-    folders = [one for found in hosts for one in found]
-    is_several = all(any(one.rank == 0 for one in found) for found in hosts)
-    if len(hosts) < 2 or (is_several and len({one.rank for one in folders}) < len(folders)):
-        return _by_tables(folders)
-    return folders
 
 
 def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
@@ -427,20 +488,6 @@ def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
     are_devices = {folder.word for folder in folders} == {"device"} and len(hosts) > 1
     ranks = ranks_of_devices(hosts) if are_devices else {}
     return [one._replace(rank=ranks[one.path.parent][one.rank]) for one in folders if ranks]
-
-
-def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
-    """Return the rank folders with files in a folder, or else in the folders in it."""
-    if EMERGENCY.fullmatch(folder.name) or not is_folder(folder):
-        return []
-    try:
-        inside = list_folder(folder)
-        found = named_folders(inside)
-        if any(_find_files(one.path, one.rank)[1] for one in found):
-            return found
-    except OSError:
-        return []  # other folders beside those of hosts need not be readable
-    return [one for path in inside if depth for one in _find_below(path, depth - 1)]
 
 
 def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
@@ -464,18 +511,6 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
         if is_agreed and not _are_hosts(files) and not all(is_strategy(p) for _, p in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
-
-
-def _find_numbered_in_hosts(root: Path) -> list[_RankFolder]:
-    """Return such folders in several folders of hosts, if no number is in two of them."""
-    for below in ("*/*", "*/*/*"):
-        try:
-            found = _find_numbered_folders(find_paths(root, below))
-        except OSError:
-            continue  # other folders beside those of hosts need not be readable
-        if len({one.path.parent for one in found}) > 1:
-            return found
-    return []
 
 
 def _are_hosts(files: Sequence[tuple[int, Path]]) -> bool:
@@ -643,27 +678,19 @@ def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[
 # --------------------------------------------------------------------- folders without rank folders
 
 
-def _list_flat_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
-    """Return the checkpoint files in a folder with the ranks that their names have.
-
-    Files whose names have steps and no ranks are those of one card: rank 0 has the whole model.
-    """
-    files = list(checkpoint_files(root))
+def _list_flat_files(root: Path, found: list[RankFile], diagnostics: Diagnostics) -> FoundFiles:
+    """Return the files that name their ranks, or else those of the steps of one card."""
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    named = _named_files(files)
-    found = _without_strategies(named)
-    if found or find_nested_checkpoints(root):
-        steps = []
-    else:
-        found = _files_in_hosts(root) or _without_strategies(_numbered_files(files))
-        steps = [] if found else _steps_of_one_rank(root, files)
-    if not (found or steps):
-        _refuse_unfinished(root)
-        _refuse_pytorch(root)
-        problem = _describe_contents(root, files, saves)
-        raise PlanError((problem, *explain_missing_files(diagnostics)))
-    return FoundFiles(found or steps, {}, are_whole=bool(steps))
+    if found:
+        return FoundFiles(found, {})
+    files = list(checkpoint_files(root))
+    if steps := _steps_of_one_rank(root, files):
+        return FoundFiles(steps, {}, are_whole=True)
+    _refuse_unfinished(root)
+    _refuse_pytorch(root)
+    problem = _describe_contents(root, files, saves)
+    raise PlanError((problem, *explain_missing_files(diagnostics)))
 
 
 def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
@@ -688,25 +715,12 @@ def _named_files(files: Iterable[Path]) -> list[RankFile]:
     ]
 
 
-def _files_in_folders(root: Path) -> list[RankFile]:
-    """Return the files in folders below ``root`` whose names have the rank, by word or number."""
-    folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
-    files = [path for folder in folders for path in checkpoint_files(folder)]
-    return _without_strategies(_named_files(files)) or _without_strategies(_numbered_files(files))
-
-
-def _files_in_hosts(root: Path) -> list[RankFile]:
-    """Return the files with a rank in their names in the folders of hosts, none in two of them."""
-    found = _files_in_folders(root)
-    homes = {(item.rank, item.path.parent) for item in found}
-    return found if len(homes) == len({rank for rank, _ in homes}) else []
-
-
 def _repeated_in_hosts(root: Path) -> list[Path]:
     """Return the files of a name in several folders, if a folder has files of several ranks."""
     ranks: dict[Path, set[int]] = defaultdict(set)
     by_name: dict[str, list[Path]] = defaultdict(list)
-    for item in _files_in_folders(root):
+    files = [*filter(is_checkpoint_file, _below(list_folder(root)))]
+    for item in _without_strategies(_named_files(files)) or _numbered_files(files):
         if RANK_IN_NAME.search(item.name) or step_of(item.name) is not None:
             ranks[item.path.parent].add(item.rank)
             by_name[item.name].append(item.path)
