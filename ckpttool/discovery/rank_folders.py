@@ -217,7 +217,6 @@ def _folder_problems(
 
 
 def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
-    """Return the files of ranks that are no strategies."""
     strategies = {*select_strategies([one.path for one in found])}
     return [one for one in found if one.path not in strategies]
 
@@ -324,7 +323,6 @@ def _find_like(folder: Path, inside: Path, own: int, other: int) -> Iterator[Pat
 
 
 def _with_either(text: str, own: int, other: int) -> str:
-    """Return the regular expression of a text whose number ``own`` may be ``other``."""
     return "".join(
         f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
         for part in _DIGITS.split(text)
@@ -332,12 +330,10 @@ def _with_either(text: str, own: int, other: int) -> str:
 
 
 def _any_number(path: Path | str) -> str:
-    """Return a path as a pattern of glob in which each number may be another."""
     return re.sub(r"\d+", "*", glob.escape(str(path)))
 
 
 def _any_save(file: Path) -> str:
-    """Return a file's path as such a pattern, whatever counter is before the step."""
     name = _any_number(file.name[len(run_of(file.name)) :])
     head = base_of(file.name) if step_of(file.name) is None else f"{base_of(file.name)}0"
     return f"{_any_number(file.parent)}/{_any_number(head)}{name}"
@@ -350,11 +346,11 @@ def find_nested_checkpoints(root: Path) -> list[Path]:
 
 
 def _marks_checkpoint(path: Path) -> bool:
-    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
     if ITERATION.fullmatch(path.name) and is_folder(path):
         return any(checkpoint_files(path))
+    # logs have rank folders, too
     return any(_find_files(path, rank)[1] for _, rank, _ in named_folders([path]))
 
 
@@ -414,8 +410,8 @@ def _find_ranks(root: Path) -> tuple[list[_RankFolder], list[RankFile]]:
 
 
 def _below(paths: Iterable[Path]) -> list[Path]:
-    """Return what lies in folders, except for emergency saves; these need not be readable."""
     folders = (path for path in paths if not EMERGENCY.fullmatch(path.name) and is_folder(path))
+    # other folders beside those of hosts need not be readable
     return [path for folder in folders for path in list_readable(folder)]
 
 
@@ -581,13 +577,11 @@ def _other_homes(
 
 
 def _number_of(folder: Path, rank: int) -> int:
-    """Return the number in the name of a rank folder, which may be that of a device."""
     match = RANK_FOLDER.fullmatch(folder.name)
-    return rank if match is None else int(match[2])
+    return rank if match is None else int(match[2])  # perhaps that of a device
 
 
 def _place(inside: Path, *numbers: int) -> str:
-    """Return a path inside a rank folder with ``{rank}`` in place of its number."""
     return "".join(
         "{rank}" if part.isdecimal() and int(part) in numbers else part
         for part in _DIGITS.split(str(inside))
@@ -658,14 +652,12 @@ def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Mat
 
 
 def _are_exchanged(pairs: Collection[tuple[int, int]], ranks: Collection[int]) -> bool:
-    """Return whether pairs of a rank and what a name says have each rank once, but not its own."""
     said = [number for _, number in pairs]
     is_each_once = len({rank for rank, _ in pairs}) == len(set(said)) == len(pairs) > 1
     return is_each_once and set(said) <= set(ranks) and any(one != said for one, said in pairs)
 
 
 def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[str, str]:
-    """Return patterns that take the number in names like that of a file, and in its folder."""
     folders = file.path.relative_to(root).parts[:-1]
     places = [_place(Path(folder), file.rank) for folder in folders]
     own = max(i for i, place in enumerate(places) if place != folders[i])
@@ -707,7 +699,6 @@ def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
 
 
 def _named_files(files: Iterable[Path]) -> list[RankFile]:
-    """Return the files that have the word and the number of a rank in their names."""
     return [
         RankFile(int(match[1]), path, path.name)
         for path in files
@@ -729,7 +720,6 @@ def _repeated_in_hosts(root: Path) -> list[Path]:
 
 
 def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
-    """Return the files whose names differ in a number that may be the rank's."""
     ranks = ranks_in_names(path.name for path in files)
     return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
 
@@ -777,7 +767,6 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
 
 
 def _find_checkpoints_below(root: Path) -> list[Path]:
-    """Return the outermost folders below a folder that hold folders of ranks, or an index."""
     files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
     folders = {home for path in files for home in path.parents if home.is_relative_to(root)}
     found = {folder for folder in folders - {root} if _holds_ranks(folder)}
@@ -785,7 +774,6 @@ def _find_checkpoints_below(root: Path) -> list[Path]:
 
 
 def _holds_ranks(folder: Path) -> bool:
-    """Return whether a folder holds folders of ranks, or an index."""
     inside = list_folder(folder)
     return any(map(_marks_checkpoint, inside)) or bool(_find_numbered_folders(inside))
 
@@ -814,28 +802,24 @@ def _find_merged(root: Path) -> list[Path]:
 
 
 def _is_main_revision(folder: Path) -> bool:
-    """Return whether ``refs/main`` of a cache of Hugging Face names a folder."""
     main = folder.parent.parent / "refs" / "main"
     is_snapshot = folder.parent.name == _SNAPSHOTS and is_file(main)
     return is_snapshot and read_file(main).strip() == os.fsencode(folder.name)
 
 
 def _refuse_unfinished(root: Path) -> None:
-    """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
     unfinished = find_unfinished_run(root)
     if unfinished is not None:
         raise UnfinishedError([replace(unfinished, code="nothing_complete")])
 
 
 def _refuse_pytorch(root: Path) -> None:
-    """Raise the error of a folder with files of PyTorch."""
     names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
         raise FOREIGN_KINDS["pytorch"].error(str(root), shorten(names, 3))
 
 
 def _is_pytorch_file(path: Path) -> bool:
-    """Return whether a file is PyTorch's, by its name or content."""
     if _PYTORCH_NAME.fullmatch(path.name):
         return True
     kind = identify_foreign(str(path)) if path.suffix in _PYTORCH_SUFFIXES else None
@@ -906,7 +890,6 @@ def _match_pattern(
 
 
 def _names(root: Path, paths: Iterable[Path]) -> str:
-    """Return the names of some paths below a folder for a message."""
     return shorten((str(path.relative_to(root)) for path in paths), 3)
 
 
@@ -923,13 +906,11 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
 
 
 def _list_files_below(root: Path) -> str:
-    """Return the checkpoint files below a folder as facts; "" if there are none."""
     found = _names(root, islice(_files_below(root, _MAX_DEPTH), _MAX_FILES))
     return f"found {found}" if found else ""
 
 
 def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
-    """Yield the checkpoint files, or all, at most ``depth`` folders below a folder."""
     for path in list_readable(folder):
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):

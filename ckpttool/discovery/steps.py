@@ -251,7 +251,6 @@ def _choose_newest(found: SavedFiles, diagnostics: Diagnostics) -> list[SavedFil
 
 
 def _pick_recorded_runs(found: SavedFiles, save: SaveName) -> list[SavedFile]:
-    """Return a file of each rank: of the run that is recorded, or else of the highest counter."""
     files = []
     for rank, of_rank in found.saves[save].items():
         record = found.records.get(rank)
@@ -260,7 +259,6 @@ def _pick_recorded_runs(found: SavedFiles, save: SaveName) -> list[SavedFile]:
 
 
 def _is_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> bool:
-    """Return whether there are records, and none is older than the file of its rank."""
     return bool(found.records) and all(
         file.save.order <= found.records[file.rank].save.order
         for file in files
@@ -381,7 +379,6 @@ def _uneven_numbers(found: SavedFiles, save: SaveName) -> Diagnostic | None:
 
 
 def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
-    """Return a problem of files that may be of several runs."""
     return Diagnostic("mixed_runs", text, facts=facts, ranks=tuple(ranks), where=found.src)
 
 
@@ -428,7 +425,6 @@ def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
 
 
 def _matches(found: SavedFiles, save: SaveName, name: str) -> bool:
-    """Return whether ``--step name`` means a save, by its step or by the name of a file."""
     files = (file for of_rank in found.saves[save].values() for file in of_rank)
     return is_step(save.step, name) or any(file.is_called(name) for file in files)
 
@@ -578,7 +574,6 @@ class _Candidate(NamedTuple):
 
 
 def _taken(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
-    """Yield what ``--step`` takes without a question, and its files, the last run first."""
     for one in _candidates(found):
         if not (_contradiction(found, one.files) or _ambiguity(found, one.files)):
             yield one.name, one.files
@@ -608,7 +603,6 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
 
 
 def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedFile]:
-    """Return the files that records name, if they are of one run and hold all slices, or []."""
     recorded = [file for file in files if found.is_recorded(file)]
     is_one_run = len({file.counter for file in recorded}) == 1
     return recorded if is_one_run and found.covers({file.rank for file in recorded}) else []
@@ -635,12 +629,10 @@ def _pick_by_times(found: SavedFiles, save: SaveName) -> list[SavedFile]:
 
 
 def _time_of(file: SavedFile) -> int:
-    """Return when a file was written, in nanoseconds."""
     return stat_file(file.path).mtime_ns
 
 
 def _name_by_rank(files: Sequence[SavedFile]) -> str:
-    """Return what ``--step`` takes for some files: ``RANKS:NAME/RANKS:NAME``."""
     at_ranks = groupby(enumerate(files), lambda one: (one[1].name, one[1].rank - one[0]))
     runs = [[file for _, file in equal] for _, equal in at_ranks]
     return "/".join(
