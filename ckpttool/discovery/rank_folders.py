@@ -379,6 +379,11 @@ class Shape(NamedTuple):
     of_file: bool
     has_word: bool
 
+    @property
+    def is_weak(self) -> bool:
+        """Whether folders that are checkpoints count before it."""
+        return self.of_file and not (self.depth == 1 and self.has_word)
+
 
 SHAPES = (  # in the order in which they are tried
     Shape(1, of_file=False, has_word=True),  # rank_3/net.ckpt
@@ -401,6 +406,8 @@ def _find_ranks(root: Path) -> tuple[list[_RankFolder], list[RankFile]]:
     for shape in SHAPES:
         while len(levels) < shape.depth:
             levels.append(_below(levels[-1]))
+        if shape.is_weak and find_nested_checkpoints(root):
+            break
         paths = levels[shape.depth - 1]
         if shape.of_file and (files := _files_of(shape, paths)):
             return [], files
@@ -695,7 +702,8 @@ def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
     are_steps = all(step_of(one.name) is not None for one in found)
     are_of_one_name = len({base_of(one.name) for one in found} | runs) <= len(runs)
     is_of_rank = RANK_FOLDER.fullmatch(root.absolute().name) is not None
-    return found if are_steps and are_of_one_name and not is_of_rank else []
+    is_whole = are_steps and are_of_one_name and not is_of_rank
+    return found if is_whole and not find_nested_checkpoints(root) else []
 
 
 def _named_files(files: Iterable[Path]) -> list[RankFile]:
@@ -836,11 +844,8 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
         raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
-    in_step = [
-        one
-        for one in found
-        if step_of(one.path.name) and one.name.startswith(run_of(one.path.name))
-    ]
+    named = [one for one in found if "{rank}" in one.name and step_of(one.path.name) is not None]
+    in_step = [one for one in named if one.name.startswith(run_of(one.path.name))]
     if in_step and not any(one.rank == 0 for one in found):
         text = f"the pattern {pattern} makes ranks of the steps in names"
         facts, hint = _names(root, (one.path for one in in_step)), "the same without --pattern"
