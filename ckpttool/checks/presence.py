@@ -9,7 +9,6 @@ from itertools import chain, groupby, islice, permutations
 from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
@@ -18,7 +17,7 @@ from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_notes, rename_problems
-from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
+from ckpttool.model.slicing import BrokenTensor, LayoutSlicing, Tensor
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.records import replace
@@ -353,7 +352,7 @@ def _replaced_note(
 def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
     """Yield the slicing of a tensor in each stage, and the slicing that is read."""
     if isinstance(tensor, BrokenTensor):
-        yield from ((slicing, slicing) for slicing in tensor.partial)
+        yield from ((slicing, slicing) for slicing in tensor.stages)
     elif tensor.has_layout and isinstance(tensor.slicing, LayoutSlicing):
         for slicing in (tensor.slicing, *tensor.copies, *tensor.incomplete):
             yield slicing, tensor.slicing

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Applied, Difference, TensorChange, TensorDifference
-    from ckpttool.operations.distribution import Slice
+    from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
@@ -150,9 +150,13 @@ def explain(found: Explanation) -> Json:
                 "slices": [
                     {
                         "regions": _each(part.regions, "start shape"),
-                        "ranks": part.ranks,
+                        "ranks": part.owners,
                         "layout": None if part.layout is None else number_of[part.layout],
-                        **(_stored_by(part) if found.target is None else _taken(part)),
+                        **(
+                            {"stored": part.holders}
+                            if found.target is None
+                            else {"taken": [*map(_taken, one.taken[part])]}
+                        ),
                     }
                     for part in one.slices
                 ],
@@ -175,16 +179,11 @@ def explain(found: Explanation) -> Json:
     )
 
 
-def _stored_by(part: Slice) -> Json:
-    return {"stored": part.stored}
-
-
-def _taken(part: Slice) -> Json:
+def _taken(piece: Taken) -> Json:
     return {
-        "taken": [
-            {"rank": one.rank, **_take(one.region, "start shape"), "src_start": one.src.start}
-            for one in part.taken
-        ]
+        "rank": piece.rank,
+        **_take(piece.region, "start shape"),
+        "src_start": piece.src.start,
     }
 
 
