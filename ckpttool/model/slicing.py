@@ -219,11 +219,12 @@ class LayoutSlicing:
         """See `Slicing`."""
         return self.layout.slice_owners()
 
-    def holdings(self) -> Iterator[Holding]:
-        """See `Slicing`."""
-        is_held = self.files.__contains__
-        for owners in self.owners():
-            yield Holding(owners, tuple(filter(is_held, owners)), self.layout, self.shape)
+    def holdings(self, within: Region | None = None) -> Iterator[Holding]:
+        """See `Slicing`; with a region only of the slices that overlap it."""
+        layout, shape, is_held = self.layout, self.shape, self.files.__contains__
+        touched = layout.slice_indices() if within is None else layout.touched(within, shape)
+        for owners in map(layout.owners, touched):
+            yield Holding(owners, tuple(filter(is_held, owners)), layout, shape)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
