@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA, __version__
@@ -16,7 +17,7 @@ from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, holdings
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
@@ -508,15 +509,17 @@ def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
     """Describe a full tensor, and the ranks that hold its slices."""
     meta, slicing = source.meta, source.slicing
     if isinstance(slicing, BoxSlicing):
-        slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+        slices = [*holdings(source)]
         return {
             **_slices(source),
             "nbytes": meta.nbytes,
             **_NO_LAYOUT,
             "stages": [],
-            "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+            "ranks": sorted({*chain(*(one.holders for one in slices))}),
             "parts": slicing.slice_counts if slicing.is_grid else None,
-            "slices": [{**_take(one, "start shape"), "ranks": ranks} for one, ranks in slices],
+            "slices": [
+                {**_take(one.region, "start shape"), "ranks": one.holders} for one in slices
+            ],
         }
     assert isinstance(slicing, LayoutSlicing)
     base = meta.name if source.is_listed else source.parameter
