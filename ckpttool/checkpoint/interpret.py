@@ -40,6 +40,7 @@ from ckpttool.model.slicing import (
     Listed,
     Own,
     RankGroups,
+    Tensor,
     Unlisted,
     Whole,
     described_state_shapes,
@@ -54,7 +55,6 @@ from ckpttool.wording import format_ranks, shorten
 _T = TypeVar("_T", bound=Hashable)
 _LISTED = Listed()  # one object for all tensors
 
-Tensor = FullTensor | BrokenTensor
 # How files are taken: joined, or each by itself: as one of full tensors, or as one of tensors that
 # stay in a file of their own.
 Files = Literal["joined", "full", "kept"]
@@ -311,7 +311,7 @@ class _Ranks(Struct, frozen=True):
         if not complete:
             gaps = next((stage.gaps for stage in case.stages if stage.gaps), ())
             gaps = gaps or (tuple(case.layouts[0].ranks),)
-            return replace(broken, gaps=gaps, partial=tuple(partial))
+            return replace(broken, gaps=gaps, stages=tuple(partial))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))

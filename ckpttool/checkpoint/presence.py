@@ -28,14 +28,13 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
-from ckpttool.model.slicing import BrokenTensor, Unlisted
+from ckpttool.model.slicing import BrokenTensor, Tensor, Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, FileIndex, TensorMeta
 from ckpttool.problems import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
@@ -18,7 +19,7 @@ from ckpttool.formats.foreign import ForeignFile
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, holdings
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Applied, Difference, TensorChange, TensorDifference
-    from ckpttool.operations.distribution import Slice
+    from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
@@ -149,9 +150,13 @@ def explain(found: Explanation) -> Json:
                 "slices": [
                     {
                         "regions": _each(part.regions, "start shape"),
-                        "ranks": part.ranks,
+                        "ranks": part.owners,
                         "layout": None if part.layout is None else number_of[part.layout],
-                        **(_stored_by(part) if found.target is None else _taken(part)),
+                        **(
+                            {"stored": part.holders}
+                            if found.target is None
+                            else {"taken": [*map(_taken, one.taken[part])]}
+                        ),
                     }
                     for part in one.slices
                 ],
@@ -165,16 +170,11 @@ def explain(found: Explanation) -> Json:
     )
 
 
-def _stored_by(part: Slice) -> Json:
-    return {"stored": part.stored}
-
-
-def _taken(part: Slice) -> Json:
+def _taken(piece: Taken) -> Json:
     return {
-        "taken": [
-            {"rank": one.rank, **_take(one.region, "start shape"), "src_start": one.src.start}
-            for one in part.taken
-        ]
+        "rank": piece.rank,
+        **_take(piece.region, "start shape"),
+        "src_start": piece.src.start,
     }
 
 
@@ -467,15 +467,17 @@ def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
     """Describe a full tensor, and the ranks that hold its slices."""
     meta, slicing = source.meta, source.slicing
     if isinstance(slicing, BoxSlicing):
-        slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+        slices = [*holdings(source)]
         return {
             **_slices(source),
             "nbytes": meta.nbytes,
             **_NO_LAYOUT,
             "stages": [],
-            "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+            "ranks": sorted({*chain(*(one.holders for one in slices))}),
             "parts": slicing.slice_counts if slicing.is_grid else None,
-            "slices": [{**_take(one, "start shape"), "ranks": ranks} for one, ranks in slices],
+            "slices": [
+                {**_take(one.region, "start shape"), "ranks": one.holders} for one in slices
+            ],
         }
     assert isinstance(slicing, LayoutSlicing)
     base = meta.name if source.is_listed else source.parameter

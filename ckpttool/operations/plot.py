@@ -25,13 +25,12 @@ from msgspec.structs import replace
 from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import BrokenTensor
+from ckpttool.model.slicing import BrokenTensor, Holding
 from ckpttool.operations.describe import Inspection, refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
     Known,
     Ranks,
-    Slice,
     distribute,
     full_meta,
 )
@@ -215,7 +214,7 @@ def _incomplete(found: Inspection) -> Summary:
     for name in found.completeness.missing_tensors:
         one = broken.get(name)
         held = Placement("stored", None, (found.catalog.holders.get(name, ()),))
-        if one is None or not one.partial:
+        if one is None or not one.stages:
             entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
         else:
             meta = full_meta(one)
@@ -250,12 +249,12 @@ class _Distributions:
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
             slices = _slices_of(how, one.shape)
-            lost = (not any(part.stored for part in parts) for _, parts in slices)
+            lost = (not any(part.holders for part in parts) for _, parts in slices)
             kind = "broken" if any(lost) else "slices"
             kind = "values" if how.is_of_values else kind
             kind = {"stored": "stored", "broken": "unjoined"}.get(how.known_by, kind)
-            ranks = [[*chain(*(part.ranks for part in parts))] for _, parts in slices]
-            held = chain(*(part.stored for _, parts in slices for part in parts))
+            ranks = [[*chain(*(part.owners for part in parts))] for _, parts in slices]
+            held = chain(*(part.holders for _, parts in slices for part in parts))
             self.described.append(
                 {
                     "kind": kind,
@@ -288,8 +287,8 @@ class _Distributions:
             lost = tuple(rank for rank in expected if rank not in held)
         key = one.shape, known, groups, lost
         if key not in self._others:
-            slices = [Slice((), ranks, ranks) for ranks in groups]
-            slices += [Slice((), lost)] if lost else []
+            slices = [Holding(ranks, ranks) for ranks in groups]
+            slices += [Holding(lost)] if lost else []
             self._others[key] = Distribution(one.shape or (), known, tuple(slices))
         return self._others[key]
 
@@ -318,7 +317,7 @@ class _Distributions:
         equal, groups = self._found.summary.equal_ranks.get(name), how.slices
         if len(groups) > 1:
             return "different between ranks", equal is not None
-        if not groups or len(groups[0].ranks) < 2 or self._found.is_merged:
+        if not groups or len(groups[0].owners) < 2 or self._found.is_merged:
             return "", False
         if equal is None:
             return "not compared (inspect --all samples every tensor)", False
@@ -328,12 +327,12 @@ class _Distributions:
 
 def _slices_of(
     how: Distribution, shape: Sequence[int] | None
-) -> Sequence[tuple[tuple[Region, ...], Sequence[Slice]]]:
+) -> Sequence[tuple[tuple[Region, ...], Sequence[Holding]]]:
     """Return the elements of each slice, and all that have them: a slice of each stage."""
     if how.is_of_values or how.known_by == "broken":
         whole = () if shape is None else (Region.whole(tuple(shape)),)
         return [(whole, (part,)) for part in how.slices]
-    found: dict[tuple[Region, ...], list[Slice]] = {}
+    found: dict[tuple[Region, ...], list[Holding]] = {}
     for part in how.slices:
         found.setdefault(part.regions, []).append(part)
     return [*found.items()]

@@ -301,22 +301,20 @@ def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
 
 def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
-    slicing, having = source.slicing, frozenset(held)
+    slicing = source.slicing
     if not source.has_layout:
         known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
         return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
-    owners = tuple(slicing.owners())
-    if not is_deduplicated:
-        owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
-    others = sorted(having.difference(*owners))
+    slices = [one.owners if is_deduplicated else one.holders for one in slicing.holdings()]
+    others = sorted({*held}.difference(*slices))
     if isinstance(slicing, LayoutSlicing):
-        return _place_layout(slicing.layout, owners, others)
+        return _place_layout(slicing.layout, slices, others)
     assert isinstance(slicing, BoxSlicing)
-    first, counts = min(chain(*owners), default=0), slicing.slice_counts
+    first, counts = min(chain(*slices), default=0), slicing.slice_counts
     return Placement(
         *("described", counts if slicing.is_grid else None),
-        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
-        replicas=min(map(len, owners), default=0),
+        *(tuple(_shift(ranks, -first) for ranks in slices), _shift(others, -first)),
+        replicas=min(map(len, slices), default=0),
         first_rank=first,
     )
 
