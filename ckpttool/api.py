@@ -30,6 +30,7 @@ from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
+from ckpttool.operations.answer import Document
 from ckpttool.operations.average import load_average
 from ckpttool.operations.convert import Conversion
 from ckpttool.operations.convert import convert as run_plan
@@ -48,8 +49,6 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
-from ckpttool.operations.strategies import WrittenStrategy
-from ckpttool.operations.strategy_diff import StrategyComparison
 from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
@@ -102,8 +101,7 @@ Answer: TypeAlias = (
     | Steps
     | Values
     | Needs
-    | StrategyComparison
-    | WrittenStrategy
+    | Document
 )
 T = TypeVar("T")
 
@@ -800,10 +798,8 @@ def to_dict(answer: Answer) -> documents.Json:
             return documents.values(answer)
         case Needs():
             return documents.strategy_ranks(answer, None)
-        case StrategyComparison():
-            return documents.strategy_diff(answer, None)
-        case WrittenStrategy():
-            return documents.written_strategy(answer)
+        case Document():
+            return answer.to_dict()
         case Estimate():
             return documents.estimate(answer)
         case Conversion():

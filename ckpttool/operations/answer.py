@@ -14,6 +14,8 @@ from typing import Annotated, ClassVar, overload
 import msgspec
 
 from ckpttool._version import SCHEMA
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, SeverityOf, describe_diagnostics
 
 Json = dict[str, object]
@@ -47,13 +49,96 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Document(Answer, frozen=True):
-    """A whole document; ``schema`` is its number, which a change that breaks readers counts up."""
+    """A whole document; a key whose default is None is left out where it is None.
+
+    Attributes
+    ----------
+    schema
+        The number of the document; a change that breaks readers counts it up.
+    aside
+        Fields that are no keys: what the screen needs beside the document.
+    """
 
     schema: ClassVar[int] = SCHEMA
+    aside: ClassVar[frozenset[str]] = frozenset()
 
     def to_dict(self) -> Json:
         """Return the document that ``--json`` prints."""
-        return {"schema": self.schema, **msgspec.to_builtins(self, enc_hook=_to_builtin)}
+        document: Json = {"schema": self.schema}
+        for field in msgspec.structs.fields(type(self)):
+            value = getattr(self, field.name)
+            if field.name not in self.aside and (value is not None or field.required):
+                document[field.name] = msgspec.to_builtins(value, enc_hook=_to_builtin)
+        return document
+
+
+class StageLayout(Answer, frozen=True, kw_only=True):
+    """A layout in one stage.
+
+    Attributes
+    ----------
+    stage
+        The pipeline stage.
+    shape
+        The full shape; null if the file does not have it.
+    device_matrix
+        Sizes of the device grid.
+    tensor_map
+        For each tensor axis the device axes that shard it, counted from the right.
+    optimizer_shard
+        Parts of axis 0 among ranks with equal slices; 1 for none.
+    rows
+        Rows of each slice, if a manual split makes them unequal.
+    fields
+        Number of fields, if slices hold their share of each field.
+    """
+
+    stage: Count
+    shape: tuple[Count, ...] | None
+    device_matrix: tuple[Some, ...]
+    tensor_map: tuple[tuple[Count, ...], ...]
+    optimizer_shard: Some
+    rows: tuple[Count, ...] | None = None
+    fields: Some | None = None
+
+
+def describe_layouts(layouts: Iterable[Layout]) -> tuple[StageLayout, ...]:
+    """Return layouts as answers have them, one for each stage."""
+    return tuple(
+        StageLayout(
+            stage=layout.stage,
+            shape=layout.full_shape,
+            device_matrix=layout.device_matrix,
+            tensor_map=layout.tensor_map,
+            optimizer_shard=layout.optimizer_shard,
+            rows=layout.rows or None,
+            fields=layout.fields if layout.fields > 1 else None,
+        )
+        for layout in layouts
+    )
+
+
+class StrategySize(Answer, frozen=True):
+    """A strategy.
+
+    Attributes
+    ----------
+    files
+        The files that were read.
+    ranks
+        Number of ranks of all stages.
+    stages
+        Number of pipeline stages.
+    """
+
+    files: tuple[str, ...]
+    ranks: Some
+    stages: Some
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> StrategySize:
+        """Return the size of a strategy."""
+        return cls(strategy.files, len(strategy.ranks), strategy.stages)
 
 
 def _to_builtin(value: object) -> object:

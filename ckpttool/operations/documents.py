@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
-    from ckpttool.operations.strategies import WrittenStrategy
-    from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
@@ -346,19 +344,6 @@ def finalize(folder: str, manifest: Manifest, command: str) -> Json:
     )
 
 
-def written_strategy(written: WrittenStrategy) -> Json:
-    """Return the document of strategy convert and strategy merge."""
-    strategy = written.strategy
-    return _document(
-        _take(written, "path form nbytes"),
-        files=strategy.files,
-        ranks=len(strategy.ranks),
-        stages=strategy.stages,
-        tensors=len(strategy.layouts),
-        notes=describe_diagnostics(written.notes, severities("convert")),
-    )
-
-
 def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
     """Return the document of strategy ranks; ``files`` are those to fetch, if they are named."""
     return _document(
@@ -366,27 +351,6 @@ def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
         **_take(needs.together, "fetch also"),
         **_given(files=files),
         notes=describe_diagnostics(needs.notes, severities("convert")),
-    )
-
-
-def strategy_diff(found: StrategyComparison, limit: int | None) -> Json:
-    """Return the document of strategy diff, with the first ``limit`` differences."""
-
-    def side(one: Strategy) -> Json:
-        return {"files": one.files, "ranks": len(one.ranks), "stages": one.stages}
-
-    return _document(
-        a=side(found.a),
-        b=side(found.b),
-        equal=found.is_equal,
-        tensors=found.tensors,
-        counts=found.count_kinds(),
-        differences=[
-            {"name": name, "kind": one.kind, "a": _stages(one.a), "b": _stages(one.b)}
-            for name, one in [*found.differences.items()][:limit]
-        ],
-        respelled=found.respelled,
-        notes=describe_diagnostics((*found.a.notes, *found.b.notes), severities("diff")),
     )
 
 

@@ -68,6 +68,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import Literal
 
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.wire import encode_bytes, encode_number
@@ -154,6 +155,9 @@ def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
 
 
+Word = Literal["protobuf", "JSON", "hand-written"]
+
+
 @record
 class Form:
     """A form of strategy files.
@@ -170,7 +174,7 @@ class Form:
         Yields an error for each thing that the form cannot express.
     """
 
-    word: str
+    word: Word
     has_shapes: bool
     encode: Callable[[Strategy, str], bytes]
     refusals: Callable[[Strategy], Iterator[StrategyError]]

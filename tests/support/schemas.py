@@ -20,8 +20,9 @@ _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 def make_schema(document: type[Document]) -> str:
     """Return the JSON Schema of a document as text."""
-    (_,), parts = msgspec.json.schema_components([document], schema_hook=_hook)
-    structs = {one.__name__: one for one in _structs(document)}
+    keys = _without_aside(document)
+    (_,), parts = msgspec.json.schema_components([keys], schema_hook=_hook)
+    structs = {one.__name__: one for one in _structs(keys)}
     described = {name: _describe(parts[name], one) for name, one in structs.items()}
     root = described.pop(document.__name__)
     version = {"description": VERSION, "const": document.schema}
@@ -31,6 +32,19 @@ def make_schema(document: type[Document]) -> str:
     if described:
         schema["$defs"] = described
     return fold(schema) + "\n"
+
+
+def _without_aside(document: type[Document]) -> type[msgspec.Struct]:
+    """Return a struct of the fields that are keys, with their words."""
+    fields = [one for one in msgspec.structs.fields(document) if one.name not in document.aside]
+    optional = {one.name: (None,) for one in fields if not one.required}
+    made = msgspec.defstruct(
+        document.__name__,
+        [(one.name, one.type, *optional.get(one.name, ())) for one in fields],
+        kw_only=True,
+    )
+    made.__doc__ = document.__doc__
+    return made
 
 
 def _hook(kind: type) -> dict[str, Any]:
@@ -68,7 +82,7 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
         for name in names.split(", ")
     }
     infos = {one.encode_name: one for one in msgspec.inspect.type_info(struct).fields}
-    assert words.keys() == infos.keys(), f"{struct.__name__}: {words.keys() ^ infos.keys()}"
+    assert words.keys() >= infos.keys(), f"{struct.__name__}: {infos.keys() - words.keys()}"
     properties = {}
     for name, one in part["properties"].items():
         is_optional = not infos[name].required
