@@ -30,7 +30,7 @@ from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
-from ckpttool.operations.answer import Document
+from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.average import load_average
 from ckpttool.operations.convert import Conversion
 from ckpttool.operations.convert import convert as run_plan
@@ -49,6 +49,7 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.strategies import RanksToFetch
 from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
@@ -785,7 +786,7 @@ def steps(
     return replace(answer, diagnostics=tuple(found))
 
 
-def to_dict(answer: Answer) -> documents.Json:
+def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
         case Explanation():
@@ -797,7 +798,7 @@ def to_dict(answer: Answer) -> documents.Json:
         case Values():
             return documents.values(answer)
         case Needs():
-            return documents.strategy_ranks(answer, None)
+            return RanksToFetch.of(answer).to_dict()
         case Document():
             return answer.to_dict()
         case Estimate():

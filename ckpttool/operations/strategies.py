@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ckpttool.model.layout import may_be_expanded
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.answer import Count, Document, Reported, Some
+from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
 from ckpttool.planning.needs import Needs
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all, severities
@@ -56,6 +56,64 @@ class WrittenStrategy(Document, frozen=True):
     tensors: Count
     notes: Reported
     strategy: Strategy
+
+
+class RanksOfTarget(Answer, frozen=True):
+    """The source ranks that a target rank needs.
+
+    Attributes
+    ----------
+    rank
+        The target rank; null of a merge.
+    groups
+        Source ranks that hold the same; one of each group is needed.
+    fetch
+        Few ranks that are enough.
+    also
+        Ranks that would show an optimizer shard that the strategy hides.
+    """
+
+    rank: int | None
+    groups: tuple[tuple[Count, ...], ...]
+    fetch: tuple[Count, ...]
+    also: tuple[Count, ...]
+
+
+class RanksToFetch(Document, frozen=True, kw_only=True):
+    """What strategy ranks prints with --json.
+
+    Attributes
+    ----------
+    ranks
+        What each target rank needs; of a merge, its one entry.
+    fetch
+        Few ranks that are enough for all of these target ranks.
+    also
+        Ranks to fetch with them, which would show a hidden optimizer shard.
+    files
+        The files of both, with --files.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    """
+
+    ranks: tuple[RanksOfTarget, ...]
+    fetch: tuple[Count, ...]
+    also: tuple[Count, ...]
+    files: tuple[str, ...] | None = None
+    notes: Reported
+
+    @classmethod
+    def of(cls, needs: Needs, files: tuple[str, ...] | None = None) -> RanksToFetch:
+        """Return the document of what a target needs, and of the ``files`` to fetch."""
+        return cls(
+            ranks=tuple(
+                RanksOfTarget(one.rank, one.groups, one.fetch, one.also) for one in needs.ranks
+            ),
+            fetch=needs.together.fetch,
+            also=needs.together.also,
+            files=files,
+            notes=Reported(needs.notes, severities("convert")),
+        )
 
 
 def convert_strategy(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ckpttool.operations.answer import Document, Reported
+from ckpttool.operations.answer import Answer, Document, Reported
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VERSION = "Version of the document; it grows with a change that breaks readers."
@@ -18,25 +18,27 @@ WIDTH = 100
 _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 
-def make_schema(document: type[Document]) -> str:
-    """Return the JSON Schema of a document as text."""
+def make_schema(document: type[Answer]) -> str:
+    """Return the JSON Schema of a document, or of a part that others refer to, as text."""
     keys = _without_aside(document)
     (_,), parts = msgspec.json.schema_components([keys], schema_hook=_hook)
     structs = {one.__name__: one for one in _structs(keys)}
     described = {name: _describe(parts[name], one) for name, one in structs.items()}
     root = described.pop(document.__name__)
-    version = {"description": VERSION, "const": document.schema}
     schema: dict[str, Any] = {"$schema": DIALECT, **root}
-    schema["properties"] = {"schema": version, **root["properties"]}
-    schema["required"] = ["schema", *root["required"]]
+    if issubclass(document, Document):
+        version = {"description": VERSION, "const": document.schema}
+        schema["properties"] = {"schema": version, **root["properties"]}
+        schema["required"] = ["schema", *root["required"]]
     if described:
         schema["$defs"] = described
     return fold(schema) + "\n"
 
 
-def _without_aside(document: type[Document]) -> type[msgspec.Struct]:
+def _without_aside(document: type[Answer]) -> type[msgspec.Struct]:
     """Return a struct of the fields that are keys, with their words."""
-    fields = [one for one in msgspec.structs.fields(document) if one.name not in document.aside]
+    aside = document.aside if issubclass(document, Document) else ()
+    fields = [one for one in msgspec.structs.fields(document) if one.name not in aside]
     optional = {one.name: (None,) for one in fields if not one.required}
     made = msgspec.defstruct(
         document.__name__,
