@@ -23,6 +23,7 @@ from ckpttool.wording import as_typed, encodable
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
+Magnitude = Annotated[float, msgspec.Meta(ge=0)]
 Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
 Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
 _ERRORS: SeverityOf = dict.fromkeys(CODES, "error")

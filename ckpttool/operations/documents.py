@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ckpttool._version import SCHEMA, __version__
+from ckpttool._version import SCHEMA
 from ckpttool.formats.foreign import ForeignFile
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostics
-    from ckpttool.transaction.manifest import Manifest
 
 _FILE = "path format nbytes"
 _AMOUNT = "tensors parameters nbytes dtypes"
@@ -298,23 +297,6 @@ def estimate(found: Estimate) -> Json:
             "memory": {"nbytes": found.peak.nbytes, "engine": found.peak.engine},
             "disks": space,
         },
-    )
-
-
-def finalize(folder: str, manifest: Manifest, command: str) -> Json:
-    """Return the document of finalize."""
-    return _document(
-        ckpttool=__version__,
-        command=command,
-        path=folder,
-        outputs=_each(manifest.outputs, _OUTPUT),
-        **_take(manifest, "step plan"),
-        **_given(
-            left_out=manifest.left_out and asdict(manifest.left_out),
-            renamed=manifest.renamed or None,
-            cast=_cast_stats(manifest.cast) or None,
-        ),
-        notes=Reported(manifest.notes, severities("convert")),
     )
 
 

@@ -21,6 +21,7 @@ from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
 from ckpttool.operations.answer import Answer, DiagnosticAnswer, Failure
+from ckpttool.operations.finalized import Finalized
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
@@ -40,6 +41,7 @@ DOCUMENT = re.compile(r"(?ms)^\$ ckpttool ([^\n]*) --json[^\n]*\n(\{.*?)\n(?=\n|
 ANSWERS: dict[str, type[Answer]] = {
     "diagnostic.json": DiagnosticAnswer,
     "error.json": Failure,
+    "finalize.json": Finalized,
     "strategy-check.json": StrategyCheck,
     "strategy-diff.json": StrategyComparison,
     "strategy-file.json": WrittenStrategy,
