@@ -33,6 +33,7 @@ from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
+from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.average import load_average
 from ckpttool.operations.convert import Conversion
 from ckpttool.operations.convert import convert as run_plan
@@ -51,8 +52,7 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
-from ckpttool.operations.strategies import WrittenStrategy
-from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.strategies import RanksToFetch
 from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
@@ -104,8 +104,7 @@ Answer: TypeAlias = (
     | Steps
     | Values
     | Needs
-    | StrategyComparison
-    | WrittenStrategy
+    | Document
 )
 T = TypeVar("T", bound=Struct)
 
@@ -789,7 +788,7 @@ def steps(
     return replace(answer, diagnostics=tuple(found))
 
 
-def to_dict(answer: Answer) -> documents.Json:
+def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
         case Explanation():
@@ -801,11 +800,9 @@ def to_dict(answer: Answer) -> documents.Json:
         case Values():
             return documents.values(answer)
         case Needs():
-            return documents.strategy_ranks(answer, None)
-        case StrategyComparison():
-            return documents.strategy_diff(answer, None)
-        case WrittenStrategy():
-            return documents.written_strategy(answer)
+            return RanksToFetch.of(answer).to_dict()
+        case Document():
+            return answer.to_dict()
         case Estimate():
             return documents.estimate(answer)
         case Conversion():

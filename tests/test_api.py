@@ -233,7 +233,7 @@ def test_strategies_are_taken_as_paths_and_as_read(tmp_path):
     expected = ckpttool.find_needs(src, dst, np.array([1]))
     assert ckpttool.find_needs(Path(STRATEGY), [str(hand)], [1]) == expected
     assert ckpttool.find_needs(str(STRATEGY), None) == ckpttool.find_needs(src, None)
-    assert ckpttool.diff_strategies(Path(TARGET), str(hand)).is_equal
+    assert ckpttool.diff_strategies(Path(TARGET), str(hand)).equal
     (left, right) = (
         ckpttool.check_strategies(one, [STRATEGY]) for one in (SRC, ckpttool.scan(SRC))
     )
@@ -513,7 +513,7 @@ def test_what_a_command_shows_python_returns(tmp_path):
     assert ours == {one["path"]: one["verdict"] for one in printed["strategies"]}
     for name in ("b.json", "c.yaml"):
         written = ckpttool.convert_strategy(STRATEGY, tmp_path / name)
-        assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).is_equal
+        assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).equal
         assert ckpttool.to_dict(written)["path"] == str(tmp_path / name)
 
 

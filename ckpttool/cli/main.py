@@ -22,6 +22,7 @@ from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
     ExecutionError,
+    is_busy,
     join_alike,
     join_clauses,
     notes_of,
@@ -248,9 +249,11 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:
         from ckpttool.cli.options import command_line
-        from ckpttool.operations.documents import failure, to_text
+        from ckpttool.operations.answer import ErrorAnswer, Failure, Reported, to_text
 
-        click.echo(to_text(failure(exit_code, problems, command_line(words))))
+        error_of = ErrorAnswer(exit_code, is_busy(problems), Reported(problems))
+        failure = Failure(ckpttool.__version__, command_line(words), error_of)
+        click.echo(to_text(failure.to_dict()))
     return exit_code
 
 

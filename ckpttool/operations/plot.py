@@ -42,8 +42,8 @@ from ckpttool.wording import printable
 
 if TYPE_CHECKING:
     from ckpttool.model.tensors import StoredFile
+    from ckpttool.operations.answer import Json
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.documents import Json
 
 TEMPLATE = Path(__file__).with_name("plot.html")
 # A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.

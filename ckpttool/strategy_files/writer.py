@@ -68,6 +68,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -156,6 +157,9 @@ def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
 
 
+Word = Literal["protobuf", "JSON", "hand-written"]
+
+
 class Form(Struct, frozen=True):
     """A form of strategy files.
 
@@ -171,7 +175,7 @@ class Form(Struct, frozen=True):
         Yields an error for each thing that the form cannot express.
     """
 
-    word: str
+    word: Word
     has_shapes: bool
     encode: Callable[[Strategy, str], bytes]
     refusals: Callable[[Strategy], Iterator[StrategyError]]
