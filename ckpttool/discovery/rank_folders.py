@@ -33,6 +33,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
     ITERATION,
@@ -79,7 +81,6 @@ from ckpttool.problems import (
     UnfinishedError,
     raise_all,
 )
-from ckpttool.records import replace
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 from ckpttool.wording import count, format_ranks, shorten

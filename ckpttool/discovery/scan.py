@@ -11,6 +11,9 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
 from ckpttool.discovery.described import read_files, read_single
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
@@ -68,7 +71,6 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -94,8 +96,7 @@ SELF_DESCRIBED = (
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
-@record
-class SourceOptions:
+class SourceOptions(Struct, frozen=True):
     """Which files of a folder are a checkpoint, and how they are read.
 
     Attributes
@@ -113,18 +114,20 @@ class SourceOptions:
     Examples
     --------
     >>> SourceOptions(step="10_1", key=b"0123456789abcdef")
-    SourceOptions(pattern=None, step='10_1')
+    SourceOptions(pattern=None, step='10_1', key=Secret(...))
     """
 
     pattern: str | None = None
     step: str | None = None
-    key: bytes | Secret | None = field(default=None, repr=False)
+    key: bytes | Secret | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, bytes | Secret | None):
             raise TypeError(f"key= is a {type(self.key).__name__}, expected the bytes of the key")
         if not isinstance(self.step, str | None):
             raise TypeError(f"step={self.step!r}, expected a text, such as '10_1'")
+        if isinstance(self.key, bytes):
+            force_setattr(self, "key", Secret(self.key))  # which no message or core dump shows
 
 
 def scan(
@@ -174,8 +177,7 @@ def scan(
     return read_ranks(found, strategy, command=command, on_progress=on_progress)
 
 
-@record
-class RankFiles:
+class RankFiles(Struct, frozen=True):
     """The files of ranks, by their names; which of them are read depends on the strategy.
 
     Attributes
@@ -206,7 +208,7 @@ class RankFiles:
     strategy_files: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
     are_whole: bool = False
-    reads: Reads = field(default=Reads())
+    reads: Reads = Reads()
 
 
 def find(
@@ -293,8 +295,7 @@ def read_ranks(
     return _checked(catalog, found.key, command)
 
 
-@record
-class Steps(Brief):
+class Steps(Brief, Struct, frozen=True):
     """Every step of a folder, the oldest first, and what was noted or is wrong."""
 
     path: str

@@ -9,6 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.file_names import label_of, step_of
 from ckpttool.discovery.scan import Steps
@@ -25,7 +27,6 @@ from ckpttool.operations.load import (
 )
 from ckpttool.planning.averaging import AverageInput, find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
-from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 
