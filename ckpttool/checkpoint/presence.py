@@ -1,8 +1,9 @@
-"""Which slices of the ranks are on disk: who should hold each, who does, and which are missing.
+"""Which slices of the ranks are missing, and which files are replaced.
 
-A slice that another rank holds is read from there.  The strategy shows which slices a file held.
-The other ranks of its stage show which unlisted parameters it held, since all run the same program.
-A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+The records say who should hold a slice and who does (`ckpttool.model.slicing.holdings`).  A slice
+that another rank holds is read from there.  The strategy shows which slices a file held.  The other
+ranks of its stage show which unlisted parameters it held, since all run the same program.  A
+damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
 It may have held something that no other rank has.
 
 ``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank

@@ -4,6 +4,9 @@ Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its b
 (`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor form a grid, and
 every box is a block of grid cells.  The boxes must fill the tensor exactly, and only equal boxes
 may overlap.  Arithmetic on the boundaries finds them, as for a layout.
+
+`holdings` says of each slice who should hold it and who does.  All that is said of missing slices,
+replicas and placements is a fold of it, so that no two answers differ.
 """
 
 from __future__ import annotations
