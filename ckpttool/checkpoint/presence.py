@@ -85,14 +85,11 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
         for layout in layouts:
             if math.prod(layout.slice_counts) == len(layout.ranks):
                 continue  # every slice has one owner, so counting would only take time
-            owners = [rank for rank in layout.ranks if rank in files]
-            expected = Counter(layout.slice_index(rank) for rank in owners)
-            found = Counter(
-                layout.slice_index(rank) for rank in owners if name in files[rank].header
-            )
-            if any(number > 1 for number in found.values()):
-                return False
-            is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
+            for owners in layout.slice_owners():
+                are_holders = [name in files[rank].header for rank in owners if rank in files]
+                if sum(are_holders) > 1:
+                    return False
+                is_incomplete |= any(are_holders) and len(are_holders) > 1
     return is_incomplete
 
 

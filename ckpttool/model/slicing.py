@@ -410,18 +410,14 @@ def holdings(tensor: Tensor) -> Iterator[Holding]:
     It is the one answer to this question.  If nothing lists the tensor, each group of ranks with
     equal contents holds all elements.  Slices that contradict each other yield nothing.
     """
-    match tensor.known_by:
-        case Listed() | Follows():
-            for slicing in tensor.stages:
-                yield from slicing.holdings()
-            return
-        case Own(ranks=ranks):
-            groups = tuple((rank,) for rank in ranks)
-        case Whole(groups=groups) | Unlisted(groups=groups):
-            pass
-    whole = Region.whole(tensor.meta.shape)
+    known_by = tensor.known_by
+    if isinstance(known_by, Listed | Follows):
+        for slicing in tensor.stages:
+            yield from slicing.holdings()
+        return
+    groups = [(rank,) for rank in known_by.ranks] if isinstance(known_by, Own) else known_by.groups
     for ranks in groups:
-        yield Holding(ranks, ranks, region=whole)
+        yield Holding(ranks, ranks, region=Region.whole(tensor.meta.shape))
 
 
 @record
