@@ -10,6 +10,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -25,7 +28,6 @@ from ckpttool.model.slicing import (
     Whole,
     holdings,
 )
-from ckpttool.records import field, record, replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -37,8 +39,7 @@ Ranks = tuple[int, ...]
 Known = Literal["listed", "follows", "whole", "unlisted", "stored", "broken"]
 
 
-@record
-class Taken:
+class Taken(Struct, frozen=True):
     """Elements of a target slice, and the source rank that they are read from.
 
     Attributes
@@ -56,8 +57,7 @@ class Taken:
     src: Region
 
 
-@record(eq=False)
-class Distribution:
+class Distribution(Struct, frozen=True, eq=False):
     """How a full tensor is distributed over ranks.  Tensors that have it share one object.
 
     Attributes
@@ -82,7 +82,7 @@ class Distribution:
     shape: tuple[int, ...]
     known_by: Known
     slices: tuple[Holding, ...]
-    taken: Mapping[Holding, tuple[Taken, ...]] = field(default_factory=dict)
+    taken: Mapping[Holding, tuple[Taken, ...]] = {}
     listed_shard: int | None = None
     is_corrected: bool = False
 

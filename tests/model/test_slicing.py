@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
@@ -25,7 +26,6 @@ from ckpttool.model.slicing import (
     holdings,
 )
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.records import replace
 from tests.support.checkpoints import ROWS, slice_catalog, stored, strategy_of
 
 
