@@ -613,9 +613,8 @@ def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
         return one
     gaps = []
     for slicing in one.stages:
-        layout = slicing.layout
-        held = tuple(rank for rank in layout.ranks if rank in slicing.files)
-        gaps.append(tuple(owners for owners in layout.gaps(held) if owners in needed))
+        missing = (each.owners for each in slicing.holdings() if not each.holders)
+        gaps.append(tuple(owners for owners in missing if owners in needed))
         if not gaps[-1]:
             return _of_stages(one, [slicing])
     return replace(one, gaps=gaps[0]) if gaps else one

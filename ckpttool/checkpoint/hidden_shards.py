@@ -147,9 +147,8 @@ def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
 
 def missing_ranks(tensor: FullTensor) -> list[int]:
     """Return the ranks of a layout without a file, or with one that lacks the tensor."""
-    slicing = tensor.slicing
-    pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
-    return sorted(rank for owners, held in pairs for rank in owners if rank not in held)
+    slices = tensor.slicing.holdings()
+    return sorted(chain(*({*one.owners}.difference(one.holders) for one in slices)))
 
 
 def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:

@@ -1,8 +1,9 @@
-"""Which slices of the ranks are on disk: who should hold each, who does, and which are missing.
+"""Which slices of the ranks are missing, and which files are replaced.
 
-A slice that another rank holds is read from there.  The strategy shows which slices a file held.
-The other ranks of its stage show which unlisted parameters it held, since all run the same program.
-A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+The records say who should hold a slice and who does (`ckpttool.model.slicing.holdings`).  A slice
+that another rank holds is read from there.  The strategy shows which slices a file held.  The other
+ranks of its stage show which unlisted parameters it held, since all run the same program.  A
+damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
 It may have held something that no other rank has.
 
 ``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
@@ -86,14 +87,11 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
         for layout in layouts:
             if math.prod(layout.slice_counts) == len(layout.ranks):
                 continue  # every slice has one owner, so counting would only take time
-            owners = [rank for rank in layout.ranks if rank in files]
-            expected = Counter(layout.slice_index(rank) for rank in owners)
-            found = Counter(
-                layout.slice_index(rank) for rank in owners if name in files[rank].header
-            )
-            if any(number > 1 for number in found.values()):
-                return False
-            is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
+            for owners in layout.slice_owners():
+                are_holders = [name in files[rank].header for rank in owners if rank in files]
+                if sum(are_holders) > 1:
+                    return False
+                is_incomplete |= any(are_holders) and len(are_holders) > 1
     return is_incomplete
 
 

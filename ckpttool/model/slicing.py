@@ -4,6 +4,9 @@ Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its b
 (`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor form a grid, and
 every box is a block of grid cells.  The boxes must fill the tensor exactly, and only equal boxes
 may overlap.  Arithmetic on the boundaries finds them, as for a layout.
+
+`holdings` says of each slice who should hold it and who does.  All that is said of missing slices,
+replicas and placements is a fold of it, so that no two answers differ.
 """
 
 from __future__ import annotations
@@ -403,18 +406,14 @@ def holdings(tensor: Tensor) -> Iterator[Holding]:
     It is the one answer to this question.  If nothing lists the tensor, each group of ranks with
     equal contents holds all elements.  Slices that contradict each other yield nothing.
     """
-    match tensor.known_by:
-        case Listed() | Follows():
-            for slicing in tensor.stages:
-                yield from slicing.holdings()
-            return
-        case Own(ranks=ranks):
-            groups = tuple((rank,) for rank in ranks)
-        case Whole(groups=groups) | Unlisted(groups=groups):
-            pass
-    whole = Region.whole(tensor.meta.shape)
+    known_by = tensor.known_by
+    if isinstance(known_by, Listed | Follows):
+        for slicing in tensor.stages:
+            yield from slicing.holdings()
+        return
+    groups = [(rank,) for rank in known_by.ranks] if isinstance(known_by, Own) else known_by.groups
     for ranks in groups:
-        yield Holding(ranks, ranks, region=whole)
+        yield Holding(ranks, ranks, region=Region.whole(tensor.meta.shape))
 
 
 class Box(Struct, frozen=True):

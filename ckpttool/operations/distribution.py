@@ -1,7 +1,7 @@
-"""How tensors are distributed over ranks: who should hold which elements, and who does.
+"""How tensors are distributed over ranks: their holdings, as screens, documents and pictures show.
 
-It is what screens, documents and pictures show of slices: of a checkpoint, or of the target of a
-plan.  Equal distributions are one object: thousands of tensors have few.
+`ckpttool.model.slicing.holdings` says who should hold a slice and who does; the ranks of a target
+hold nothing yet, and read.  Equal distributions are one object: thousands of tensors have few.
 """
 
 from __future__ import annotations

@@ -142,11 +142,8 @@ def explain(found: Explanation) -> Json:
 
 
 def _taken(piece: Taken) -> Json:
-    return {
-        "rank": piece.rank,
-        **_take(piece.region, "start shape"),
-        "src_start": piece.src.start,
-    }
+    start = {"src_start": piece.src.start}
+    return {"rank": piece.rank, **_take(piece.region, "start shape"), **start}
 
 
 def verify(found: Verification, limit: int | None) -> Json:

@@ -30,7 +30,6 @@ from ckpttool.operations.describe import Inspection, refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
     Known,
-    Ranks,
     distribute,
     full_meta,
 )
@@ -275,21 +274,19 @@ class _Distributions:
         """Return who holds a tensor of which nothing says how its slices fit together."""
         known: Known = "broken" if self._found.has_full_tensors else "stored"
         held = self._found.catalog.holders.get(one.name, ())
-        groups: tuple[Ranks, ...] = (held,) if held else ()
-        lost: Ranks = ()
         if known == "stored":
             having, equal = one.placement.owners[0], self._found.summary.equal_ranks
             ways = equal[one.name].ranks if one.name in equal else (having,)
-            groups = tuple(filter(None, (tuple(filter(having.__contains__, way)) for way in ways)))
+            groups = (tuple(filter(having.__contains__, ranks)) for ranks in ways)
+            slices = [Holding(ranks, ranks) for ranks in groups]
         else:
             layouts = self._found.checkpoint.strategy.layouts.get(one.name, ())
             expected = chain(*(layout.ranks for layout in layouts))
             lost = tuple(rank for rank in expected if rank not in held)
-        key = one.shape, known, groups, lost
+            slices = [Holding(held, held), Holding(lost)]
+        key = one.shape, known, tuple(part for part in slices if part.owners)
         if key not in self._others:
-            slices = [Holding(ranks, ranks) for ranks in groups]
-            slices += [Holding(lost)] if lost else []
-            self._others[key] = Distribution(one.shape or (), known, tuple(slices))
+            self._others[key] = Distribution(one.shape or (), *key[1:])
         return self._others[key]
 
     def _known(self, how: Distribution, kind: str) -> str:
