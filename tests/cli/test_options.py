@@ -2,13 +2,17 @@
 
 import os
 import re
+import typing
 
 import click
 import pytest
 
 import ckpttool
+from ckpttool import keywords
+from ckpttool.checkpoint.checkpoint import UnlistedChoice
 from ckpttool.cli import options
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import OnOverflow, TensorOptions
+from ckpttool.model.plan import NotInTarget
 from ckpttool.records import defaults, is_record
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -32,6 +36,27 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
     names = {name for name, default in defaults(made).items() if not is_record(default)}
     names -= {"command", "shown_by", "is_shared", "called"}  # the command says these itself
     assert names <= GROUPS[made].parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "unlisted": UnlistedChoice,
+        "on_overflow": OnOverflow,
+        "not_in_target": NotInTarget,
+    }.items(),
+)
+def test_the_choices_of_an_option_are_those_of_its_field(name, words):
+    option, _ = keywords.declared(keywords.AverageKeywords)[name]
+    assert option.choices == typing.get_args(words)
+
+
+@pytest.mark.parametrize("made", GROUPS)
+def test_a_default_that_help_shows_is_that_of_the_field(made):
+    shown = keywords.declared(keywords.AverageKeywords)
+    for name, default in defaults(made).items():
+        if name in shown and (said := shown[name][0].default) is not None:
+            assert said == (default or "hdf5"), name
 
 
 PAGE = ROOT / "docs" / "reference" / "options.md"
