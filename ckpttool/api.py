@@ -20,6 +20,9 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
 from ckpttool.discovery.scan import SourceOptions, Steps
@@ -76,7 +79,6 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import defaults, is_record, replace
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.transaction.resume import Assignment, OutputOptions
@@ -112,7 +114,7 @@ Answer: TypeAlias = (
     | StrategyComparison
     | WrittenStrategy
 )
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
@@ -773,14 +775,16 @@ class _Keywords:
         self._left = {name: _value(name, one, reverse) for name, one in given.items()}
         self._names: set[str] = set()
 
-    def take(self, options: Callable[..., T], without: Collection[str] = ()) -> T:
+    def take(self, options: type[T], without: Collection[str] = ()) -> T:
         """Return an object of options with the keywords that are fields of it or of its parts.
 
         ``without`` are fields that do nothing in this call, so that they are no keywords of it.
         """
         taken: dict[str, object] = {}
-        for name, default in defaults(options).items():
-            if is_record(default):
+        unset = options()
+        for name in options.__struct_fields__:
+            default = getattr(unset, name)
+            if isinstance(default, Struct):
                 taken[name] = self.take(type(default), without)
             elif name not in without:
                 self._names.add(name)

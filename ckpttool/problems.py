@@ -20,7 +20,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.records import field, record, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.wording import as_typed, format_ranks, nearest, shorten
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
@@ -33,8 +35,7 @@ SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column or a line of `
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
 
-@record
-class Code:
+class Code(Struct, frozen=True):
     """One line of the table of severities.
 
     Attributes
@@ -282,8 +283,7 @@ def severities(
     return column
 
 
-@record(kw_only=True)
-class Diagnostic:
+class Diagnostic(Struct, frozen=True):
     """One fact for people and programs: what is wrong, what was found, what to do.
 
     Attributes
@@ -317,8 +317,8 @@ class Diagnostic:
         The side of a comparison; "" without one.
     """
 
-    code: str = field(kw_only=False)
-    message: str = field(kw_only=False)
+    code: str
+    message: str
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""

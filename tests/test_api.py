@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool import api
@@ -25,7 +26,6 @@ from ckpttool.execution.executors import RunOptions
 from ckpttool.keywords import declared, names_of
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.records import defaults, replace
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
@@ -410,7 +410,7 @@ def test_a_file_of_rules_that_is_none_is_named(tmp_path):
 
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
-        found = {name for cls in classes for name in defaults(cls)}
+        found = {name for cls in classes for name in cls.__struct_fields__}
         return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}

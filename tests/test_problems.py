@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool import problems
 from ckpttool.problems import (
@@ -34,7 +35,6 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import replace
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 from tests.support.snapshots import UPDATE
 

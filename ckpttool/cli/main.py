@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 
 import click
 from click.core import augment_usage_errors
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli.groups import WORDS, LazyGroup, words_of
@@ -25,7 +26,6 @@ from ckpttool.problems import (
     join_clauses,
     notes_of,
 )
-from ckpttool.records import replace
 from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff

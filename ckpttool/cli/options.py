@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource, augment_usage_errors
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool import keywords
 from ckpttool.cli.groups import WORDS, words_of
@@ -36,7 +38,6 @@ from ckpttool.cli.params import (
 )
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.problems import PlanError
-from ckpttool.records import record, replace
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
@@ -301,8 +302,7 @@ def argument(what: str) -> Parameter:
     return lambda name, heading: click.argument(name, type=Existing(what))
 
 
-@record
-class OptionGroup:
+class OptionGroup(Struct, frozen=True):
     """The options under one heading; a command receives the object that ``build`` returns.
 
     Attributes
@@ -345,8 +345,7 @@ class OptionGroup:
         return decorate
 
 
-@record
-class Side:
+class Side(Struct, frozen=True):
     """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
     path: str
@@ -358,8 +357,7 @@ class Side:
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
-@record
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """How a command reports.
 
     Attributes

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.scan import (
     RankFiles,
@@ -27,7 +29,6 @@ from ckpttool.problems import (
     StepError,
     raise_all,
 )
-from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:

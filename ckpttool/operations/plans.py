@@ -18,6 +18,9 @@ from itertools import chain
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
@@ -44,7 +47,6 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
-from ckpttool.records import defaults, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -167,8 +169,7 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
-@record
-class _Source:
+class _Source(Struct, frozen=True):
     """The source of a conversion.
 
     Attributes
@@ -574,8 +575,9 @@ def plan_convert(
     """
     path, output = os.fspath(path), output_options
     catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
-    unset = {n: one for n, one in defaults(ResolveOptions).items() if n not in _OF_KEPT_FILES}
-    if unused := [name for name in unset if getattr(resolve_options, name) != unset[name]]:
+    names, unset = ResolveOptions.__struct_fields__, ResolveOptions()
+    changed = [n for n in names if getattr(resolve_options, n) != getattr(unset, n)]
+    if unused := [name for name in changed if name not in _OF_KEPT_FILES]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
@@ -798,8 +800,7 @@ def plan_average(
     return _plan_and_check(sources, target, output, executor, open_progress, weights)
 
 
-@record
-class Reading:
+class Reading(Struct, frozen=True):
     """What a conversion would read, for who only looks at it.
 
     Attributes

@@ -6,6 +6,7 @@ import typing
 
 import click
 import pytest
+from msgspec import Struct
 
 import ckpttool
 from ckpttool import keywords
@@ -13,7 +14,6 @@ from ckpttool.checkpoint.checkpoint import UnlistedChoice
 from ckpttool.cli import options
 from ckpttool.model.choices import OnOverflow, TensorOptions
 from ckpttool.model.plan import NotInTarget
-from ckpttool.records import defaults, is_record
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.pages import ROOT
@@ -33,7 +33,8 @@ GROUPS = {
 
 @pytest.mark.parametrize("made", GROUPS)
 def test_every_field_of_an_object_is_an_option_of_its_group(made):
-    names = {name for name, default in defaults(made).items() if not is_record(default)}
+    unset = made()
+    names = {n for n in made.__struct_fields__ if not isinstance(getattr(unset, n), Struct)}
     names -= {"command", "shown_by", "is_shared", "called"}  # the command says these itself
     assert names <= GROUPS[made].parameters.keys()
 
@@ -53,10 +54,10 @@ def test_the_choices_of_an_option_are_those_of_its_field(name, words):
 
 @pytest.mark.parametrize("made", GROUPS)
 def test_a_default_that_help_shows_is_that_of_the_field(made):
-    shown = keywords.declared(keywords.AverageKeywords)
-    for name, default in defaults(made).items():
-        if name in shown and (said := shown[name][0].default) is not None:
-            assert said == (default or "hdf5"), name
+    unset, shown = made(), keywords.declared(keywords.AverageKeywords)
+    for name in made.__struct_fields__:
+        if name in shown and (default := shown[name][0].default) is not None:
+            assert default == (getattr(unset, name) or "hdf5"), name
 
 
 PAGE = ROOT / "docs" / "reference" / "options.md"

@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.records import replace
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN

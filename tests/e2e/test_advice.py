@@ -6,7 +6,6 @@ import errno
 import gzip
 import json
 import os
-import re
 import resource
 import shlex
 import shutil
@@ -230,48 +229,33 @@ def test_a_missing_mpi_library_takes_one_line_and_one_advice(tmp_path, monkeypat
     assert hint.startswith("  Try: apt install")
 
 
-@pytest.mark.parametrize("name", ["etc", "home"])
-def test_packed_files_of_others_are_not_proposed(tmp_path, name):
+def test_packed_files_of_others_are_not_named(tmp_path):
     """Only names of checkpoints and ranks: no manual pages, logs or sources."""
     for path in ("docs/page.7.gz", "log.txt.xz", "src-1.2.tar.gz", "model.zip", "rank.txt.bz2"):
-        (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name / path).write_bytes(gzip.compress(b"text"))
-    said = message(run("inspect", tmp_path / name))
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(gzip.compress(b"text"))
+    said = message(run("inspect", tmp_path))
     assert "the folder of the rank folders as SRC" in said
-    assert not [one for one in ("gunzip", "tar ", "unxz", "unzip") if one in said]
+    assert "unpack" not in said
 
 
-def packed(src: Path, pack: str, ranks: tuple[int, ...]) -> Path:
-    """Write three ranks that hold the same, and pack some of them by a command for each."""
-    for rank in range(3):
-        write_file(src / f"rank_{rank}" / "net-1_1.ckpt", TENSORS, "ckpt")
-    for rank in ranks:
-        subprocess.run(pack.replace("RANK", f"rank_{rank}"), shell=True, cwd=src, check=True)
-    return src
-
-
-@pytest.mark.parametrize("ranks", [(1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("ranks", [(1,), (0, 1, 2)])
 @pytest.mark.parametrize(
-    ("pack", "named"),
+    ("pack", "packing"),
     [
-        ("gzip RANK/*.ckpt", "ckpt.gz"),
-        ("xz RANK/*.ckpt", "ckpt.xz"),
-        ("tar czf RANK.tgz RANK --remove-files", ".tgz"),
-        ("tar cf RANK.tar RANK --remove-files", ".tar"),
-        ("tar cjf RANK.tar.bz2 RANK --remove-files", ".tar.bz2"),
+        ("gzip RANK/*.ckpt", "gzip"),
+        ("xz RANK/*.ckpt", "xz"),
+        ("tar czf RANK.tgz RANK --remove-files", "gzip"),
+        ("tar cjf RANK.tar.bz2 RANK --remove-files", "bzip2"),
     ],
 )
-def test_packed_ranks_are_named_with_what_unpacks_them(tmp_path, monkeypatch, pack, named, ranks):
-    monkeypatch.chdir(tmp_path)
-    packed(Path("some src"), pack, ranks)
-    words = ["merge", "some src", "--replicated", "-o", "out.ckpt"]
-    result = run(*words, "--strict")
-    assert result.exit_code != 0
-    assert named in message(result)
-    assert len(re.findall("Try: ", message(result))) == 1
-    subprocess.run(advice(result), shell=True, check=True)
-    run_well(*words, "--strict")
-    assert read(Path("out.ckpt")) == TENSORS
+def test_packed_ranks_are_named_with_their_packing(tmp_path, pack, packing, ranks):
+    for rank in range(3):
+        write_file(tmp_path / f"rank_{rank}" / "net-1_1.ckpt", TENSORS, "ckpt")
+    for rank in ranks:
+        subprocess.run(pack.replace("RANK", f"rank_{rank}"), shell=True, cwd=tmp_path, check=True)
+    said = message(run("inspect", tmp_path))
+    assert f"files packed with {packing}, unpack them first: rank_{ranks[0]}" in said
 
 
 @pytest.mark.parametrize(("name", "letters"), [("net.tar.gz", "xzf"), ("all.tgz", "xzf")])

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.operations.diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
-from ckpttool.records import replace
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
 

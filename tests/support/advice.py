@@ -23,10 +23,7 @@ _PARTS = re.compile(  # not between backticks
     r"(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"
 )
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"`]+)"
-_TOOLS = (
-    *("bunzip2", "cp", "for [a-z] in", "gunzip", "gzip", "bzip2", "xz", "zstd", "h5repack"),
-    *("mv", "tar", "ulimit", "unxz", "unzip", "unzstd"),
-)
+_TOOLS = ("cp", "gzip", "bzip2", "xz", "zstd", "h5repack", "mv", "tar", "ulimit", "unzip")
 _PLACE = r"(?:FILE|NEW|STRATEGY|SRC|TARGET|DIR|OUT|PATTERN|STEP|ADDRESS|HOST|NAME|COPY|MORE|N|TYPE)"
 
 
