@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import typing
 import warnings
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.cli.main import main as cli
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions
+from ckpttool.keywords import declared, names_of
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.secret import Secret
@@ -414,16 +414,16 @@ def test_keywords_are_the_fields_of_the_options():
         return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
-    assert {*typing.get_type_hints(api.ReadKeywords)} == reading
+    assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
-    assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
-    assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
-    writing = {*typing.get_type_hints(api.MergeKeywords)}
-    writing |= {*typing.get_type_hints(api.ReshardKeywords)}
+    assert {*names_of(api.VerifyKeywords)} == reading - of_outputs
+    assert {*names_of(api.SourceKeywords)} == names(SourceOptions)
+    writing = {*names_of(api.MergeKeywords)}
+    writing |= {*names_of(api.ReshardKeywords)}
     assert writing == reading | names(OutputOptions, RunOptions)
     of_strategies = {"replicated", "unlisted", "trust_strategy", "optimizer_shard", "prefix"}
     of_strategies |= {"check_replicas", "not_in_target", "strategy_path", "name", "mindformers"}
-    assert {*typing.get_type_hints(api.ConvertKeywords)} == writing - of_strategies
+    assert {*names_of(api.ConvertKeywords)} == writing - of_strategies
 
 
 def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
@@ -536,12 +536,11 @@ OF_CALLS = {  # options whose keywords are arguments of a call, or those of anot
 }
 
 
-def _keyword_of(param):
-    known = {*typing.get_type_hints(api.MergeKeywords), *typing.get_type_hints(api.ReshardKeywords)}
-    if param.opts[0] in OF_CALLS or param.name not in known:
+def keyword_of(param):
+    option, _ = declared(api.AverageKeywords).get(param.name, (None, False))
+    if param.opts[0] in OF_CALLS or option is None:
         return OF_CALLS.get(param.opts[0])
-    is_choice = param.is_flag and isinstance(param.flag_value, str)
-    return f"{param.name}={param.flag_value!r}" if is_choice else param.name
+    return f"{param.name}={param.flag_value!r}" if option.value else param.name
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
@@ -552,7 +551,7 @@ def test_the_page_lists_the_options_whose_keywords_have_other_names():
     """With ``SNAPSHOT_UPDATE=1`` it writes the table."""
     commands = ("merge", "split", "reshard", "inspect", "verify", "diff", "explain")
     params = [one for name in commands for one in cli.get_command(None, name).params]
-    options = {one.opts[0]: keyword for one in params if (keyword := _keyword_of(one)) is not None}
+    options = {one.opts[0]: keyword for one in params if (keyword := keyword_of(one)) is not None}
     rows = [
         f"| `{option}` | `{keyword}` |"
         for option, keyword in options.items()

@@ -34,6 +34,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"checks"},
     {"planning", "execution"},
     {"operations"},
+    {"keywords"},
     {"api", "cli"},
 ]
 ROOMS = set().union(*FLOORS)
@@ -386,6 +387,7 @@ def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
         "cli",
         "concurrency",
         "formats",
+        "keywords",
         "model",
         "secret",
         "system",

@@ -65,12 +65,13 @@ sides = options.OptionGroup(
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
     *(name for name in options.OF_TENSORS if name != "on_overflow"),
-    replicated=options.flag(
-        "Every rank of a side without a strategy of its own holds all tensors in full."
+    replicated=options.variant(
+        "replicated",
+        help="Every rank of a side without a strategy of its own holds all tensors in full.",
     ),
-    unlisted=options.option(
-        "Unlisted parameters that differ between ranks: rank, first or drop.",
-        **options.UNLISTED,
+    unlisted=options.variant(
+        "unlisted",
+        help="Unlisted parameters that differ between ranks: rank, first or drop.",
         default="rank",
     ),
 )

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @options.resolve_options(
     "replicated",
     *options.OF_CHOICE,
-    manifest=options.option(
-        "Compare all contents with the manifest; needs no strategy.",
-        "--check-manifest",
-        heading=options.SAFETY,
-        flag_value="all",
+    manifest=options.variant(
+        "manifest",
+        help="Compare all contents with the manifest; needs no strategy.",
+        flag="--check-manifest",
+        value="all",
     ),
 )
 @options.flag("Read all data, not only headers; compare replicas.")("deep", options.SAFETY)
