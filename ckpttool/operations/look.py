@@ -26,7 +26,7 @@ from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics
+from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
 from ckpttool.records import field, record
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class Sight:
     of_files: Diagnostics
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
 
+    @property
+    def file_errors(self) -> list[CkptToolError]:
+        """What is wrong with whole files, for who cannot go on with it."""
+        errors = self.catalog.errors()
+        return [*([PlanError(errors)] if errors else []), *self.of_files.failures]
+
 
 def compare_replicas(
     checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress
@@ -115,7 +121,6 @@ def look(
     crc: bool = False,
     find_needed: Callable[[Checkpoint], NeededSlices] | None = None,
     read_more: ReadMore = compare_replicas,
-    unsaid: Collection[str] = (),
     open_progress: OpenProgress = no_progress,
 ) -> Sight:
     """Look at a source for the command of ``found``, which gets all that is wrong with it.
@@ -136,8 +141,6 @@ def look(
         Returns the slices that are needed, if these are not all; other slices may be missing.
     read_more
         Reads what the command asks for, once the tensors are resolved.
-    unsaid
-        Codes that do not count where contents show them.
     open_progress
         Shows the phases that read contents.
     """
@@ -164,11 +167,22 @@ def look(
         found.failures.append(stopped)
         error = stopped
     if checkpoint is not None:
+        unsaid = _harmless() if command == "verify" and contents == "samples" else ()
         found.add(*run_checks(checkpoint, command, unsaid, misfits))
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
     return Sight(catalog, checkpoint, error, found, of_files, listed)
+
+
+def _harmless() -> Collection[str]:
+    """Return the codes that do not count for verify where only samples show them.
+
+    Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
+    than the strategy says.
+    """
+    harmless = {code for code, severity in severities("convert").items() if severity != "error"}
+    return harmless - {"inferred", "hidden_shard"}
 
 
 def _resolve(

@@ -42,7 +42,6 @@ from ckpttool.problems import (
     PlanError,
     SeverityOf,
     raise_all,
-    severities,
 )
 from ckpttool.records import field, record, replace
 from ckpttool.storage.checksums import check_files
@@ -179,16 +178,12 @@ def verify(
         found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
     source = Source(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
-    # Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
-    # than the strategy says.
-    harmless = {code for code, grave in severities("convert").items() if grave != "error"}
     with require_unmodified_sources(catalog.with_remains()):
         sight = look(
             *(source, found, executor),
             contents="slices" if deep else "samples",
             crc=crc,
             read_more=partial(_read, deep=deep, crc=crc),
-            unsaid=set() if deep else harmless - {"inferred", "hidden_shard"},
             open_progress=open_progress,
         )
         if sight.checkpoint is not None and sight.checkpoint.misfits:
@@ -230,7 +225,12 @@ def _report(
 
 
 def _read(
-    checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress, *, deep: bool, crc: bool
+    checkpoint: Checkpoint,
+    executor: Executor,
+    open_progress: OpenProgress,
+    *,
+    deep: bool,
+    crc: bool,
 ) -> dict[Reading, list[Diagnostic]]:
     """Read what was requested, and return what it shows; see `Checkpoint`."""
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"

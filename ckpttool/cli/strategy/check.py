@@ -56,7 +56,7 @@ def check(
     """Say which strategy fits a checkpoint."""
     from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.operations.source import resolve
+    from ckpttool.operations.look import resolve
     from ckpttool.operations.strategy_check import check_strategies, fit_devices
 
     if not strategies and devices is None:
