@@ -136,7 +136,7 @@ def examine(
         assert sight.error is not None
         raise sight.error
     found.add(*sight.of_files)
-    checkpoint = _as_shown(sight.checkpoint, strategy)
+    checkpoint = _as_shown(sight.checkpoint, bool(sight.misfits))
     found.failures[:0] = [*_damaged(catalog, checkpoint), *sight.of_files.failures]
     found.add(*find_nothing(checkpoint.whole.catalog))
     catalog = sight.catalog
@@ -149,11 +149,11 @@ def examine(
     return Inspection(catalog, checkpoint, summary, done, found, devices)
 
 
-def _as_shown(checkpoint: Checkpoint, given: Strategy | None) -> Checkpoint:
-    """Return the checkpoint with each file by itself if the given strategy is wrong."""
+def _as_shown(checkpoint: Checkpoint, has_misfits: bool) -> Checkpoint:
+    """Return the checkpoint with each file by itself if the strategy is wrong."""
     from ckpttool.checks import run_checks
 
-    fits_nothing = given is not None and given.layouts and not checkpoint.strategy.layouts
+    fits_nothing = has_misfits and not checkpoint.strategy.layouts
     is_wrong = any(one.code == "strategy" for one in run_checks(checkpoint, "inspect"))
     return replace(checkpoint, files="full") if is_wrong or fits_nothing else checkpoint
 

@@ -16,16 +16,19 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckpttool.checkpoint import resolve as resolving
-from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, Reading, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, Reading, ResolveOptions
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.recorded import limit_to_written_ranks
+from ckpttool.checkpoint.resolve import FindNeeded, resolving
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.formats import read_indexes
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
 from ckpttool.records import field, record
 
@@ -82,6 +85,8 @@ class Sight:
         The same of whole files, by their checksums.
     listed
         Path to entry in a manifest, of the files that are as listed.
+    misfits
+        What of the strategy does not fit, if the other tensors are joined all the same.
     """
 
     catalog: Catalog
@@ -90,6 +95,7 @@ class Sight:
     found: Diagnostics
     of_files: Diagnostics
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+    misfits: tuple[Diagnostic, ...] = ()
 
     @property
     def file_errors(self) -> list[CkptToolError]:
@@ -119,7 +125,7 @@ def look(
     *,
     contents: Contents = "all",
     crc: bool = False,
-    find_needed: Callable[[Checkpoint], NeededSlices] | None = None,
+    find_needed: FindNeeded | None = None,
     read_more: ReadMore = compare_replicas,
     open_progress: OpenProgress = no_progress,
 ) -> Sight:
@@ -172,7 +178,7 @@ def look(
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
-    return Sight(catalog, checkpoint, error, found, of_files, listed)
+    return Sight(catalog, checkpoint, error, found, of_files, listed, misfits)
 
 
 def _harmless() -> Collection[str]:
@@ -191,7 +197,7 @@ def _resolve(
     found: Diagnostics,
     executor: Executor,
     contents: Contents,
-    find_needed: Callable[[Checkpoint], NeededSlices] | None,
+    find_needed: FindNeeded | None,
 ) -> tuple[Checkpoint, tuple[Diagnostic, ...]]:
     """Return the tensors, and what of the strategy does not fit if the others are joined anyway.
 
@@ -201,20 +207,40 @@ def _resolve(
     is_examined = found.command in ("inspect", "verify")
     if is_examined and strategy is None and catalog.needs_strategy and not options.replicated:
         files = "full"
-    resolve_with = partial(
-        resolving.resolve,
-        catalog,
-        options=options,
-        executor=executor,
-        contents=contents,
-        is_refused=partial(is_refused, command=found.command),
-        files=files,
-        purpose=resolving.Purpose(found.strategy_option, find_needed),
-    )
-    checkpoint = resolve_with(strategy)
+
+    def resolve_with(strategy: Strategy | None) -> Checkpoint:
+        steps = resolving(
+            *(catalog, strategy, options),
+            contents=contents,
+            is_refused=partial(is_refused, command=found.command),
+            files=files,
+            option=found.strategy_option,
+            find_needed=find_needed,
+        )
+        evidence = Evidence()
+        return answer(steps, executor, evidence).knowing(evidence=evidence)
+
+    checkpoint, misfits = resolve_with(strategy), tuple[Diagnostic, ...]()
     if found.command == "inspect" and (misfits := checkpoint.misfits):
-        return resolve_with(checkpoint.strategy), misfits
-    return checkpoint, ()
+        checkpoint = resolve_with(checkpoint.strategy)
+    return with_complete_step(checkpoint), misfits
+
+
+def with_complete_step(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with another step that is complete, if something is missing here."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if not catalog.other_steps or checkpoint.misfits:
+        return checkpoint
+    is_missing = bool(checkpoint.damage)
+    if checkpoint.are_joined and catalog.missing_ranks:
+        is_missing |= bool(checkpoint.presence.missing) or not strategy.layouts
+    key = next((file.cipher.key for file in catalog.files.values() if file.cipher), None)
+    for name, paths in catalog.other_steps.items() if is_missing else ():
+        headers = read_indexes(paths.values(), key)
+        are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
+        if are_right and (not strategy.layouts or strategy.is_covered_by(paths)):
+            return checkpoint.knowing(complete_step=name)
+    return checkpoint
 
 
 def _unread_files(checkpoint: Checkpoint, command: Command) -> list[CkptToolError]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ from pathlib import Path
 from shlex import quote
 
 from ckpttool._version import __version__
-from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
 from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
@@ -336,7 +336,9 @@ def _plan(
     """
     choices, found = source.options, Diagnostics(strict=source.options.strict)
     of_target, plan = Diagnostics(strict=choices.strict), None
-    find_needed = _find_needed(target, options)
+    find_needed = None
+    if options.ranks is not None:
+        find_needed = partial(needed_slices, target=target, options=options)
     sight = look(
         *(source, found, executor),
         crc=options.crc,
@@ -363,15 +365,6 @@ def _plan(
             found.failures.append(error)
     found.add(*sight.of_files)
     return _Planned(sight, plan, found)
-
-
-def _find_needed(
-    target: Target, options: OutputOptions
-) -> Callable[[Checkpoint], NeededSlices] | None:
-    """Return a function that finds the slices that some ranks of a target need; None for all."""
-    if options.ranks is None:
-        return None
-    return partial(needed_slices, target=target, options=options)
 
 
 def _files(catalog: Catalog) -> list[str]:
