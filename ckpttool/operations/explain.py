@@ -28,7 +28,7 @@ from ckpttool.operations.distribution import (
     full_meta,
 )
 from ckpttool.operations.obstacles import Matrix, Obstacle, find_obstacles
-from ckpttool.operations.plans import Reading, find_exchanged, try_reading
+from ckpttool.operations.plans import Planned, find_exchanged, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -38,8 +38,10 @@ from ckpttool.operations.summary import (
     find_stages,
     fold_rows,
 )
+from ckpttool.planning.targets import layouts_in_target
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.records import field, record, replace
+from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -268,7 +270,7 @@ def explain(
         The source cannot be explained, there is no such rank, or a pattern matches no name.
     """
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
-    found, checkpoint = read.found, read.checkpoint
+    found, checkpoint = read.found, read.sight.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
         if exchanged := find_exchanged(catalog, strategy, target, found):
@@ -278,7 +280,7 @@ def explain(
     if target is None:
         whole = _explain_source(catalog, strategy, checkpoint, found)
     else:
-        whole = _explain_target(catalog, target, options.tensors.include, read)
+        whole = _explain_target(catalog, target, options.tensors.include, read, checkpoint)
     return whole if rank is None else whole.of_rank(rank)
 
 
@@ -427,10 +429,15 @@ def _fold(
 
 
 def _explain_target(
-    catalog: Catalog, target: Strategy, patterns: Collection[str], read: Reading
+    catalog: Catalog,
+    target: Strategy,
+    patterns: Collection[str],
+    read: Planned,
+    checkpoint: Checkpoint,
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
-    plan, layouts = read.plan, [*read.placed]
+    plan = read.plan
+    layouts = [*layouts_in_target(checkpoint, read.target, OutputOptions())]
     stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
     nothing = Explanation(catalog, target, read.found, target.ranks, stages, patterns)
     if plan is None:
@@ -442,6 +449,6 @@ def _explain_target(
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
-    belongings = {} if read.checkpoint is None else read.checkpoint.belongings
+    belongings = checkpoint.belongings
     placed = distribute_target(plan, by_name)
     return replace(nothing, tensors=placed, metas=metas, belongings=belongings)

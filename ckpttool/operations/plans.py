@@ -30,9 +30,7 @@ from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
-from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.look import Sight, Source, look
 from ckpttool.planning import targets
@@ -170,13 +168,15 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
 
 
 @record
-class _Planned:
-    """What is to be made of a source, and what is wrong.
+class Planned:
+    """What is to be made of a source, and all that is wrong.
 
     Attributes
     ----------
     sight
         The source.
+    target
+        What is to be made.
     plan
         What would be written; None if something is wrong.
     found
@@ -184,11 +184,12 @@ class _Planned:
     """
 
     sight: Sight
+    target: Target
     plan: Plan | None
     found: Diagnostics
 
 
-def _plan_and_check(
+def plan_conversion(
     sources: Sequence[Source],
     target: Target,
     options: OutputOptions,
@@ -197,97 +198,82 @@ def _plan_and_check(
     weights: Sequence[float] = (),
     kept: Kept = _NOTHING_KEPT,
 ) -> tuple[Plan, Assignment]:
-    """Resolve one source, or several to average; plan the transfer, and check the destination.
+    """Plan what every conversion does: look at the source, plan, check the destination.
 
-    Parameters
-    ----------
-    sources
-        The sources; all have the same ``options.strict``.
-    target
-        The outputs.
-    options
-        What to write.
-    executor, open_progress
-        See `plan_merge`.
-    weights
-        The weights of several sources.
-    kept
-        What the manifest of a source says of the names of files that are written again.
+    Nothing is written.  Several sources are averaged with their ``weights``.  Of files that are
+    written again, ``kept`` is what their manifest says of names.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
-        All problems, in one error.
+        All problems, in one error: those of the files, of the tensors, of the destination.
     """
-    executor = executor or InlineExecutor()
-    diagnostics = Diagnostics(strict=sources[0].options.strict)
-    extensions = [*_extensions(sources[0], target, options)]
+    executor, catalogs = executor or InlineExecutor(), [one.catalog for one in sources]
+    found = Diagnostics(strict=sources[0].options.strict)
     parts = [_plan(one, target, options, executor, kept, open_progress) for one in sources]
-    _join([one.found for one in parts], diagnostics)
-    plan = parts[-1].plan
-    if weights:
-        # With the strategy of another set, names and shapes are not those of the input.
-        do_fit = not any(one.code == "strategy" for part in parts for one in part.found)
-        planned = [(one.sight.checkpoint, one.plan) for one in parts]
-        plan = average(planned, weights, diagnostics) if do_fit else None
-    plan = plan and carry_metadata(plan, diagnostics)
-    for extension in extensions:
-        plan = plan and extension.complete(plan, diagnostics)
-    if plan is not None:
-        for extension in extensions:
-            diagnostics.add(*extension.problems(plan))
-        plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    documents = [*chain(*(one.documents for one in extensions))]
-    assignment, of_target = _check_destination(
-        parts, sources, target, plan, documents, options, executor, open_progress
+    _join([one.found for one in parts], found)
+    plan = _average(parts, weights, found) if weights else parts[0].plan
+    extensions = [*_extensions(sources[0], target, options)]
+    plan = _complete(plan, extensions, found)
+    assignment, of_target = preflight(
+        target if plan is None else plan.target,
+        plan,
+        catalogs,
+        inputs=[*_inputs(parts, sources, target)],
+        documents=[*chain(*(one.documents for one in extensions))],
+        options=options,
+        executor=executor,
+        open_progress=open_progress,
     )
-    diagnostics.extend(of_target)
-    diagnostics.add(*(assignment.notes if assignment is not None else ()))
+    found.extend(of_target)
+    found.add(*(assignment.notes if assignment is not None else ()))
     # What is wrong with the files comes first, since what else is wrong may follow from it.
-    diagnostics.failures[:0] = chain(*(one.sight.file_errors for one in parts))
-    has_errors = bool(diagnostics.failures or diagnostics.errors)
-    if has_errors and (changed := changed_sources(*(one.catalog for one in sources))):
+    found.failures[:0] = chain(*(one.sight.file_errors for one in parts))
+    has_errors = bool(found.failures or found.errors)
+    if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
     sides = (sources[0].catalog, sources[0].strategy, target.strategy)
-    if has_errors and not sources[1:] and (exchanged := find_exchanged(*sides, diagnostics)):
+    if has_errors and not sources[1:] and (exchanged := find_exchanged(*sides, found)):
         raise PlanError([*exchanged, *of_target.errors])
-    diagnostics.raise_if_errors()
+    found.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
 
 
-def _check_destination(
-    parts: Sequence[_Planned],
-    sources: Sequence[Source],
-    target: Target,
+def _average(parts: Sequence[Planned], weights: Sequence[float], found: Diagnostics) -> Plan | None:
+    # With the strategy of another set, names and shapes are not those of the input.
+    if any(one.code == "strategy" for part in parts for one in part.found):
+        return None
+    return average([(one.sight.checkpoint, one.plan) for one in parts], weights, found)
+
+
+def _complete(
     plan: Plan | None,
-    documents: Sequence[str],
-    options: OutputOptions,
-    executor: Executor,
-    open_progress: OpenProgress,
-) -> tuple[Assignment | None, Diagnostics]:
-    """Return which outputs are written, and what is wrong with the destination; see `preflight`."""
-    checkpoints = [one.sight.checkpoint for one in parts]
-    strategies = [
-        one.strategy if of_one is None else of_one.strategy
-        for one, of_one in zip(sources, checkpoints, strict=True)
-    ]
-    strategies.append(target.strategy)
-    catalogs = [one.catalog for one in sources]
-    return preflight(
-        target if plan is None else plan.target,
-        plan,
-        catalogs,
-        inputs=[
-            *chain(*map(_files, catalogs)),
-            *(name for one in strategies if one for name in one.files),
-        ],
-        documents=documents,
-        options=options,
-        executor=executor,
-        open_progress=open_progress,
-    )
+    extensions: Sequence[ShardedOutput | StrategySidecar | ResumeRecords],
+    found: Diagnostics,
+) -> Plan | None:
+    """Return the plan with the metadata of headers, the documents beside the outputs, and notes."""
+    plan = plan and carry_metadata(plan, found)
+    for extension in extensions:
+        plan = plan and extension.complete(plan, found)
+    if plan is None:
+        return None
+    for extension in extensions:
+        found.add(*extension.problems(plan))
+    return replace(plan, notes=found.of("note", "warning"))
+
+
+def _inputs(parts: Sequence[Planned], sources: Sequence[Source], target: Target) -> Iterator[str]:
+    """Yield the files that are read, which no output may replace; also damaged ones."""
+    for source in sources:
+        damaged = (error.path for error in source.catalog.damaged.values())
+        yield from (*source.catalog.paths, *(path for path in damaged if is_visible(path)))
+    for source, part in zip(sources, parts, strict=True):
+        checkpoint = part.sight.checkpoint
+        strategy = source.strategy if checkpoint is None else checkpoint.strategy
+        yield from strategy.files if strategy is not None else ()
+    yield from target.strategy.files if target.strategy is not None else ()
 
 
 def find_exchanged(
@@ -329,7 +315,7 @@ def _plan(
     executor: Executor,
     kept: Kept = _NOTHING_KEPT,
     open_progress: OpenProgress = no_progress,
-) -> _Planned:
+) -> Planned:
     """Look at a source and plan its transfer, with the checks of a conversion; nothing is written.
 
     What is wrong is found, and not raised; then there may be no plan.
@@ -364,13 +350,7 @@ def _plan(
         except CkptToolError as error:
             found.failures.append(error)
     found.add(*sight.of_files)
-    return _Planned(sight, plan, found)
-
-
-def _files(catalog: Catalog) -> list[str]:
-    """Return the paths of all existing files of a source, also of damaged ones."""
-    damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if is_visible(path))]
+    return Planned(sight, target, plan, found)
 
 
 def plan_merge(
@@ -422,7 +402,7 @@ def plan_merge(
     is_folder = output.max_shard_bytes is not None
     target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     source = Source(catalog, strategy, resolve_options)
-    return _plan_and_check([source], target, output, executor, open_progress)
+    return plan_conversion([source], target, output, executor, open_progress)
 
 
 def _merged(path: str, format: str, options: OutputOptions, is_folder: bool) -> Target:
@@ -475,7 +455,7 @@ def plan_split(
     """
     source = _source_of_split(catalog, resolve_options)
     target = rank_files(strategy, os.fspath(folder), output_options, catalog)
-    return _plan_and_check([source], target, output_options, executor, open_progress)
+    return plan_conversion([source], target, output_options, executor, open_progress)
 
 
 def _source_of_split(catalog: Catalog, options: ResolveOptions) -> Source:
@@ -541,7 +521,7 @@ def plan_reshard(
     """
     source = _source_of_reshard(catalog, src_strategy, resolve_options)
     target = rank_files(dst_strategy, os.fspath(folder), output_options, catalog)
-    return _plan_and_check([source], target, output_options, executor, open_progress)
+    return plan_conversion([source], target, output_options, executor, open_progress)
 
 
 def _source_of_reshard(
@@ -621,7 +601,7 @@ def plan_convert(
     else:
         target = _again(catalog, path, format, output, kept)
     source = Source(catalog, None, resolve_options, refusal, files="kept")
-    return _plan_and_check([source], target, output, executor, open_progress, kept=kept)
+    return plan_conversion([source], target, output, executor, open_progress, kept=kept)
 
 
 def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
@@ -811,29 +791,7 @@ def plan_average(
         is_folder = output.max_shard_bytes is not None
         target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     weights = [one.weight for one in inputs]
-    return _plan_and_check(sources, target, output, executor, open_progress, weights)
-
-
-@record
-class Reading:
-    """What a conversion would read, for who only looks at it.
-
-    Attributes
-    ----------
-    checkpoint
-        The source; None if it cannot be resolved.
-    plan
-        What would be written; None if something is wrong.
-    placed
-        The tensors and their layouts in the target, even if these cannot shard them.
-    found
-        All that the conversion would report.
-    """
-
-    checkpoint: Checkpoint | None
-    plan: Plan | None
-    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]]
-    found: Diagnostics
+    return plan_conversion(sources, target, output, executor, open_progress, weights)
 
 
 def try_reading(
@@ -844,23 +802,20 @@ def try_reading(
     options: ResolveOptions,
     executor: Executor,
     not_in_target: NotInTarget = "follow",
-) -> Reading:
+) -> Planned:
     """Look and plan as `plan_reading`, and collect what is wrong."""
     ranks = None if rank is None else (rank,)
-    output_options = OutputOptions(ranks=ranks, not_in_target=not_in_target)
-    if target is None:
-        source, outputs = Source(catalog, strategy, options), Target("hdf5", {0: ""})
-    else:
+    source = Source(catalog, strategy, options)
+    if target is not None:
         is_one = catalog.is_merged or len(catalog.files) == 1
         is_split = strategy is None and is_one and catalog.description is None
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
-        outputs = rank_files(target, "", output_options, catalog)
-    source = replace(source, sampled_bytes=_LOOK_BYTES)
-    planned = _plan(source, outputs, output_options, executor)
-    checkpoint, found = planned.sight.checkpoint, planned.found
-    found.failures[:0] = planned.sight.file_errors
-    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]] = iter(())
-    if checkpoint is not None:
-        placed = targets.layouts_in_target(checkpoint, outputs, output_options)
-    return Reading(checkpoint, planned.plan, placed, found)
+    planned = _plan(
+        replace(source, sampled_bytes=_LOOK_BYTES),
+        Target.unwritten(target, ranks),
+        OutputOptions(ranks=ranks, not_in_target=not_in_target),
+        executor,
+    )
+    planned.found.failures[:0] = planned.sight.file_errors
+    return planned
