@@ -22,7 +22,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations.look import Sight, Source, look
+from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
@@ -254,13 +254,13 @@ def diff(
     compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a.with_remains(), b.with_remains()):
-        of_a = _look("A", Source(a, a_strategy, options), executor, open_progress)
+        of_a = _look("A", Subject(a, a_strategy, options), executor, open_progress)
         # B has the new names, and patterns are about the old ones.
         renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names
         called = {new: old for old, new in renamed.items()}
         options = replace(options, tensors=replace(options.tensors, rename=(), called=called))
         is_borrowed = b_strategy is not None and b_strategy is a_strategy
-        of_b = _look("B", Source(b, b_strategy, options), executor, open_progress, is_borrowed)
+        of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
         sides = (of_a, of_b)
         checkpoints = _checkpoints(*sides)
         pairs = list(_pairs(*([*_outputs(one)] for one in checkpoints)))
@@ -313,7 +313,7 @@ class _Side:
 
 def _look(
     name: str,
-    source: Source,
+    source: Subject,
     executor: Executor,
     open_progress: OpenProgress,
     is_borrowed: bool = False,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.checks.presence import find_nothing
-from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_nested_checkpoints
 from ckpttool.formats import format_of_content
@@ -73,46 +73,16 @@ def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | Foreign
 
 def inspect_catalog(
     catalog: Catalog,
-    strategy: Strategy | None,
-    found: Diagnostics,
-    *,
-    crc: bool = False,
-    every_tensor: bool = False,
-    options: ResolveOptions | None = None,
-    contents: Contents = "samples",
-) -> Inspection | SavesInspection:
-    """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
-    from ckpttool.execution.executors import default_jobs, open_engine
-
-    if catalog.names_of:
-        found.add(*catalog.diagnostics)
-        return SavesInspection(catalog.root, catalog.names_of, found)
-    reads_header_only = catalog.is_merged and strategy is None and not crc
-    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
-    with open_engine(engine) as executor:
-        return examine(
-            *(catalog, strategy),
-            crc=crc,
-            every_tensor=every_tensor,
-            options=options,
-            contents=contents,
-            executor=executor,
-            diagnostics=found,
-        )
-
-
-def examine(
-    catalog: Catalog,
     strategy: Strategy | None = None,
+    found: Diagnostics | None = None,
     *,
     crc: bool = False,
     every_tensor: bool = False,
     options: ResolveOptions | None = None,
     contents: Contents = "samples",
     executor: Executor | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Inspection:
-    """Inspect a checkpoint; ``diagnostics`` collects problems, and the notes.
+) -> Inspection | SavesInspection:
+    """Inspect what `scan` returned for ``"inspect"``; ``found`` collects problems, and the notes.
 
     With a strategy, or if the checkpoint describes itself, samples of the tensors are checked
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
@@ -122,29 +92,33 @@ def examine(
     ``options`` only the choice of tensors acts, and whether the manifest is compared.
     """
     from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.operations.look import Source, look
+    from ckpttool.execution.executors import default_jobs, open_engine
+    from ckpttool.operations.look import Subject, look
 
-    executor = executor or InlineExecutor()
-    found = Diagnostics("inspect") if diagnostics is None else diagnostics
+    found = Diagnostics("inspect") if found is None else found
+    if catalog.names_of:
+        found.add(*catalog.diagnostics)
+        return SavesInspection(catalog.root, catalog.names_of, found)
     options = replace(options or ResolveOptions(), unlisted="first", check_replicas=False)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    source = Source(catalog, strategy, options)
-    sight = look(source, found, executor, contents=contents, crc=crc)
-    if sight.checkpoint is None:
-        assert sight.error is not None
-        raise sight.error
-    found.add(*sight.of_files)
-    checkpoint = _as_shown(sight.checkpoint, bool(sight.misfits))
-    found.failures[:0] = [*_damaged(catalog, checkpoint), *sight.of_files.failures]
-    found.add(*find_nothing(checkpoint.whole.catalog))
-    catalog = sight.catalog
-    if checkpoint.chosen_from is not None:
-        catalog = checkpoint.catalog
-    summary = summarize(checkpoint)
-    equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
+    reads_header_only = catalog.is_merged and strategy is None and not crc
+    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
+    with open_engine(engine) if executor is None else nullcontext(executor) as reader:
+        source = Subject(catalog, strategy, options)
+        sight = look(source, found, reader, contents=contents, crc=crc)
+        if sight.checkpoint is None:
+            assert sight.error is not None, "else there are tensors"
+            raise sight.error
+        found.add(*sight.of_files)
+        checkpoint = _as_shown(sight.checkpoint, bool(sight.misfits))
+        found.failures[:0] = [*_damaged(catalog, checkpoint), *sight.of_files.failures]
+        found.add(*find_nothing(checkpoint.whole.catalog))
+        summary = summarize(checkpoint)
+        equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, reader, found)
     summary = replace(summary, equal_ranks=equal_ranks)
+    catalog = sight.catalog if checkpoint.chosen_from is None else checkpoint.catalog
     done = assess(checkpoint, summary, found)
     return Inspection(catalog, checkpoint, summary, done, found, devices)
 

@@ -43,8 +43,8 @@ ReadMore: TypeAlias = Callable[
 
 
 @record
-class Source:
-    """The files that a command looks at.
+class Subject:
+    """The files that a command looks at, and how it takes them.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ def compare_replicas(
 
 
 def look(
-    source: Source,
+    source: Subject,
     found: Diagnostics,
     executor: Executor,
     *,
@@ -192,7 +192,7 @@ def _harmless() -> Collection[str]:
 
 
 def _resolve(
-    source: Source,
+    source: Subject,
     catalog: Catalog,
     found: Diagnostics,
     executor: Executor,
@@ -313,7 +313,7 @@ def resolve(
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     executor = executor or InlineExecutor()
-    sight = look(Source(catalog, strategy, options), found, executor, open_progress=open_progress)
+    sight = look(Subject(catalog, strategy, options), found, executor, open_progress=open_progress)
     if sight.checkpoint is None and sight.error is not None:
         raise sight.error
     found.failures[:0] = sight.of_files.failures

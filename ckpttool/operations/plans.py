@@ -32,7 +32,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.look import Sight, Source, look
+from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.planning import targets
 from ckpttool.planning.averaging import AverageInput, average
 from ckpttool.planning.metadata import carry_metadata
@@ -190,7 +190,7 @@ class Planned:
 
 
 def plan_conversion(
-    sources: Sequence[Source],
+    sources: Sequence[Subject],
     target: Target,
     options: OutputOptions,
     executor: Executor | None,
@@ -264,7 +264,7 @@ def _complete(
     return replace(plan, notes=found.of("note", "warning"))
 
 
-def _inputs(parts: Sequence[Planned], sources: Sequence[Source], target: Target) -> Iterator[str]:
+def _inputs(parts: Sequence[Planned], sources: Sequence[Subject], target: Target) -> Iterator[str]:
     """Yield the files that are read, which no output may replace; also damaged ones."""
     for source in sources:
         damaged = (error.path for error in source.catalog.damaged.values())
@@ -309,7 +309,7 @@ def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
 
 
 def _plan(
-    source: Source,
+    source: Subject,
     target: Target,
     options: OutputOptions,
     executor: Executor,
@@ -401,7 +401,7 @@ def plan_merge(
     output.refuse(*_OF_RANK_FILES, "ranks")
     is_folder = output.max_shard_bytes is not None
     target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
-    source = Source(catalog, strategy, resolve_options)
+    source = Subject(catalog, strategy, resolve_options)
     return plan_conversion([source], target, output, executor, open_progress)
 
 
@@ -458,10 +458,10 @@ def plan_split(
     return plan_conversion([source], target, output_options, executor, open_progress)
 
 
-def _source_of_split(catalog: Catalog, options: ResolveOptions) -> Source:
+def _source_of_split(catalog: Catalog, options: ResolveOptions) -> Subject:
     is_full = not (options.replicated or catalog.description is not None)
     refusal = _several_ranks_error(catalog) if is_full else None
-    return Source(catalog, None, options, refusal, files="full" if is_full else "joined")
+    return Subject(catalog, None, options, refusal, files="full" if is_full else "joined")
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -476,7 +476,7 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
 
 
 def _extensions(
-    source: Source, target: Target, options: OutputOptions
+    source: Subject, target: Target, options: OutputOptions
 ) -> Iterator[ShardedOutput | StrategySidecar | ResumeRecords]:
     """Yield what completes the plan with documents."""
     if target.is_numbered:
@@ -526,11 +526,10 @@ def plan_reshard(
 
 def _source_of_reshard(
     catalog: Catalog, strategy: Strategy | None, options: ResolveOptions
-) -> Source:
-    refusal = None
-    if strategy is None and catalog.description is None and not options.replicated:
-        refusal = no_strategy_error(catalog, "-s STRATEGY")
-    return Source(catalog, strategy, options, refusal)
+) -> Subject:
+    is_unknown = strategy is None and catalog.description is None and not options.replicated
+    refusal = no_strategy_error(catalog, "-s STRATEGY") if is_unknown else None
+    return Subject(catalog, strategy, options, refusal)
 
 
 _OF_KEPT_FILES = ("strict", "manifest", "tensors")  # of `ResolveOptions`
@@ -600,7 +599,7 @@ def plan_convert(
         target = _merged(path, format, output, is_folder)
     else:
         target = _again(catalog, path, format, output, kept)
-    source = Source(catalog, None, resolve_options, refusal, files="kept")
+    source = Subject(catalog, None, resolve_options, refusal, files="kept")
     return plan_conversion([source], target, output, executor, open_progress, kept=kept)
 
 
@@ -782,7 +781,7 @@ def plan_average(
         tensors = replace(resolve_options.tensors, is_shared=True)
         options = replace(resolve_options, replicated=is_replicated, tensors=tensors)
         is_full = dst_strategy is not None and catalog.is_merged and catalog.description is None
-        source = Source(catalog, strategy, options)
+        source = Subject(catalog, strategy, options)
         sources.append(_source_of_split(catalog, options) if is_full else source)
     if dst_strategy is not None:
         target = rank_files(dst_strategy, path, output, sources[-1].catalog)
@@ -805,7 +804,7 @@ def try_reading(
 ) -> Planned:
     """Look and plan as `plan_reading`, and collect what is wrong."""
     ranks = None if rank is None else (rank,)
-    source = Source(catalog, strategy, options)
+    source = Subject(catalog, strategy, options)
     if target is not None:
         is_one = catalog.is_merged or len(catalog.files) == 1
         is_split = strategy is None and is_one and catalog.description is None

@@ -35,7 +35,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.operations.look import Source, look
+from ckpttool.operations.look import Subject, look
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -177,7 +177,7 @@ def verify(
             found.add(*check_set(catalog, path, executor, reads_all))
         found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
-    source = Source(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
+    source = Subject(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
     with require_unmodified_sources(catalog.with_remains()):
         sight = look(
             *(source, found, executor),

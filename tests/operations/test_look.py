@@ -6,7 +6,7 @@ import pytest
 
 import ckpttool
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.operations.look import Source, look
+from ckpttool.operations.look import Subject, look
 from ckpttool.problems import Diagnostics
 from tests.support.checkpoints import ONE_STAGE, noise, write_file
 
@@ -15,7 +15,7 @@ RANKS = range(4)
 
 def look_at(folder, strategy=ONE_STAGE, command="convert", **how):
     catalog = ckpttool.scan(str(folder), command=command)
-    return look(Source(catalog, strategy), Diagnostics(command), InlineExecutor(), **how)
+    return look(Subject(catalog, strategy), Diagnostics(command), InlineExecutor(), **how)
 
 
 @pytest.fixture
