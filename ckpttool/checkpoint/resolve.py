@@ -11,6 +11,8 @@ from collections.abc import Callable
 from shlex import quote
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.contents import (
     EqualContents,
@@ -40,7 +42,6 @@ from ckpttool.problems import (
     PlanError,
     join_clauses,
 )
-from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]

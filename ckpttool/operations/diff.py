@@ -15,6 +15,9 @@ from itertools import chain
 from shlex import quote
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.presence import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -32,7 +35,6 @@ from ckpttool.problems import (
     StrategyError,
     join_clauses,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,
@@ -52,8 +54,7 @@ BORROWED = Diagnostic(
 )
 
 
-@record
-class TensorDifference:
+class TensorDifference(Struct, frozen=True):
     """A difference between the tensors of one name in A and B.
 
     Attributes
@@ -78,8 +79,7 @@ class TensorDifference:
     values: TensorDelta | None = None
 
 
-@record
-class TensorChange:
+class TensorChange(Struct, frozen=True):
     """How much a tensor changed from A to B, by all of its elements.
 
     Attributes
@@ -121,8 +121,7 @@ class TensorChange:
         return 1, -relative, self.name, rank
 
 
-@record
-class Applied:
+class Applied(Struct, frozen=True):
     """What the options for tensors did to a side.
 
     Attributes
@@ -148,8 +147,7 @@ class Applied:
         return cls(checkpoint.left_out, len(checkpoint.renamed.keys() & metas.keys()), cast)
 
 
-@record
-class Difference(Brief):
+class Difference(Brief, Struct, frozen=True):
     """The result of `diff`.
 
     Attributes
@@ -185,7 +183,7 @@ class Difference(Brief):
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
     changes: tuple[TensorChange, ...] | None = None
-    applied: Mapping[str, Applied] = field(default_factory=dict)
+    applied: Mapping[str, Applied] = {}
 
     def _texts(self) -> Iterator[str]:
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
@@ -277,8 +275,7 @@ def diff(
         )
 
 
-@record
-class _Side:
+class _Side(Struct, frozen=True):
     """One of the checkpoints, and what is wrong with it.
 
     Attributes
@@ -412,8 +409,7 @@ def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     return replace(problem, hint=hint, facts=facts)
 
 
-@record
-class _Pair:
+class _Pair(Struct, frozen=True):
     """A tensor on both sides, or on one."""
 
     name: str

@@ -16,6 +16,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec import Struct
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, Reading, ResolveOptions
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import Files
@@ -30,7 +32,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
-from ckpttool.records import field, record
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.resolve import Contents
@@ -42,8 +43,7 @@ ReadMore: TypeAlias = Callable[
 ]
 
 
-@record
-class Subject:
+class Subject(Struct, frozen=True):
     """The files that a command looks at, and how it takes them.
 
     Attributes
@@ -67,8 +67,7 @@ class Subject:
     sampled_bytes: int | None = None
 
 
-@record
-class Sight:
+class Sight(Struct, frozen=True):
     """What `look` made of a source.
 
     Attributes
@@ -94,7 +93,7 @@ class Sight:
     error: CkptToolError | None
     found: Diagnostics
     of_files: Diagnostics
-    listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+    listed: Mapping[str, ListedOutput] = {}
     misfits: tuple[Diagnostic, ...] = ()
 
     @property

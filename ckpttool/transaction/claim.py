@@ -10,7 +10,6 @@ from ckpttool.problems import BusyError, Diagnostic, ExecutionError, FormatError
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
-    create_document,
     is_open_as,
     is_there,
     remove_stale,
@@ -24,7 +23,6 @@ from ckpttool.transaction.resume import (
     beside_problem,
     busy_problem,
     destination_changes,
-    undecided_problem,
 )
 from ckpttool.transaction.states import (
     Destination,
@@ -118,7 +116,7 @@ class Claim:
             remove_half_written(record, found.files)
         self.plan = run.plan()
         if not (is_same and self._has_locks):
-            self._write_plan(self.plan, is_new=found is None and not overwrites)
+            write_document(str(record.plan), self.plan.text())
         if overwrites and run.part is None:
             for path in destination.damaged.keys() & {*record.logs()}:
                 path.unlink(missing_ok=True)
@@ -126,19 +124,6 @@ class Claim:
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
         message, where = "this file system has no locks", str(self._record.home)
         return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
-
-    def _write_plan(self, plan: RecordedPlan, is_new: bool) -> None:
-        """Write the plan; without locks, only one of two runs can make a new one."""
-        path = self._record.plan
-        if self._has_locks or not is_new:
-            write_document(str(path), plan.text())
-            return
-        try:
-            create_document(path, plan.text())
-        except FileExistsError as error:
-            self.plan = None
-            by = "it began at the same time"
-            raise BusyError([undecided_problem(self._record, by)]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""

@@ -33,11 +33,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from zlib import crc32
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.records import asdict, field, record, replace
 from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
@@ -48,8 +50,7 @@ DONE = b'{"done": true}'
 NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
-@record
-class Writer:
+class Writer(Struct, frozen=True):
     """A process that writes a set of outputs, and the time (UTC) since which it does."""
 
     process: int
@@ -66,16 +67,14 @@ class Writer:
         return f"process {self.process} on {self.host}"
 
 
-@record
-class _Begin(Writer):
+class _Begin(Writer, frozen=True):
     """The line of a process that begins, with the plan and the command line of its run."""
 
     plan: str
     command: str
 
 
-@record
-class PlannedOutput:
+class PlannedOutput(Struct, frozen=True):
     """The rank of an output, and its path relative to the manifest."""
 
     rank: int
@@ -85,8 +84,7 @@ class PlannedOutput:
         require_below(self.path)
 
 
-@record
-class StampedOutput:
+class StampedOutput(Struct, frozen=True):
     """The path of an output relative to the manifest, and its stamp under its final name."""
 
     path: str
@@ -96,8 +94,7 @@ class StampedOutput:
         require_below(self.path)
 
 
-@record
-class LoggedOutput:
+class LoggedOutput(Struct, frozen=True):
     """An output in a log.
 
     Attributes
@@ -139,8 +136,7 @@ class LoggedOutput:
         return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
 
 
-@record(frozen=False)
-class Log:
+class Log(Struct):
     """The log of a writer, as far as it goes.
 
     Attributes
@@ -168,7 +164,7 @@ class Log:
     writer: Writer | None = None
     plan: str = ""
     command: str = ""
-    plans: dict[str, dict[str, LoggedOutput]] = field(default_factory=dict)
+    plans: dict[str, dict[str, LoggedOutput]] = {}
     is_done: bool = False
     nbytes: int = 0
 
@@ -270,7 +266,7 @@ class LogWriter:
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        begin = {**asdict(Writer.this()), "plan": plan, "command": command}
+        begin = {**to_builtins(Writer.this()), "plan": plan, "command": command}
         self._append([json.dumps(begin).encode()])
 
     def add(self, line: Iterable[bytes], *, is_durable: bool = True) -> LoggedOutput:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ckpttool.model.plan import Plan
-from ckpttool.records import record
 
 
-@record
-class Part:
+class Part(Struct, frozen=True):
     """One of ``count`` runs that write one set, from 1 on: ``--part number/count``."""
 
     number: int

@@ -27,6 +27,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, UnitHashes
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
@@ -37,7 +39,6 @@ from ckpttool.problems import (
     join_alike,
     join_clauses,
 )
-from ckpttool.records import replace
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,

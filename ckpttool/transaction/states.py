@@ -38,12 +38,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TypeVar
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from ckpttool.formats.local import list_folder, unreadable
 from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import asdict, field, record, replace
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
@@ -71,8 +73,7 @@ class State(Enum):
     COMPLETE = "complete"
 
 
-@record
-class Record:
+class Record(Struct, frozen=True):
     """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
 
     manifest: Path
@@ -144,8 +145,7 @@ class Record:
         return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
 
 
-@record
-class _Documents:
+class _Documents(Struct, frozen=True):
     """The documents of a set in its plan."""
 
     documents: tuple[Document, ...]
@@ -155,8 +155,7 @@ class _Documents:
             require_below(document.path)
 
 
-@record
-class _ManifestDigest:
+class _ManifestDigest(Struct, frozen=True):
     """The SHA-256 of a manifest in the stamps of its set."""
 
     manifest: str
@@ -167,8 +166,7 @@ def _line(output: Mapping[str, object]) -> bytes:
     return json.dumps(output).encode("ascii")
 
 
-@record
-class RecordedPlan:
+class RecordedPlan(Struct, frozen=True):
     """What a run, or several runs of one plan, write.
 
     Attributes
@@ -215,13 +213,16 @@ class RecordedPlan:
             {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
             for one in self.documents
         ]
-        head = {**self.provenance.head_with_stamps(), **asdict(self.writer), "documents": documents}
+        head = {
+            **self.provenance.head_with_stamps(),
+            **to_builtins(self.writer),
+            "documents": documents,
+        }
         outputs = self.outputs.items()
         return sealed_text(head, ([_line({"rank": rank, "path": path})] for path, rank in outputs))
 
 
-@record
-class FinishedStamps:
+class FinishedStamps(Struct, frozen=True):
     """The stamps of a finished set.
 
     Attributes
@@ -252,8 +253,7 @@ class FinishedStamps:
         return sealed_text(head, ([_line({"path": path, "stamp": at})] for path, at in outputs))
 
 
-@record
-class Destination:
+class Destination(Struct, frozen=True):
     """What lies at a destination, seen without a lock.
 
     Attributes
@@ -279,9 +279,9 @@ class Destination:
     state: State
     plan: RecordedPlan | None = None
     logs: tuple[Log, ...] = ()
-    running: Mapping[Path, str] = field(default_factory=dict)
+    running: Mapping[Path, str] = {}
     stamps: FinishedStamps | None = None
-    damaged: Mapping[Path, FormatError] = field(default_factory=dict)
+    damaged: Mapping[Path, FormatError] = {}
 
     @property
     def parts(self) -> dict[Part, Log]:
