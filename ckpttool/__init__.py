@@ -46,13 +46,13 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.execution.executors import open_engine as open_engine
     from ckpttool.execution.memory import fit_memory as fit_memory
     from ckpttool.formats import read_index as read_index
+    from ckpttool.operations.look import resolve as resolve
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
     from ckpttool.operations.plans import plan_average as plan_average
     from ckpttool.operations.plans import plan_convert as plan_convert
     from ckpttool.operations.plans import plan_merge as plan_merge
     from ckpttool.operations.plans import plan_reshard as plan_reshard
     from ckpttool.operations.plans import plan_split as plan_split
-    from ckpttool.operations.source import resolve as resolve
     from ckpttool.operations.strategies import convert_strategy as convert_strategy
     from ckpttool.operations.strategies import files_to_fetch as files_to_fetch
     from ckpttool.operations.strategies import merge_strategies as merge_strategies
@@ -130,7 +130,7 @@ _MODULES = {
     "plan_split": "ckpttool.operations.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
-    "resolve": "ckpttool.operations.source",
+    "resolve": "ckpttool.operations.look",
     "scan": "ckpttool.discovery.scan",
     "find_needs": "ckpttool.planning.needs",
     "files_to_fetch": "ckpttool.operations.strategies",

@@ -72,6 +72,7 @@ _OF_CONTENTS = {
     "unread",
     "no_evidence",
     "evidence",
+    "complete_step",
 }
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
 
@@ -153,10 +154,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     files
         How the files are taken: ``"joined"``, or each by itself: as one of full tensors
         (``"full"``), or as one whose tensors stay in a file of its own (``"kept"``).
-    find_needed
-        Returns the slices that the wanted ranks of a target need; None if all are needed.
     needed
-        What ``find_needed`` returned; None unless ranks without a file make a difference.
+        The slices that the wanted ranks of a target need; None if all are, or if no rank without a
+        file makes a difference.
     is_recorded
         Whether a manifest says that ckpttool wrote the files with this strategy.
     is_deduplicated
@@ -193,6 +193,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         The tensors that are not wanted and that the system cannot read, with the errors.
     evidence
         What was read.
+    complete_step
+        The newest other step that is complete by its headers; "" unless something is missing.
     chosen_from
         The checkpoint with all tensors; None for itself.
     """
@@ -202,7 +204,6 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     options: ResolveOptions = ResolveOptions()
     records: Iterable[Tensor] = ()
     files: Files = "joined"
-    find_needed: Callable[[Checkpoint], NeededSlices] | None = None
     needed: NeededSlices | None = None
     is_recorded: bool = False
     is_deduplicated: bool = False
@@ -222,6 +223,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     unread: CkptToolError | None = None
     no_evidence: Mapping[str, CkptToolError] = {}
     evidence: Evidence = field(default_factory=Evidence)
+    complete_step: str = ""
     chosen_from: Checkpoint | None = None
 
     def _texts(self) -> Iterator[str]:
@@ -254,14 +256,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
         known = self.records if strategy is self.strategy else ()
-        found = replace(
+        return replace(
             self,
             strategy=strategy,
             contents=contents,
             records=interpret(self.catalog, strategy, contents.groups, known),
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
-        return found._limited()
 
     @property
     def chosen(self) -> Checkpoint:
@@ -407,15 +408,18 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         of_files = {name: whole.catalog.metas_of(name).values() for name in metas}
         return {name: sum(one.nbytes for one in each) for name, each in of_files.items()}
 
-    def _limited(self) -> Checkpoint:
-        """Return the checkpoint with full tensors where all slices that are needed are there."""
-        if self.find_needed is None or not ranks_without_file(self.catalog, self.strategy):
+    def limited(self, find_needed: Callable[[Checkpoint], NeededSlices] | None) -> Checkpoint:
+        """Return the checkpoint with full tensors where all slices that are needed are there.
+
+        ``find_needed`` returns these slices; None if all are.
+        """
+        if find_needed is None or not ranks_without_file(self.catalog, self.strategy):
             return self
         partial = tuple(
             _of_stages(one, one.stages) if isinstance(one, BrokenTensor) else one
             for one in self.records
         )
-        needed = self.find_needed(replace(self, records=partial))
+        needed = find_needed(replace(self, records=partial))
         limited = [_limit(one, needed.get(one.name, ())) for one in self.records]
         return replace(self, records=tuple(limited), needed=needed)
 
@@ -554,12 +558,6 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """Whether the user alone says that some optimizer shards were joined."""
         notes = self.correction.notes if self.correction is not None else ()
         return self.options.optimizer_shard == 1 and any(one.code == "inferred" for one in notes)
-
-    @cached_property
-    def complete_step(self) -> str:
-        """The newest other step that is complete by its headers; "" unless files are missing."""
-        is_missing = self.damage or self.catalog.missing_ranks
-        return self.catalog.find_complete_step() if is_missing else ""
 
     @property
     def damage(self) -> list[FormatError]:

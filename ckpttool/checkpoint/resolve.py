@@ -8,11 +8,9 @@ Contents also show whether the strategy belongs to these files.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from shlex import quote
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
@@ -25,7 +23,7 @@ from ckpttool.checkpoint.contents import (
     read_weight_block,
     sample_states,
 )
-from ckpttool.checkpoint.evidence import Asking, Evidence, UnreadEvidenceError, answer
+from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import know_lost, quarantine_all_empty, quarantine_empty
 from ckpttool.checkpoint.recorded import (
@@ -47,52 +45,7 @@ from ckpttool.problems import (
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
-
-
-class Purpose(Struct, frozen=True):
-    """What a checkpoint is resolved for.
-
-    Attributes
-    ----------
-    option
-        The option of the command line that takes its strategy, for messages.
-    find_needed
-        Returns the slices that are needed; None if all are.
-    """
-
-    option: str = "-s"
-    find_needed: Callable[[Checkpoint], NeededSlices] | None = None
-
-
-def resolve(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    options: ResolveOptions,
-    executor: Executor,
-    *,
-    contents: Contents = "all",
-    is_refused: Callable[[Checkpoint], bool],
-    files: Files = "joined",
-    purpose: Purpose = Purpose(),
-) -> Checkpoint:
-    """Return a record for each tensor of a checkpoint, and what contents show.
-
-    ``executor`` reads the contents; `resolving` has the other parameters.
-
-    Raises
-    ------
-    FormatError, PlanError
-        The checkpoint needs a strategy and has none, or needs none and has one.
-    """
-    steps = resolving(
-        *(catalog, strategy, options),
-        contents=contents,
-        is_refused=is_refused,
-        files=files,
-        purpose=purpose,
-    )
-    evidence = Evidence()
-    return answer(steps, executor, evidence).knowing(evidence=evidence)
+FindNeeded: TypeAlias = Callable[[Checkpoint], NeededSlices]
 
 
 def resolving(
@@ -103,7 +56,8 @@ def resolving(
     contents: Contents,
     is_refused: Callable[[Checkpoint], bool],
     files: Files = "joined",
-    purpose: Purpose,
+    option: str = "-s",
+    find_needed: FindNeeded | None = None,
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint; `answer` answers its questions, with what was read of the files before.
 
@@ -126,8 +80,10 @@ def resolving(
     files
         ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
         itself, whatever its tensors are slices of, since they stay in files of their own.
-    purpose
-        What the checkpoint is resolved for.
+    option
+        The option of the command line that takes the strategy, for messages.
+    find_needed
+        Returns the slices that are needed; None if all are.
 
     Raises
     ------
@@ -145,13 +101,13 @@ def resolving(
         return found.chosen
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
-    strategy = choose_strategy(catalog, strategy, options, purpose.option)
+    strategy = choose_strategy(catalog, strategy, options, option)
     strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
     if misfits:  # other problems would follow from these
         return Checkpoint(
             catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
         )
-    found = yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose)
+    found = yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, find_needed)
     return found.chosen
 
 
@@ -189,7 +145,7 @@ def _resolve_ranks(
     options: ResolveOptions,
     contents: Contents,
     is_refused: Callable[[Checkpoint], bool],
-    purpose: Purpose,
+    find_needed: FindNeeded | None,
 ) -> Asking[Checkpoint]:
     """Resolve the files of ranks; `answer` reads what is asked."""
     from ckpttool.checkpoint.joined_shards import without_listed_shards
@@ -203,9 +159,9 @@ def _resolve_ranks(
         catalog=catalog,
         strategy=strategy,
         options=options,
-        find_needed=purpose.find_needed,
         is_recorded=strategy.is_recorded,
-    ).with_strategy(strategy, EqualContents())
+    )
+    found = found.with_strategy(strategy, EqualContents()).limited(find_needed)
     found = yield from _know_numbers(found)
     names = {
         name: parameter
@@ -219,11 +175,11 @@ def _resolve_ranks(
                 equal = yield from compare_contents(catalog, strategy, evident)
             else:
                 equal = yield from sample_states(catalog, evident)
-            found = found.with_strategy(strategy, equal)
+            found = found.with_strategy(strategy, equal).limited(find_needed)
             found = found.knowing(is_refused=is_refused(found.chosen))
             if found.is_refused or options.trust_strategy:
                 return found
-            return (yield from _check_layouts(found, listed, contents == "samples"))
+            return (yield from _check_layouts(found, listed, contents == "samples", find_needed))
         except UnreadEvidenceError as error:
             new = error.tensors
             if (
@@ -247,7 +203,9 @@ def _know_numbers(found: Checkpoint) -> Asking[Checkpoint]:
     return found.knowing(weight_block=block)
 
 
-def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Asking[Checkpoint]:
+def _check_layouts(
+    found: Checkpoint, listed: Strategy, by_samples: bool, find_needed: FindNeeded | None
+) -> Asking[Checkpoint]:
     """Sample the slices, and correct a strategy where contents prove that it is wrong.
 
     ``listed`` is the strategy as it was read.
@@ -277,8 +235,8 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
             )
     if correction is None:
         return found
-    found = found.with_strategy(correction.strategy, found.contents).knowing(correction=correction)
-    return (yield from _sample(found))
+    found = found.with_strategy(correction.strategy, found.contents).limited(find_needed)
+    return (yield from _sample(found.knowing(correction=correction)))
 
 
 def _sample(found: Checkpoint) -> Asking[Checkpoint]:

@@ -62,8 +62,12 @@ def _of_contents(find: Callable[[Checkpoint], Iterable[Diagnostic]], why: str) -
 
 CHECKS = (
     Check(
-        readings.check_damage, "what else is wrong may follow from these files", ("verify",), _BOTH
+        readings.check_files,
+        "what else is wrong may follow from these files",
+        ("verify", "inspect"),
+        _BOTH,
     ),
+    Check(readings.check_damage, "the same of files that cannot be read", ("verify",), _BOTH),
     Check(readings.check_checksums, "the same of files whose bytes changed", ("verify",), _BOTH),
     Check(presence.check_scan, "which files were chosen explains all that follows", of=_ANY),
     Check(presence.check_missing_files, "files that are not there are not read", of=_FILES),

@@ -208,7 +208,7 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
     hint = "copy the files again; `ckpttool help missing` explains"
     if any(note.code == "part" for note in notes):
         hint = "write all ranks, without --rank, or restore the files"
-    elif without_file and checkpoint.find_needed is not None:
+    elif without_file and checkpoint.needed is not None:
         hint = "restore the files of enough ranks, which `ckpttool strategy ranks` lists"
     elif without_file or damaged:
         hint = "restore the files, or --step for another step"

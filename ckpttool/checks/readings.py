@@ -8,10 +8,14 @@ from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.problems import Diagnostic
 
 
+def check_files(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+    """Yield problems that the scan of the files reports."""
+    return checkpoint.catalog.errors()
+
+
 def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield files that cannot be read, unless replicas replace them."""
     catalog = checkpoint.catalog
-    yield from catalog.errors()
     is_listed = checkpoint.are_joined and catalog.description is None
     replaced = checkpoint.presence.replaced if is_listed else {}
     for rank, error in catalog.damaged.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
@@ -287,7 +286,7 @@ def read_ranks(
         diagnostics=(*problems, *(one for one in diagnostics if one.path not in reported)),
         missing_ranks=missing,
         one_of_several=evidence,
-        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
+        other_steps=chosen.of_run,
         steps_of_other_runs=chosen.of_other_runs,
         is_merged=found.are_whole,
         reads=found.reads,
@@ -531,20 +530,6 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
             *found.diagnostics,
         ),
     )
-
-
-def _find_complete_step(found: RankFiles, strategy: Strategy | None, names: Sequence[str]) -> str:
-    """Return the first of some steps whose headers are right on all ranks, or ""."""
-    for name in names:
-        try:
-            chosen, _ = _choose(replace(found, step=name), strategy, Diagnostics())
-        except PlanError:
-            continue  # it is not complete
-        headers = read_indexes(map(str, chosen.files.values()), found.key)
-        are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
-        if are_right and (strategy is None or strategy.is_covered_by(chosen.files)):
-            return name
-    return ""
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:

@@ -58,14 +58,14 @@ class Chosen(Struct, frozen=True):
     absent
         Ranks that have files, and none of this save.
     of_run, of_other_runs
-        Other steps that ``--step`` takes: of the same run, and of other runs; the newest first.
-        The latter are None if there are no files of other runs.
+        Other steps that ``--step`` takes, the newest first: of the same run, with the path of each
+        rank, and of other runs.  The latter are None if there are no files of other runs.
     """
 
     files: Mapping[int, Path]
     label: str | None
     absent: tuple[int, ...] = ()
-    of_run: tuple[str, ...] = ()
+    of_run: Mapping[str, Mapping[int, str]] = {}
     of_other_runs: tuple[str, ...] | None = None
 
 
@@ -107,25 +107,25 @@ def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics)
 
 def _other_steps(
     found: SavedFiles, chosen: Sequence[SavedFile]
-) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+) -> tuple[Mapping[str, Mapping[int, str]], tuple[str, ...] | None]:
     """Return `Chosen.of_run` and `Chosen.of_other_runs`.
 
     Steps of other runs are those behind the chosen one in the order of proposals, so that one
     proposal after the other comes to an end.
     """
     runs = {file.run for file in chosen}
-    of_run: list[str] = []
+    of_run: dict[str, Mapping[int, str]] = {}
     before: list[str] = []
     behind: list[str] | None = None
     for name, files in _taken(found):
         if files == chosen:
             behind = []
         elif {file.run for file in files} <= runs:
-            of_run.append(name)
+            of_run[name] = {file.rank: str(file.path) for file in files}
         else:
             (before if behind is None else behind).append(name)
     has_others = any(file.run not in runs for file in found.files)
-    return tuple(of_run), tuple(before if behind is None else behind) if has_others else None
+    return of_run, tuple(before if behind is None else behind) if has_others else None
 
 
 # -------------------------------------------------------------------------------------- every step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -68,8 +68,8 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
         Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
     expected_ranks
         The ranks that the manifest of a verified set lists; None for all.
-    find_complete_step
-        Returns the newest other step of the same run whose headers are right on all ranks; or "".
+    other_steps
+        Other steps of the same run, as ``--step`` takes them, the newest first: rank to path.
     steps_of_other_runs
         Steps of other runs in the folder, as ``--step`` takes them, the newest first; None if all
         files are of one run.
@@ -93,7 +93,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     description: Description | None = None
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
-    find_complete_step: Callable[[], str] = str
+    other_steps: Mapping[str, Mapping[int, str]] = {}
     steps_of_other_runs: tuple[str, ...] | None = None
     names_of: Mapping[tuple[int, ...], tuple[str, ...]] = {}
     reads: Reads = Reads()

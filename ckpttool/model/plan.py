@@ -216,6 +216,15 @@ class Target(Struct, frozen=True):
     is_numbered: bool = False
     folder: str | None = None
 
+    @classmethod
+    def unwritten(cls, strategy: Strategy | None, ranks: Iterable[int] | None = None) -> Target:
+        """Return a target of which nothing is written, so that it has no format and no paths."""
+        if strategy is None:
+            return cls("", {0: ""})
+        every = strategy.ranks
+        paths = dict.fromkeys(every if ranks is None else ranks, "")
+        return cls("", paths, ranks=len(every), strategy=strategy)
+
     def limited_to(self, ranks: Iterable[int]) -> Target:
         """Return the target with only the outputs of ``ranks``, in the same order."""
         kept = set(ranks)

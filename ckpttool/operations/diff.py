@@ -19,25 +19,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checks.manifest import check_source
 from ckpttool.checks.presence import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations.source import resolve
+from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.problems import (
     CkptToolError,
+    CombinedError,
     Diagnostic,
     Diagnostics,
     PlanError,
     StrategyError,
     join_clauses,
-    raise_all,
 )
-from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,
@@ -254,75 +251,124 @@ def diff(
     """
     compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
-    a, b = (take_remains(one, options.tensors) for one in (a, b))
-    with require_unmodified_sources(a, b):
-        errors_of: dict[str, list[CkptToolError]] = {"A": [], "B": []}
-        sides: list[Sequence[OutputTensor]] = []
-        applied: dict[str, Applied] = {}
-        checkpoints: dict[str, Checkpoint] = {}
-        notes: dict[Diagnostic, str] = {}  # note to its sides
-        contradictions: list[Diagnostic] = []
-        for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            option = "-s" if side == "A" else "--b-strategy"
-            found = Diagnostics("diff", strict=options.strict, strategy_option=option)
-            if options.manifest != "ignore":
-                check_source(catalog, executor, found)
-            own = replace(options, replicated=options.replicated and catalog.needs_strategy)
-            if side == "B":  # it has the new names, and patterns are about the old ones
-                changed = checkpoints["A"].new_names if "A" in checkpoints else {}
-                called = {new: old for old, new in changed.items()}
-                own = replace(own, tensors=replace(own.tensors, rename=(), called=called))
-            if catalog.is_merged and given is None and own.unlisted != "drop":
-                own = replace(own, unlisted="first")  # a single file has no ranks
-            try:
-                checkpoint = resolve(
-                    *(catalog, given, own, executor, found), open_progress=open_progress
-                )
-            except (PlanError, StrategyError) as error:
-                failed = (*catalog.damaged.values(), error)
-                errors_of[side] += [one.on_side(side) for one in failed]
-                continue
-            found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
-            checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
-            wrong = list(found.errors)
-            is_borrowed = side == "B" and given is not None and given is a_strategy
-            borrowed = [BORROWED] if is_borrowed and found.findings else []
-            contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
-            others = [one for one in wrong if one.code != "replica"]
-            if borrowed:
-                others = [_explain_by_borrowing(one, catalog) for one in others]
-            problems = [*catalog.errors(), *others]
-            errors_of[side] += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
-            errors_of[side] += [PlanError(problems).on_side(side)] if problems else []
-            for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
-                notes[note] = notes.get(note, "") + side
-            checkpoints[side] = checkpoint
-            sides.append([*_outputs(checkpoint)])
-            applied[side] = Applied.to(checkpoint)
-        for side, other, catalog in (("A", "B", a), ("B", "A", b)):
-            read = None if errors_of[other] else checkpoints[other].whole
-            if errors_of[side] and read is not None and _looks_merged(catalog, read.metas):
-                errors_of[side] = [_merged_error(catalog, other).on_side(side)]
-        errors = [*chain(*errors_of.values())]
-        if not errors and (wrong := [*find_shared_problems([*checkpoints.values()])]):
-            errors.append(PlanError(wrong))
-        raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
-        pairs = list(_pairs(*sides))
+    with require_unmodified_sources(a.with_remains(), b.with_remains()):
+        of_a = _look("A", Subject(a, a_strategy, options), executor, open_progress)
+        # B has the new names, and patterns are about the old ones.
+        renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names
+        called = {new: old for old, new in renamed.items()}
+        options = replace(options, tensors=replace(options.tensors, rename=(), called=called))
+        is_borrowed = b_strategy is not None and b_strategy is a_strategy
+        of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
+        sides = (of_a, of_b)
+        checkpoints = _checkpoints(*sides)
+        pairs = list(_pairs(*([*_outputs(one)] for one in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
-        sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
-        if not pairs:
-            contradictions += [
-                one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
-            ]
         return Difference(
             *(a.root, b.root, len(pairs), nbytes),
-            *(differences, sided, tuple(contradictions)),
+            *(differences, tuple(_notes(*sides))),
+            tuple(chain(*(one.findings(is_empty=not pairs) for one in sides))),
             compare.tolerance,
             changes,
-            applied,
+            {side.name: Applied.to(one) for side, one in zip(sides, checkpoints, strict=True)},
         )
+
+
+class _Side(Struct, frozen=True):
+    """One of the checkpoints, and what is wrong with it.
+
+    Attributes
+    ----------
+    name
+        ``"A"`` or ``"B"``.
+    sight
+        What was seen.
+    errors
+        What prevents a comparison.
+    replicas
+        Replicas that differ, which does not prevent one.
+    notes
+        What else is worth knowing.
+    """
+
+    name: str
+    sight: Sight
+    errors: Sequence[CkptToolError]
+    replicas: Sequence[Diagnostic] = ()
+    notes: Sequence[Diagnostic] = ()
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.sight.checkpoint
+
+    def findings(self, is_empty: bool) -> Iterator[Diagnostic]:
+        """Yield what of this side is a difference of its own."""
+        nothing = find_nothing(self.sight.catalog) if is_empty else ()
+        yield from (one.on_side(self.name) for one in (*self.replicas, *nothing))
+
+
+def _look(
+    name: str,
+    source: Subject,
+    executor: Executor,
+    open_progress: OpenProgress,
+    is_borrowed: bool = False,
+) -> _Side:
+    """Look at a side; with ``is_borrowed`` its strategy is that of the other one."""
+    catalog, options = source.catalog, source.options
+    options = replace(options, replicated=options.replicated and catalog.needs_strategy)
+    if catalog.is_merged and source.strategy is None and options.unlisted != "drop":
+        options = replace(options, unlisted="first")  # a single file has no ranks
+    option = "-s" if name == "A" else "--b-strategy"
+    found = Diagnostics("diff", strict=options.strict, strategy_option=option)
+    source = replace(source, options=options)
+    sight = look(source, found, executor, open_progress=open_progress)
+    if sight.checkpoint is None:
+        assert sight.error is not None, "else there is a checkpoint"
+        if not isinstance(sight.error, PlanError | StrategyError):
+            raise sight.error
+        return _Side(name, sight, [*catalog.damaged.values(), sight.error])
+    found.add(*(one for one in find_nothing(sight.catalog) if one.code != "nothing"))
+    problems = [one for one in found.errors if one.code != "replica"]
+    notes = [*found.of("note", "warning"), *sight.of_files]
+    if is_borrowed and found.findings:
+        problems = [_explain_by_borrowing(one, sight.catalog) for one in problems]
+        notes.append(BORROWED)
+    problems = [*catalog.errors(), *problems]
+    errors = [*found.failures, *sight.of_files.failures]
+    errors += [PlanError(problems)] if problems else []
+    replicas = [one for one in found.errors if one.code == "replica"]
+    return _Side(name, sight, errors, replicas, notes)
+
+
+def _checkpoints(a: _Side, b: _Side) -> tuple[Checkpoint, Checkpoint]:
+    """Return both checkpoints; raise all that prevents a comparison as one error."""
+    errors = [error for side, other in ((a, b), (b, a)) for error in _errors_of(side, other)]
+    if not errors and a.checkpoint is not None and b.checkpoint is not None:
+        problems = [*find_shared_problems([a.checkpoint, b.checkpoint])]
+        if not problems:
+            return a.checkpoint, b.checkpoint
+        errors.append(PlanError(problems))
+    if replicas := [*chain(*(one.findings(is_empty=False) for one in (a, b)))]:
+        errors.append(PlanError(replicas))
+    raise errors[0] if len(errors) == 1 else CombinedError(errors)
+
+
+def _errors_of(side: _Side, other: _Side) -> list[CkptToolError]:
+    """Return the errors of a side; only that it looks merged, if the other one shows that."""
+    errors, catalog = side.errors, side.sight.catalog
+    read = None if other.errors or other.checkpoint is None else other.checkpoint.whole
+    if errors and read is not None and _looks_merged(catalog, read.metas):
+        errors = [_merged_error(catalog, other.name)]
+    return [one.on_side(side.name) for one in errors]
+
+
+def _notes(a: _Side, b: _Side) -> Iterator[Diagnostic]:
+    """Yield the notes of both sides, each once; those of a single side name it."""
+    for note in dict.fromkeys((*a.notes, *b.notes)):
+        names = [one.name for one in (a, b) if note in one.notes]
+        yield note if len(names) > 1 else note.on_side(names[0])
 
 
 def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:

@@ -29,7 +29,7 @@ from ckpttool.operations.distribution import (
     distribute_target,
     full_meta,
 )
-from ckpttool.operations.plans import Reading, try_reading
+from ckpttool.operations.plans import Planned, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -39,7 +39,9 @@ from ckpttool.operations.summary import (
     find_stages,
     fold_rows,
 )
+from ckpttool.planning.targets import layouts_in_target
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -264,7 +266,7 @@ def explain(
         The source cannot be explained, there is no such rank, or a pattern matches no name.
     """
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
-    found, checkpoint = read.found, read.checkpoint
+    found, checkpoint = read.found, read.sight.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
         found.raise_if_errors()
@@ -272,7 +274,7 @@ def explain(
     if target is None:
         whole = _explain_source(catalog, strategy, checkpoint, found)
     else:
-        whole = _explain_target(catalog, target, options.tensors.include, read)
+        whole = _explain_target(catalog, target, options.tensors.include, read, checkpoint)
     return whole if rank is None else whole.of_rank(rank)
 
 
@@ -422,19 +424,24 @@ def _fold(
 
 
 def _explain_target(
-    catalog: Catalog, target: Strategy, patterns: Collection[str], read: Reading
+    catalog: Catalog,
+    target: Strategy,
+    patterns: Collection[str],
+    read: Planned,
+    checkpoint: Checkpoint,
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read."""
     plan = read.plan
     if plan is None:
         read.found.raise_if_errors()
     assert plan is not None, "else there is an error"
-    stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in read.placed)))
+    layouts = layouts_in_target(checkpoint, read.target, OutputOptions())
+    stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
-    belongings = {} if read.checkpoint is None else read.checkpoint.belongings
+    belongings = checkpoint.belongings
     placed = distribute_target(plan, by_name)
     return Explanation(
         *(catalog, target, read.found, target.ranks, stages, patterns),

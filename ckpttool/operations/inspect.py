@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
-from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.discovery.rank_folders import find_manifests, find_nested_checkpoints
+from ckpttool.discovery.rank_folders import find_nested_checkpoints
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import (
     ForeignFile,
@@ -27,7 +24,6 @@ from ckpttool.formats.foreign import (
 )
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.describe import (
     Inspection,
@@ -75,46 +71,16 @@ def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | Foreign
 
 def inspect_catalog(
     catalog: Catalog,
-    strategy: Strategy | None,
-    found: Diagnostics,
-    *,
-    crc: bool = False,
-    every_tensor: bool = False,
-    options: ResolveOptions | None = None,
-    contents: Contents = "samples",
-) -> Inspection | SavesInspection:
-    """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
-    from ckpttool.execution.executors import default_jobs, open_engine
-
-    if catalog.names_of:
-        found.add(*catalog.diagnostics)
-        return SavesInspection(catalog.root, catalog.names_of, found)
-    reads_header_only = catalog.is_merged and strategy is None and not crc
-    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
-    with open_engine(engine) as executor:
-        return examine(
-            *(catalog, strategy),
-            crc=crc,
-            every_tensor=every_tensor,
-            options=options,
-            contents=contents,
-            executor=executor,
-            diagnostics=found,
-        )
-
-
-def examine(
-    catalog: Catalog,
     strategy: Strategy | None = None,
+    found: Diagnostics | None = None,
     *,
     crc: bool = False,
     every_tensor: bool = False,
     options: ResolveOptions | None = None,
     contents: Contents = "samples",
     executor: Executor | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Inspection:
-    """Inspect a checkpoint; ``diagnostics`` collects problems, and the notes.
+) -> Inspection | SavesInspection:
+    """Inspect what `scan` returned for ``"inspect"``; ``found`` collects problems, and the notes.
 
     With a strategy, or if the checkpoint describes itself, samples of the tensors are checked
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
@@ -123,76 +89,57 @@ def examine(
     between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.  Of
     ``options`` only the choice of tensors acts, and whether the manifest is compared.
     """
-    executor = executor or InlineExecutor()
-    found = Diagnostics("inspect") if diagnostics is None else diagnostics
-    tensors = TensorOptions() if options is None else options.tensors
-    catalog = take_remains(catalog, tensors, checks_bytes=crc)
-    if tensors.are_all_wanted:
-        found.failures[:0] = catalog.damaged.values()
-    if crc:
-        from ckpttool.storage.checksums import check_files
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.execution.executors import default_jobs, open_engine
+    from ckpttool.operations.look import Subject, look
 
-        errors, of_checksums = check_files(catalog, executor, crc=True)
-        found.failures += errors
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
-    is_compared = options is None or options.manifest != "ignore"
-    if is_compared and find_manifests(catalog):
-        from ckpttool.checks.manifest import check_source
-
-        check_source(catalog, executor, found)
-    catalog = limit_to_written_ranks(catalog, strategy)
+    found = Diagnostics("inspect") if found is None else found
+    if catalog.names_of:
+        found.add(*catalog.diagnostics)
+        return SavesInspection(catalog.root, catalog.names_of, found)
+    options = replace(options or ResolveOptions(), unlisted="first", check_replicas=False)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, options, contents, executor, found)
-    found.add(*find_nothing(checkpoint.whole.catalog))
-    if checkpoint.chosen_from is not None:
-        catalog = checkpoint.catalog
-    summary = summarize(checkpoint)
-    equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
+    reads_header_only = catalog.is_merged and strategy is None and not crc
+    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
+    with open_engine(engine) if executor is None else nullcontext(executor) as reader:
+        source = Subject(catalog, strategy, options)
+        sight = look(source, found, reader, contents=contents, crc=crc)
+        if sight.checkpoint is None:
+            assert sight.error is not None, "else there are tensors"
+            raise sight.error
+        found.add(*sight.of_files)
+        checkpoint = _as_shown(sight.checkpoint, bool(sight.misfits))
+        found.failures[:0] = [*_damaged(catalog, checkpoint), *sight.of_files.failures]
+        found.add(*find_nothing(checkpoint.whole.catalog))
+        summary = summarize(checkpoint)
+        equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, reader, found)
     summary = replace(summary, equal_ranks=equal_ranks)
+    catalog = sight.catalog if checkpoint.chosen_from is None else checkpoint.catalog
     done = assess(checkpoint, summary, found)
     return Inspection(catalog, checkpoint, summary, done, found, devices)
 
 
-def _resolve(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    options: ResolveOptions | None,
-    contents: Contents,
-    executor: Executor,
-    found: Diagnostics,
-) -> Checkpoint:
-    """Return the full tensors of a checkpoint, not joined if nothing says how to join them."""
-    from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.checkpoint.resolve import resolve
-    from ckpttool.checks import is_refused, run_checks
+def _as_shown(checkpoint: Checkpoint, has_misfits: bool) -> Checkpoint:
+    """Return the checkpoint with each file by itself if the strategy is wrong."""
+    from ckpttool.checks import run_checks
 
-    by_file = strategy is None and catalog.description is None
-    resolve_with = partial(
-        resolve,
-        catalog,
-        options=replace(options or ResolveOptions(), unlisted="first"),
-        executor=executor,
-        contents=contents,
-        is_refused=partial(is_refused, command="inspect"),
-        files="full" if by_file else "joined",
-    )
-    checkpoint = resolve_with(strategy)
-    misfits = checkpoint.misfits
-    if misfits:  # the tensors that it fits are joined all the same
-        checkpoint = resolve_with(checkpoint.strategy)
+    fits_nothing = has_misfits and not checkpoint.strategy.layouts
     is_wrong = any(one.code == "strategy" for one in run_checks(checkpoint, "inspect"))
-    found.add(*run_checks(checkpoint, "inspect", misfits=misfits))
-    if is_wrong or (misfits and not checkpoint.strategy.layouts):
-        checkpoint = replace(checkpoint, files="full")
-    found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
-    reported = catalog.damaged if options is None or options.tensors.are_all_wanted else ()
+    return replace(checkpoint, files="full") if is_wrong or fits_nothing else checkpoint
+
+
+def _damaged(catalog: Catalog, checkpoint: Checkpoint) -> list[CkptToolError]:
+    """Return the errors of damaged files: first those that only the strategy shows to be damaged.
+
+    What a person does not want of a file need not be there.
+    """
+    are_all = checkpoint.options.tensors.are_all_wanted
+    reported = catalog.damaged if are_all else {}
     damaged = checkpoint.catalog.damaged.items()
-    new = (error for rank, error in damaged if rank not in reported)
-    found.failures[:0] = map(checkpoint.with_remedy, new)
-    return checkpoint
+    new = [checkpoint.with_remedy(error) for rank, error in damaged if rank not in reported]
+    return [*new, *reported.values()]
 
 
 def _sample_equal_ranks(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import chain
@@ -22,23 +22,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool._version import __version__
-from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
 from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
 from ckpttool.checkpoint.resolve import no_strategy_error
-from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
-from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.source import resolve
+from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.planning import targets
 from ckpttool.planning.averaging import AverageInput, average
 from ckpttool.planning.metadata import carry_metadata
@@ -47,11 +44,11 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
-from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
+_NOTHING_KEPT = Kept()  # of a manifest, unless files are written again
 _OF_RANK_FILES = ("prefix", "name", "mindformers", "not_in_target", "strategy_path")  # options
 
 
@@ -136,7 +133,7 @@ def header_attrs(crc: bool) -> dict[str, str]:
 
 
 def _provenance_of(
-    catalog: Catalog, src: Strategy | None, dst: Strategy | None, files: Files
+    catalog: Catalog, checkpoint: Checkpoint, dst: Strategy | None, files: Files
 ) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
@@ -146,6 +143,7 @@ def _provenance_of(
     written again keep the strategy of their ranks.
     """
     kept = catalog.common_attrs
+    src = checkpoint.strategy if checkpoint.strategy.layouts else None
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
     found = {
         "version": __version__,
@@ -156,6 +154,8 @@ def _provenance_of(
     }
     if files == "kept":
         found |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", "dtype")}
+    if casts := checkpoint.options.tensors.casts:
+        found["dtype"] = " ".join(sorted(one.text for one in casts))
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
@@ -169,122 +169,109 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
-class _Source(Struct, frozen=True):
-    """The source of a conversion.
+class Planned(Struct, frozen=True):
+    """What is to be made of a source, and all that is wrong.
 
     Attributes
     ----------
-    catalog, strategy, options
-        The files, their layouts and how they are resolved; see `resolve`.
-    refusal
-        An error if the command does not accept the source, else None.
-    files
-        How its files are taken; see `resolve`.
-    sampled_bytes
-        How much of it is compared with its manifest; None for the default.
-    kept
-        What its manifest says of the names of files that are written again.
+    sight
+        The source.
+    target
+        What is to be made.
+    plan
+        What would be written; None if something is wrong.
+    found
+        What is wrong with the source, and with the target.
     """
 
-    catalog: Catalog
-    strategy: Strategy | None
-    options: ResolveOptions
-    refusal: CkptToolError | None = None
-    files: Files = "joined"
-    sampled_bytes: int | None = None
-    kept: Kept = Kept()
+    sight: Sight
+    target: Target
+    plan: Plan | None
+    found: Diagnostics
 
 
-def _plan_and_check(
-    sources: Sequence[_Source],
+def plan_conversion(
+    sources: Sequence[Subject],
     target: Target,
     options: OutputOptions,
     executor: Executor | None,
     open_progress: OpenProgress,
     weights: Sequence[float] = (),
+    kept: Kept = _NOTHING_KEPT,
 ) -> tuple[Plan, Assignment]:
-    """Resolve one source, or several to average; plan the transfer, and check the destination.
+    """Plan what every conversion does: look at the source, plan, check the destination.
 
-    Parameters
-    ----------
-    sources
-        The sources; all have the same ``options.strict``.
-    target
-        The outputs.
-    options
-        What to write.
-    executor, open_progress
-        See `plan_merge`.
-    weights
-        The weights of several sources.
+    Nothing is written.  Several sources are averaged with their ``weights``.  Of files that are
+    written again, ``kept`` is what their manifest says of names.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
-        All problems, in one error.
+        All problems, in one error: those of the files, of the tensors, of the destination.
     """
-    executor, of_files = executor or InlineExecutor(), list[CkptToolError]()
-    catalogs = [source.catalog for source in sources]
-    diagnostics = Diagnostics(strict=sources[0].options.strict)
+    executor, catalogs = executor or InlineExecutor(), [one.catalog for one in sources]
+    found = Diagnostics(strict=sources[0].options.strict)
+    parts = [_plan(one, target, options, executor, kept, open_progress) for one in sources]
+    _join([one.found for one in parts], found)
+    plan = _average(parts, weights, found) if weights else parts[0].plan
     extensions = [*_extensions(sources[0], target, options)]
-    checkpoints, found = [], []
-    for source in sources:
-        of_source = Diagnostics(strict=source.options.strict)
-        planned = _plan(source, target, options, executor, of_source, open_progress)
-        catalog = source.catalog
-        files = catalog.files.values()
-        has_checks = options.crc or any(file.cipher is not None for file in files)
-        nbytes = sum(file.nbytes for file in files)
-        show_phase = open_progress if has_checks else no_progress
-        with show_phase(nbytes, "verifying checksums") as on_progress:
-            wrong, notes = check_files(catalog, executor, options.crc, on_progress)
-        of_source.add(*notes)
-        # What is wrong with the files comes first, since what else is wrong may follow from it.
-        of_files += [PlanError(errors)] if (errors := catalog.errors()) else []
-        of_files += wrong
-        checkpoints.append(planned)
-        found.append(of_source)
-    _join(found, diagnostics)
-    plan = checkpoints[-1][1]
-    if weights:
-        # With the strategy of another set, names and shapes are not those of the input.
-        do_fit = not any(one.code == "strategy" for of_source in found for one in of_source)
-        plan = average(checkpoints, weights, diagnostics) if do_fit else None
-    plan = plan and carry_metadata(plan, diagnostics)
-    for extension in extensions:
-        plan = plan and extension.complete(plan, diagnostics)
-    if plan is not None:
-        for extension in extensions:
-            diagnostics.add(*extension.problems(plan))
-        plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    strategies = [
-        one.strategy if of_one is None else of_one.strategy
-        for one, (of_one, _) in zip(sources, checkpoints, strict=True)
-    ]
-    strategies.append(target.strategy)
+    plan = _complete(plan, extensions, found)
     assignment, of_target = preflight(
         target if plan is None else plan.target,
         plan,
         catalogs,
-        inputs=[
-            *chain(*map(_files, catalogs)),
-            *(name for one in strategies if one for name in one.files),
-        ],
+        inputs=[*_inputs(parts, sources, target)],
         documents=[*chain(*(one.documents for one in extensions))],
         options=options,
         executor=executor,
         open_progress=open_progress,
     )
-    diagnostics.extend(of_target)
-    diagnostics.add(*(assignment.notes if assignment is not None else ()))
-    diagnostics.failures = [*of_files, *diagnostics.failures]
-    has_errors = bool(diagnostics.failures or diagnostics.errors)
+    found.extend(of_target)
+    found.add(*(assignment.notes if assignment is not None else ()))
+    # What is wrong with the files comes first, since what else is wrong may follow from it.
+    found.failures[:0] = chain(*(one.sight.file_errors for one in parts))
+    has_errors = bool(found.failures or found.errors)
     if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
-    diagnostics.raise_if_errors()
+    found.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
+
+
+def _average(parts: Sequence[Planned], weights: Sequence[float], found: Diagnostics) -> Plan | None:
+    # With the strategy of another set, names and shapes are not those of the input.
+    if any(one.code == "strategy" for part in parts for one in part.found):
+        return None
+    return average([(one.sight.checkpoint, one.plan) for one in parts], weights, found)
+
+
+def _complete(
+    plan: Plan | None,
+    extensions: Sequence[ShardedOutput | StrategySidecar | ResumeRecords],
+    found: Diagnostics,
+) -> Plan | None:
+    """Return the plan with the metadata of headers, the documents beside the outputs, and notes."""
+    plan = plan and carry_metadata(plan, found)
+    for extension in extensions:
+        plan = plan and extension.complete(plan, found)
+    if plan is None:
+        return None
+    for extension in extensions:
+        found.add(*extension.problems(plan))
+    return replace(plan, notes=found.of("note", "warning"))
+
+
+def _inputs(parts: Sequence[Planned], sources: Sequence[Subject], target: Target) -> Iterator[str]:
+    """Yield the files that are read, which no output may replace; also damaged ones."""
+    for source in sources:
+        damaged = (error.path for error in source.catalog.damaged.values())
+        yield from (*source.catalog.paths, *(path for path in damaged if is_visible(path)))
+    for source, part in zip(sources, parts, strict=True):
+        checkpoint = part.sight.checkpoint
+        strategy = source.strategy if checkpoint is None else checkpoint.strategy
+        yield from strategy.files if strategy is not None else ()
+    yield from target.strategy.files if target.strategy is not None else ()
 
 
 def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
@@ -297,65 +284,48 @@ def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
 
 
 def _plan(
-    source: _Source,
+    source: Subject,
     target: Target,
     options: OutputOptions,
     executor: Executor,
-    diagnostics: Diagnostics,
+    kept: Kept = _NOTHING_KEPT,
     open_progress: OpenProgress = no_progress,
-) -> tuple[Checkpoint | None, Plan | None]:
-    """Resolve a source and plan its transfer, with the checks of a conversion; nothing is written.
+) -> Planned:
+    """Look at a source and plan its transfer, with the checks of a conversion; nothing is written.
 
-    ``diagnostics`` collects all that is wrong; then there may be no checkpoint or no plan.
+    What is wrong is found, and not raised; then there may be no plan.
     """
-    choices = source.options
-    catalog = take_remains(source.catalog, choices.tensors, checks_bytes=options.crc)
-    of_target = Diagnostics(strict=choices.strict)
-    checkpoint, plan = None, None
-    is_compared = choices.manifest != "ignore"
-    with_manifest = (catalog, executor, diagnostics, source.sampled_bytes)
-    listed = check_source(*with_manifest) if is_compared else {}
-    try:
-        if source.refusal is not None:
-            raise source.refusal
-        checkpoint = resolve(
-            *(catalog, source.strategy, choices, executor, diagnostics),
-            files=source.files,
-            open_progress=open_progress,
-            find_needed=_find_needed(target, options),
-        )
-        checkpoint = checkpoint.checked
-        if target.strategy is not None:
-            of_files = with_names_of_files(catalog, target.strategy)
-            target = replace(target, strategy=of_files)
-        with open_progress(0, "planning"):
-            plan = targets.plan(checkpoint, target, options, of_target)
-            diagnostics.extend(of_target)
+    choices, found = source.options, Diagnostics(strict=source.options.strict)
+    of_target, plan = Diagnostics(strict=choices.strict), None
+    find_needed = None
+    if options.ranks is not None:
+        find_needed = partial(needed_slices, target=target, options=options)
+    sight = look(
+        *(source, found, executor),
+        crc=options.crc,
+        find_needed=find_needed,
+        open_progress=open_progress,
+    )
+    if sight.checkpoint is not None:
+        checkpoint = sight.checkpoint.checked
+        sight = replace(sight, checkpoint=checkpoint)
+        try:
+            if target.strategy is not None:
+                of_files = with_names_of_files(sight.catalog, target.strategy)
+                target = replace(target, strategy=of_files)
+            with open_progress(0, "planning"):
+                plan = targets.plan(checkpoint, target, options, of_target)
+            found.extend(of_target)
             if plan is not None:
-                src = checkpoint.strategy if checkpoint.strategy.layouts else None
-                provenance = _provenance_of(catalog, src, target.strategy, source.files)
-                if casts := choices.tensors.casts:
-                    texts = sorted(one.text for one in casts)
-                    provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
-                plan = replace(plan, provenance=provenance, listed=listed, kept=source.kept)
-    except CkptToolError as error:
-        diagnostics.failures.append(error)
-    return checkpoint, plan
-
-
-def _find_needed(
-    target: Target, options: OutputOptions
-) -> Callable[[Checkpoint], NeededSlices] | None:
-    """Return a function that finds the slices that some ranks of a target need; None for all."""
-    if options.ranks is None:
-        return None
-    return partial(needed_slices, target=target, options=options)
-
-
-def _files(catalog: Catalog) -> list[str]:
-    """Return the paths of all existing files of a source, also of damaged ones."""
-    damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if is_visible(path))]
+                provenance = _provenance_of(
+                    *(sight.catalog, checkpoint, target.strategy, source.files)
+                )
+                listed = sight.listed
+                plan = replace(plan, provenance=provenance, listed=listed, kept=kept)
+        except CkptToolError as error:
+            found.failures.append(error)
+    found.add(*sight.of_files)
+    return Planned(sight, target, plan, found)
 
 
 def plan_merge(
@@ -406,8 +376,8 @@ def plan_merge(
     output.refuse(*_OF_RANK_FILES, "ranks")
     is_folder = output.max_shard_bytes is not None
     target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
-    source = _Source(catalog, strategy, resolve_options)
-    return _plan_and_check([source], target, output, executor, open_progress)
+    source = Subject(catalog, strategy, resolve_options)
+    return plan_conversion([source], target, output, executor, open_progress)
 
 
 def _merged(path: str, format: str, options: OutputOptions, is_folder: bool) -> Target:
@@ -460,13 +430,13 @@ def plan_split(
     """
     source = _source_of_split(catalog, resolve_options)
     target = rank_files(strategy, os.fspath(folder), output_options, catalog)
-    return _plan_and_check([source], target, output_options, executor, open_progress)
+    return plan_conversion([source], target, output_options, executor, open_progress)
 
 
-def _source_of_split(catalog: Catalog, options: ResolveOptions) -> _Source:
+def _source_of_split(catalog: Catalog, options: ResolveOptions) -> Subject:
     is_full = not (options.replicated or catalog.description is not None)
     refusal = _several_ranks_error(catalog) if is_full else None
-    return _Source(catalog, None, options, refusal, files="full" if is_full else "joined")
+    return Subject(catalog, None, options, refusal, files="full" if is_full else "joined")
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -481,7 +451,7 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
 
 
 def _extensions(
-    source: _Source, target: Target, options: OutputOptions
+    source: Subject, target: Target, options: OutputOptions
 ) -> Iterator[ShardedOutput | StrategySidecar | ResumeRecords]:
     """Yield what completes the plan with documents."""
     if target.is_numbered:
@@ -526,16 +496,15 @@ def plan_reshard(
     """
     source = _source_of_reshard(catalog, src_strategy, resolve_options)
     target = rank_files(dst_strategy, os.fspath(folder), output_options, catalog)
-    return _plan_and_check([source], target, output_options, executor, open_progress)
+    return plan_conversion([source], target, output_options, executor, open_progress)
 
 
 def _source_of_reshard(
     catalog: Catalog, strategy: Strategy | None, options: ResolveOptions
-) -> _Source:
-    refusal = None
-    if strategy is None and catalog.description is None and not options.replicated:
-        refusal = no_strategy_error(catalog, "-s STRATEGY")
-    return _Source(catalog, strategy, options, refusal)
+) -> Subject:
+    is_unknown = strategy is None and catalog.description is None and not options.replicated
+    refusal = no_strategy_error(catalog, "-s STRATEGY") if is_unknown else None
+    return Subject(catalog, strategy, options, refusal)
 
 
 _OF_KEPT_FILES = ("strict", "manifest", "tensors")  # of `ResolveOptions`
@@ -606,8 +575,8 @@ def plan_convert(
         target = _merged(path, format, output, is_folder)
     else:
         target = _again(catalog, path, format, output, kept)
-    source = _Source(catalog, None, resolve_options, refusal, files="kept", kept=kept)
-    return _plan_and_check([source], target, output, executor, open_progress)
+    source = Subject(catalog, None, resolve_options, refusal, files="kept")
+    return plan_conversion([source], target, output, executor, open_progress, kept=kept)
 
 
 def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
@@ -788,7 +757,7 @@ def plan_average(
         tensors = replace(resolve_options.tensors, is_shared=True)
         options = replace(resolve_options, replicated=is_replicated, tensors=tensors)
         is_full = dst_strategy is not None and catalog.is_merged and catalog.description is None
-        source = _Source(catalog, strategy, options)
+        source = Subject(catalog, strategy, options)
         sources.append(_source_of_split(catalog, options) if is_full else source)
     if dst_strategy is not None:
         target = rank_files(dst_strategy, path, output, sources[-1].catalog)
@@ -797,28 +766,7 @@ def plan_average(
         is_folder = output.max_shard_bytes is not None
         target = _merged(path, choose_format(path, output.format, is_folder), output, is_folder)
     weights = [one.weight for one in inputs]
-    return _plan_and_check(sources, target, output, executor, open_progress, weights)
-
-
-class Reading(Struct, frozen=True):
-    """What a conversion would read, for who only looks at it.
-
-    Attributes
-    ----------
-    checkpoint
-        The source; None if it cannot be resolved.
-    plan
-        What would be written; None if something is wrong.
-    placed
-        The tensors and their layouts in the target, even if these cannot shard them.
-    found
-        All that the conversion would report.
-    """
-
-    checkpoint: Checkpoint | None
-    plan: Plan | None
-    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]]
-    found: Diagnostics
+    return plan_conversion(sources, target, output, executor, open_progress, weights)
 
 
 def try_reading(
@@ -829,26 +777,20 @@ def try_reading(
     options: ResolveOptions,
     executor: Executor,
     not_in_target: NotInTarget = "follow",
-) -> Reading:
-    """Resolve and plan as `plan_reading`, and collect what is wrong."""
+) -> Planned:
+    """Look and plan as `plan_reading`, and collect what is wrong."""
     ranks = None if rank is None else (rank,)
-    output_options = OutputOptions(ranks=ranks, not_in_target=not_in_target)
-    if target is None:
-        source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
-    else:
+    source = Subject(catalog, strategy, options)
+    if target is not None:
         is_one = catalog.is_merged or len(catalog.files) == 1
         is_split = strategy is None and is_one and catalog.description is None
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
-        outputs = rank_files(target, "", output_options, catalog)
-    source = replace(source, sampled_bytes=_LOOK_BYTES)
-    found = Diagnostics(strict=options.strict)
-    checkpoint, plan = _plan(source, outputs, output_options, executor, found)
-    forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only
-    found.add(*notes)
-    of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
-    found.failures = [*of_files, *forged, *found.failures]
-    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]] = iter(())
-    if checkpoint is not None:
-        placed = targets.layouts_in_target(checkpoint, outputs, output_options)
-    return Reading(checkpoint, plan, placed, found)
+    planned = _plan(
+        replace(source, sampled_bytes=_LOOK_BYTES),
+        Target.unwritten(target, ranks),
+        OutputOptions(ranks=ranks, not_in_target=not_in_target),
+        executor,
+    )
+    planned.found.failures[:0] = planned.sight.file_errors
+    return planned

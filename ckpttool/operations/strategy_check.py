@@ -24,7 +24,7 @@ from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Reso
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.recorded import limit_to_written_ranks, noted_other_strategy
-from ckpttool.checkpoint.resolve import Purpose, resolving
+from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor
@@ -35,6 +35,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
 from ckpttool.operations.describe import summarize
+from ckpttool.operations.look import with_complete_step
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
 from ckpttool.strategy_files.reader import read_strategy
@@ -176,9 +177,9 @@ def _try(
             ResolveOptions(),
             contents="samples",
             is_refused=partial(is_refused, command="verify"),
-            purpose=Purpose("a strategy"),
+            option="a strategy",
         )
-        checkpoint = answer(steps, executor, evidence)
+        checkpoint = with_complete_step(answer(steps, executor, evidence))
     except CkptToolError as error:
         findings = Reported(error.diagnostics, column)
         verdict: Verdict = "misfit" if any(_is_against(one) for one in findings) else "unknown"

@@ -21,11 +21,7 @@ from ckpttool.checkpoint.checkpoint import (
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
 from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
-from ckpttool.checkpoint.presence import take_remains
-from ckpttool.checkpoint.recorded import limit_to_written_ranks
-from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checkpoint.samples import stage_pairs
-from ckpttool.checks import is_refused, run_checks
 from ckpttool.checks.manifest import check_set
 from ckpttool.checks.presence import find_nothing
 from ckpttool.checks.replicas import (
@@ -42,13 +38,13 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
+from ckpttool.operations.look import Subject, look
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
     PlanError,
     SeverityOf,
     raise_all,
-    severities,
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -182,30 +178,20 @@ def verify(
             found.add(*check_set(catalog, path, executor, reads_all))
         found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
-    catalog = take_remains(catalog, options.tensors, checks_bytes=crc)
-    catalog = limit_to_written_ranks(catalog, strategy)
-    is_by_file = strategy is None and catalog.needs_strategy and not options.replicated
-    with require_unmodified_sources(catalog):
-        with open_progress(0, "sampling"):
-            checkpoint = resolve(
-                catalog,
-                strategy,
-                replace(options, unlisted="first", check_replicas=False),  # ``deep`` compares all
-                executor,
-                contents="slices" if deep else "samples",
-                is_refused=partial(is_refused, command="verify"),
-                files="full" if is_by_file else "joined",
-            )
-        if checkpoint.misfits:
-            raise PlanError(checkpoint.misfits)
-        raise_all(error for error in [checkpoint.unread] if error is not None)
-        read = _read(checkpoint, executor, open_progress, deep, crc)
-        checkpoint = checkpoint.knowing(read=read)
-    # Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
-    # than the strategy says.
-    harmless = {code for code, grave in severities("convert").items() if grave != "error"}
-    unsaid = set() if deep else harmless - {"inferred", "hidden_shard"}
-    found.add(*run_checks(checkpoint, "verify", unsaid))
+    source = Subject(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
+    with require_unmodified_sources(catalog.with_remains()):
+        sight = look(
+            *(source, found, executor),
+            contents="slices" if deep else "samples",
+            crc=crc,
+            read_more=partial(_read, deep=deep, crc=crc),
+            open_progress=open_progress,
+        )
+        if sight.checkpoint is not None and sight.checkpoint.misfits:
+            raise PlanError(sight.checkpoint.misfits)
+        raise_all(found.failures)
+    checkpoint = sight.checkpoint
+    assert checkpoint is not None, "else there is an error"
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
@@ -240,7 +226,12 @@ def _report(
 
 
 def _read(
-    checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress, deep: bool, crc: bool
+    checkpoint: Checkpoint,
+    executor: Executor,
+    open_progress: OpenProgress,
+    *,
+    deep: bool,
+    crc: bool,
 ) -> dict[Reading, list[Diagnostic]]:
     """Read what was requested, and return what it shows; see `Checkpoint`."""
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"

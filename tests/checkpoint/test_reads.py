@@ -11,7 +11,7 @@ from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.operations.inspect import examine
+from ckpttool.operations.inspect import inspect_catalog
 from ckpttool.operations.verify import verify
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
 from tests.support import corpus
@@ -138,7 +138,7 @@ def run(command, catalog, strategy, options, recorder):
         if command == "merge":
             ckpttool.resolve(catalog, strategy, options, recorder)
         elif command == "inspect":
-            examine(catalog, strategy, executor=recorder)
+            inspect_catalog(catalog, strategy, executor=recorder)
         else:
             deep = command == "verify --deep"
             verify(catalog, strategy, options, deep=deep, executor=recorder)

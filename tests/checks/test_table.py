@@ -237,6 +237,11 @@ CASES = {
         held(),
     ),
     "check_replicas": ("replica", held(contents={"w": "abcc"}), held()),
+    "check_files": (
+        "mixed_steps",
+        replace(held(), catalog=noted("mixed_steps")),
+        replace(held(), catalog=noted("mixed_times")),
+    ),
     "check_damage": (
         "damaged",
         replace(held(ranks=(0, 1)), catalog=damaged(2, 3)),

@@ -8,7 +8,7 @@ import pytest
 import ckpttool
 from ckpttool.checkpoint import fit
 from ckpttool.operations import documents
-from ckpttool.operations.inspect import examine
+from ckpttool.operations.inspect import inspect_catalog
 from ckpttool.problems import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
@@ -29,7 +29,7 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
     printed = json.loads(run("inspect", path, *words, "--json").stdout)
     layouts = strategy and ckpttool.read_strategy([str(GOLDEN / strategy)])
     found = Diagnostics("inspect")
-    document = documents.inspect(examine(ckpttool.scan(str(path)), layouts, diagnostics=found))
+    document = documents.inspect(inspect_catalog(ckpttool.scan(str(path)), layouts, found=found))
     assert json.loads(json.dumps(document)) == printed
     assert [note["text"] for note in printed["notes"]] == [
         note.fact for note in found.of("note", "warning")
@@ -62,5 +62,5 @@ def test_a_strategy_that_fits_is_fitted_once(monkeypatch):
 
     monkeypatch.setattr(fit, "fit_to_slices", count)
     strategy = ckpttool.read_strategy([str(case / "src_strategy.ckpt")])
-    examine(ckpttool.scan(str(case / "src")), strategy)
+    inspect_catalog(ckpttool.scan(str(case / "src")), strategy)
     assert len(fitted) == 1

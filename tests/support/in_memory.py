@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import EqualContents, read_number
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import EachFile
-from ckpttool.checkpoint.resolve import resolve
+from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Target
@@ -73,14 +74,15 @@ def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
         letter = "a" if of_tensor is None else of_tensor[rank]
         return Sample(f"{subject.meta.name} {letter}".encode(), letter.isupper(), 8.0)
 
-    return resolve(
+    steps = resolving(
         catalog,
         strategy,
         ResolveOptions(**options),
-        MadeUp(read),
+        contents="all",
         is_refused=partial(is_refused, command="convert"),
         files="full" if strategy is None else "joined",
     )
+    return answer(steps, MadeUp(read), Evidence())
 
 
 def check_in_memory(checkpoint) -> Diagnostics:

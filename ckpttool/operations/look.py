@@ -1,0 +1,322 @@
+"""The one way from files to a checkpoint and what is wrong with it, for every command.
+
+`look` takes what is left of files that are cut short, compares the files with their manifest,
+resolves the tensors, reads what the command asks for, runs the table of checks and verifies
+checksums.  It decides the order of these stages.  What a stage does is decided below, and what
+follows from a finding by the command: merge plans and writes, diff looks twice, inspect shows.
+
+No problem of a source is raised.  A stage that cannot go on leaves its error, and the others still
+run, so that a person sees all problems at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
+
+from ckpttool.checkpoint.checkpoint import Checkpoint, Reading, ResolveOptions
+from ckpttool.checkpoint.evidence import Evidence, answer
+from ckpttool.checkpoint.interpret import Files
+from ckpttool.checkpoint.presence import take_remains
+from ckpttool.checkpoint.recorded import limit_to_written_ranks
+from ckpttool.checkpoint.resolve import FindNeeded, resolving
+from ckpttool.checks import is_refused, run_checks
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
+from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.formats import read_indexes
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
+from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.resolve import Contents
+    from ckpttool.model.manifest import ListedOutput
+
+# Reads more than headers and samples, and returns what that shows; see `Checkpoint.read`.
+ReadMore: TypeAlias = Callable[
+    [Checkpoint, Executor, OpenProgress], Mapping[Reading, Sequence[Diagnostic]]
+]
+
+
+class Subject(Struct, frozen=True):
+    """The files that a command looks at, and how it takes them.
+
+    Attributes
+    ----------
+    catalog, strategy, options
+        The files, from `scan`, their layouts, and how they are resolved.
+    refusal
+        An error if the command does not accept the source, else None.
+    files
+        ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
+        itself, whatever its tensors are slices of, since they stay in files of their own.
+    sampled_bytes
+        How much of a set is compared with its manifest; None for the default.
+    """
+
+    catalog: Catalog
+    strategy: Strategy | None = None
+    options: ResolveOptions = ResolveOptions()
+    refusal: CkptToolError | None = None
+    files: Files = "joined"
+    sampled_bytes: int | None = None
+
+
+class Sight(Struct, frozen=True):
+    """What `look` made of a source.
+
+    Attributes
+    ----------
+    catalog
+        The files, with what is left of those that are cut short.
+    checkpoint
+        The tensors; None if they cannot be resolved.
+    error
+        What stopped a stage.
+    found
+        What is wrong or worth knowing, in order.
+    of_files
+        The same of whole files, by their checksums.
+    listed
+        Path to entry in a manifest, of the files that are as listed.
+    misfits
+        What of the strategy does not fit, if the other tensors are joined all the same.
+    """
+
+    catalog: Catalog
+    checkpoint: Checkpoint | None
+    error: CkptToolError | None
+    found: Diagnostics
+    of_files: Diagnostics
+    listed: Mapping[str, ListedOutput] = {}
+    misfits: tuple[Diagnostic, ...] = ()
+
+    @property
+    def file_errors(self) -> list[CkptToolError]:
+        """What is wrong with whole files, for who cannot go on with it."""
+        errors = self.catalog.errors()
+        return [*([PlanError(errors)] if errors else []), *self.of_files.failures]
+
+
+def compare_replicas(
+    checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress
+) -> Mapping[Reading, Sequence[Diagnostic]]:
+    """Compare all replicas byte for byte, if the user wants that."""
+    is_wanted = checkpoint.options.check_replicas and checkpoint.are_joined
+    if not is_wanted or checkpoint.is_refused:
+        return {}
+    from ckpttool.checks.replicas import replica_problems
+
+    nbytes = sum(file.nbytes for file in checkpoint.catalog.files.values())
+    with open_progress(nbytes, "comparing replicas") as on_progress:
+        return {"contents": replica_problems(checkpoint.tensors, executor, on_progress)}
+
+
+def look(
+    source: Subject,
+    found: Diagnostics,
+    executor: Executor,
+    *,
+    contents: Contents = "all",
+    crc: bool = False,
+    find_needed: FindNeeded | None = None,
+    read_more: ReadMore = compare_replicas,
+    open_progress: OpenProgress = no_progress,
+) -> Sight:
+    """Look at a source for the command of ``found``, which gets all that is wrong with it.
+
+    Parameters
+    ----------
+    source
+        The source.
+    found
+        Collects problems and notes.
+    executor
+        Reads contents.
+    contents
+        How much of the contents is read to resolve the tensors; see `ckpttool.checkpoint.resolve`.
+    crc
+        Verify checksums.
+    find_needed
+        Returns the slices that are needed, if these are not all; other slices may be missing.
+    read_more
+        Reads what the command asks for, once the tensors are resolved.
+    open_progress
+        Shows the phases that read contents.
+    """
+    options, command = source.options, found.command
+    catalog = take_remains(source.catalog, options.tensors, checks_bytes=crc)
+    listed: Mapping[str, ListedOutput] = {}
+    if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
+        from ckpttool.checks.manifest import check_source
+
+        listed = check_source(catalog, executor, found, source.sampled_bytes)
+    if command in ("inspect", "verify"):
+        catalog = limit_to_written_ranks(catalog, source.strategy)
+    checkpoint, error, misfits = None, source.refusal, tuple[Diagnostic, ...]()
+    try:
+        if error is not None:
+            raise error
+        with open_progress(0, "sampling"):
+            checkpoint, misfits = _resolve(source, catalog, found, executor, contents, find_needed)
+        found.failures += _unread_files(checkpoint, command)
+        if not checkpoint.misfits and checkpoint.unread is None:
+            read = read_more(checkpoint, executor, open_progress)
+            checkpoint = checkpoint.knowing(read=read) if read else checkpoint
+    except CkptToolError as stopped:
+        found.failures.append(stopped)
+        error = stopped
+    if checkpoint is not None:
+        unsaid = _harmless() if command == "verify" and contents == "samples" else ()
+        found.add(*run_checks(checkpoint, command, unsaid, misfits))
+    of_files = Diagnostics(command)
+    if command in ("convert", "diff") or (command == "inspect" and crc):
+        _verify_checksums(catalog, of_files, executor, crc, open_progress)
+    return Sight(catalog, checkpoint, error, found, of_files, listed, misfits)
+
+
+def _harmless() -> Collection[str]:
+    """Return the codes that do not count for verify where only samples show them.
+
+    Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
+    than the strategy says.
+    """
+    harmless = {code for code, severity in severities("convert").items() if severity != "error"}
+    return harmless - {"inferred", "hidden_shard"}
+
+
+def _resolve(
+    source: Subject,
+    catalog: Catalog,
+    found: Diagnostics,
+    executor: Executor,
+    contents: Contents,
+    find_needed: FindNeeded | None,
+) -> tuple[Checkpoint, tuple[Diagnostic, ...]]:
+    """Return the tensors, and what of the strategy does not fit if the others are joined anyway.
+
+    Who only examines reads each file by itself where nothing says how files fit together.
+    """
+    strategy, options, files = source.strategy, source.options, source.files
+    is_examined = found.command in ("inspect", "verify")
+    if is_examined and strategy is None and catalog.needs_strategy and not options.replicated:
+        files = "full"
+
+    def resolve_with(strategy: Strategy | None) -> Checkpoint:
+        steps = resolving(
+            *(catalog, strategy, options),
+            contents=contents,
+            is_refused=partial(is_refused, command=found.command),
+            files=files,
+            option=found.strategy_option,
+            find_needed=find_needed,
+        )
+        evidence = Evidence()
+        return answer(steps, executor, evidence).knowing(evidence=evidence)
+
+    checkpoint, misfits = resolve_with(strategy), tuple[Diagnostic, ...]()
+    if found.command == "inspect" and (misfits := checkpoint.misfits):
+        checkpoint = resolve_with(checkpoint.strategy)
+    return with_complete_step(checkpoint), misfits
+
+
+def with_complete_step(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with another step that is complete, if something is missing here."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if not catalog.other_steps or checkpoint.misfits:
+        return checkpoint
+    is_missing = bool(checkpoint.damage)
+    if checkpoint.are_joined and catalog.missing_ranks:
+        is_missing |= bool(checkpoint.presence.missing) or not strategy.layouts
+    key = next((file.cipher.key for file in catalog.files.values() if file.cipher), None)
+    for name, paths in catalog.other_steps.items() if is_missing else ():
+        headers = read_indexes(paths.values(), key)
+        are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
+        if are_right and (not strategy.layouts or strategy.is_covered_by(paths)):
+            return checkpoint.knowing(complete_step=name)
+    return checkpoint
+
+
+def _unread_files(checkpoint: Checkpoint, command: Command) -> list[CkptToolError]:
+    """Return the errors of files that cannot be read and that nothing replaces.
+
+    verify has a check of these, since it goes on without them; inspect lists all that are damaged.
+    """
+    unread = [] if checkpoint.unread is None else [checkpoint.unread]
+    if command in ("inspect", "verify"):
+        return unread
+    if checkpoint.misfits:
+        return [*checkpoint.catalog.damaged.values()]
+    return [*unread, *map(checkpoint.with_remedy, checkpoint.damage)]
+
+
+def _verify_checksums(
+    catalog: Catalog,
+    of_files: Diagnostics,
+    executor: Executor,
+    crc: bool,
+    open_progress: OpenProgress,
+) -> None:
+    """Verify the tags of encrypted files, and checksums with ``crc``."""
+    from ckpttool.storage.checksums import check_files
+
+    files = catalog.files.values()
+    is_read = crc or any(file.cipher is not None for file in files)
+    nbytes = sum(file.nbytes for file in files)
+    with (open_progress if is_read else no_progress)(nbytes, "verifying checksums") as on_progress:
+        errors, notes = check_files(catalog, executor, crc, on_progress)
+    of_files.failures += errors
+    of_files.add(*notes)
+
+
+def resolve(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+    *,
+    open_progress: OpenProgress = no_progress,
+) -> Checkpoint:
+    """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
+
+    Parameters
+    ----------
+    catalog
+        The files on disk, from `scan`.
+    strategy
+        The layouts; None for a checkpoint that holds full tensors or describes itself, and for
+        replicated ranks.
+    options
+        Choices where the strategy does not decide.
+    executor
+        Reads contents; by default the caller's own thread.
+    diagnostics
+        Collects problems and notes; without it all problems are raised as one error.
+    open_progress
+        Shows the phases that read contents.
+
+    Raises
+    ------
+    FormatError, PlanError
+        The checkpoint needs a strategy and has none, or needs none and has one.
+
+    Examples
+    --------
+    See "Python" in the guides (docs/guides/from-python.md).
+    """
+    found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
+    executor = executor or InlineExecutor()
+    sight = look(Subject(catalog, strategy, options), found, executor, open_progress=open_progress)
+    if sight.checkpoint is None and sight.error is not None:
+        raise sight.error
+    found.failures[:0] = sight.of_files.failures
+    if diagnostics is None:
+        found.raise_if_errors()
+    assert sight.checkpoint is not None, "else there is an error"
+    return sight.checkpoint
