@@ -8,12 +8,14 @@ import re
 from inspect import signature
 from pathlib import Path
 from shutil import rmtree
+from zlib import crc32
 
 import pytest
 
 from ckpttool.execution import execute as execute_module
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
+from tests.support.manifests import reseal
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
@@ -123,6 +125,20 @@ def killed_in_a_line(small):
     lines = log.read_bytes().splitlines(keepends=True)
     assert lines[-1].startswith(b'{"path"')
     log.write_bytes(b"".join(lines[:-1]) + b'{"rank": 2, "path": "rank_2/ch')
+
+
+def killed_inside(small):
+    small.stop_inside()
+
+
+def killed_before_this_version(small):
+    """Leave a plan and a log as they were before the record had a version."""
+    small.stop()
+    reseal(small.record / "plan.json", ('"record": 2, ', ""))
+    log = small.record / "whole.log"
+    begin, *lines = log.read_bytes().splitlines(keepends=True)
+    text = begin.rpartition(b" ")[0].replace(b'"record": 2, ', b"")
+    log.write_bytes(b"".join([text, b" %08x\n" % crc32(text), *lines]))
 
 
 def killed_other(small):
@@ -246,7 +262,9 @@ STATES = {
     "part 2/2 of another plan": running("--part", "2/2", name="other"),
     "killed, half-written file left": killed,
     "killed, nothing complete": killed_at_once,
+    "killed inside an output": killed_inside,
     "killed, entry without stamp, last line torn": killed_in_a_line,
+    "a record of the version before": killed_before_this_version,
     "killed, another plan": killed_other,
     "an output changed since": killed_and_changed,
     "killed with `--overwrite`, 2 old outputs left": killed_over_finished,
@@ -350,8 +368,11 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
         result, filled, is_unchanged = command()
     text = message(result)
     assert str(result.exit_code) == code, text
-    written = int(what.rpartition("writes ")[2]) if "writes" in what else 0
+    numbers = re.search(r"(goes on in (\d), )?writes (\d)", what)
+    goes_on, written = (int(number or 0) for number in numbers.groups()[1:]) if numbers else (0, 0)
+    written += goes_on
     assert filled == written
+    assert (f"goes on inside {goes_on} half-written output" in text) == (goes_on > 0)
     if "keeps" in what:
         assert f", {what[6]} kept, {written} written, " in text
     elif "writes" not in what:
