@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.strategies import files_to_fetch as files_to_fetch
     from ckpttool.operations.strategies import merge_strategies as merge_strategies
     from ckpttool.operations.strategy_check import check_strategies as check_strategies
-    from ckpttool.operations.strategy_check import fit_devices as fit_devices
     from ckpttool.operations.strategy_diff import diff_strategies as diff_strategies
     from ckpttool.operations.values import read_values as read_values
     from ckpttool.planning.averaging import AverageInput as AverageInput
@@ -138,7 +137,6 @@ _MODULES = {
     "convert_strategy": "ckpttool.operations.strategies",
     "merge_strategies": "ckpttool.operations.strategies",
     "check_strategies": "ckpttool.operations.strategy_check",
-    "fit_devices": "ckpttool.operations.strategy_check",
     "diff_strategies": "ckpttool.operations.strategy_diff",
     "read_values": "ckpttool.operations.values",
     "write_strategy": "ckpttool.strategy_files.writer",

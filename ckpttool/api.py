@@ -15,10 +15,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
@@ -64,7 +67,6 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import defaults, is_record, replace
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.strategy_files.reader import read_strategy
@@ -105,7 +107,7 @@ Answer: TypeAlias = (
     | StrategyComparison
     | WrittenStrategy
 )
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
@@ -317,7 +319,7 @@ def merge(
         Write nothing, and return an `Estimate`: what the run would answer, read, write and take.
     progress
         True for a bar, False for none, or a function that takes the name of a phase, what is done
-        and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
+        and the total.  By default there is a bar in a terminal and in a notebook.
     options
         Fields of `SourceOptions`, `ResolveOptions`, `TensorOptions`, `OutputOptions` and
         `RunOptions`.
@@ -868,14 +870,16 @@ class _Keywords:
         self._left = {name: _value(name, one, reverse) for name, one in given.items()}
         self._names: set[str] = set()
 
-    def take(self, options: Callable[..., T], without: Collection[str] = ()) -> T:
+    def take(self, options: type[T], without: Collection[str] = ()) -> T:
         """Return an object of options with the keywords that are fields of it or of its parts.
 
         ``without`` are fields that do nothing in this call, so that they are no keywords of it.
         """
         taken: dict[str, object] = {}
-        for name, default in defaults(options).items():
-            if is_record(default):
+        unset = options()
+        for name in options.__struct_fields__:
+            default = getattr(unset, name)
+            if isinstance(default, Struct):
                 taken[name] = self.take(type(default), without)
             elif name not in without:
                 self._names.add(name)
@@ -969,7 +973,7 @@ def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
         warnings.warn(str(one), CkptToolWarning, stacklevel=level)
 
 
-def _counts(progress: Progress, *, in_bytes: bool = False) -> OpenCount:
+def _counts(progress: Progress) -> OpenCount:
     """Return what shows the phases of a call: a bar, a function of the caller, or nothing."""
     if callable(progress):
         return lambda phase: nullcontext(partial(progress, phase))
@@ -977,41 +981,16 @@ def _counts(progress: Progress, *, in_bytes: bool = False) -> OpenCount:
     if not (is_seen if progress is None else progress):
         return no_count
 
-    def open_bar(phase: str) -> AbstractContextManager[OnCount]:
-        try:
-            return _tqdm_bar(phase, in_bytes)
-        except ImportError:
-            return _text_bar(phase)
-
-    return open_bar
+    return _bar
 
 
 def _bytes(progress: Progress) -> OpenProgress:
     """Return the same for phases of bytes."""
-    return add_up(_counts(progress, in_bytes=True), "reading")
-
-
-def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnCount]:
-    with warnings.catch_warnings():  # of tqdm, in a notebook without ipywidgets
-        warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm
-
-    @contextmanager
-    def opened() -> Iterator[OnCount]:
-        scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if is_bytes else {}
-        with tqdm(desc=phase, delay=BAR_SECONDS, leave=False, **scale) as bar:
-
-            def update(done: int, total: int) -> None:
-                bar.total = total or None
-                bar.update(done - bar.n)
-
-            yield update
-
-    return opened()
+    return add_up(_counts(progress), "reading")
 
 
 @contextmanager
-def _text_bar(phase: str) -> Iterator[OnCount]:
+def _bar(phase: str) -> Iterator[OnCount]:
     """Show per cent in one line of a terminal."""
     due = time.monotonic() + BAR_SECONDS
     shown = ""

@@ -20,8 +20,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.records import field, record, replace
-from ckpttool.wording import as_typed, format_ranks, nearest, shorten, with_keywords
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ckpttool.wording import as_typed, format_ranks, nearest, shorten
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -33,8 +35,7 @@ SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column or a line of `
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
 
-@record
-class Code:
+class Code(Struct, frozen=True):
     """One line of the table of severities.
 
     Attributes
@@ -282,8 +283,7 @@ def severities(
     return column
 
 
-@record(kw_only=True)
-class Diagnostic:
+class Diagnostic(Struct, frozen=True):
     """One fact for people and programs: what is wrong, what was found, what to do.
 
     Attributes
@@ -317,8 +317,8 @@ class Diagnostic:
         The side of a comparison; "" without one.
     """
 
-    code: str = field(kw_only=False)
-    message: str = field(kw_only=False)
+    code: str
+    message: str
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""
@@ -357,13 +357,8 @@ class Diagnostic:
         """The lines as one text, for people."""
         return "\n  ".join(self.lines)
 
-    @property
-    def for_python(self) -> Diagnostic:
-        """The diagnostic with keywords in its hint; only hints name options."""
-        return replace(self, hint=with_keywords(self.hint))
-
     def __str__(self) -> str:
-        return self.for_python.text
+        return self.text
 
     def for_command(self, command: Command) -> Diagnostic:
         """Return the diagnostic; its hint names its page if ``command`` lacks an option in it.
@@ -434,8 +429,8 @@ class CkptToolError(Exception):
         yield Diagnostic(self.code, super().__str__())
 
     def __str__(self) -> str:
-        found = (one.for_python for one in self.diagnostics)
-        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in found)
+        problems = self.diagnostics
+        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in problems)
 
     def on_side(self, side: str) -> CkptToolError:
         """Return the error with its side of a comparison.
@@ -545,7 +540,7 @@ class FormatError(_PlaceError):
     def __str__(self) -> str:
         at = "" if self.offset is None else f" byte {self.offset}:"
         text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
-        return join_clauses(text, self.facts, with_keywords(self.hint))
+        return join_clauses(text, self.facts, self.hint)
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""

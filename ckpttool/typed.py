@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, SupportsIndex
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret
 from ckpttool.system import forbid_core_dumps
-from ckpttool.wording import nearest, parse_numbers
+from ckpttool.wording import parse_numbers
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -31,18 +31,18 @@ class TypedError(ValueError):
         What is wrong.
     facts
         What was expected.
-    instead
+    example
         A right value.
     """
 
-    def __init__(self, message: str, facts: str = "", instead: str = "") -> None:
-        super().__init__(message, facts, instead)
+    def __init__(self, message: str, facts: str = "", example: str = "") -> None:
+        super().__init__(message, facts, example)
         self.message = message
         self.facts = facts
-        self.instead = instead
+        self.example = example
 
     def __str__(self) -> str:
-        return join_clauses(self.message, self.facts, self.instead and f"example: {self.instead}")
+        return join_clauses(self.message, self.facts, self.example and f"example: {self.example}")
 
 
 def require_choice(name: str, given: object, choices: Collection[object]) -> None:
@@ -90,14 +90,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     try:
         return parse_numbers(text)
     except ValueError as error:
-        raise TypedError(f"{error} is not a rank or a range of ranks", instead="0,3-7") from error
+        raise TypedError(f"{error} is not a rank or a range of ranks", example="0,3-7") from error
 
 
 def parse_rank_files(text: str) -> str:
     """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
     if "{rank}" not in text:
-        instead = "ckpt/rank_{rank}/net-1_10.ckpt"
-        raise TypedError(f"{text!r} does not have {{rank}} in it", instead=instead)
+        example = "ckpt/rank_{rank}/net-1_10.ckpt"
+        raise TypedError(f"{text!r} does not have {{rank}} in it", example=example)
     return text
 
 
@@ -111,21 +111,15 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5G") == parse_size("1536MiB"), parse_size("500MB")
     (True, 500000000)
     """
-    if nbytes := _bytes_of(text):
-        return nbytes
-    facts = "A size ends with its unit: 2GiB or 2G (of 1024), or 500MB (of 1000)."
-    instead = text.strip().upper()
-    raise TypedError(f"{text!r} is not a size", facts, instead if _bytes_of(instead) else "2GiB")
-
-
-def _bytes_of(text: str) -> int:
-    """Return the bytes of a size; 0 for what is none."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kKMGT])(|B|iB?)|B)\s*", text, re.ASCII)
     number, prefix, end = ("0", None, "") if match is None else match.groups()
     unit: int = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
     whole, _, decimals = number.partition(".")
     scale: int = 10 ** len(decimals)
-    return int(whole + decimals) * unit // scale
+    if nbytes := int(whole + decimals) * unit // scale:
+        return nbytes
+    facts = "A size ends with its unit: 2GiB or 2G (of 1024), or 500MB (of 1000)."
+    raise TypedError(f"{text!r} is not a size", facts, "2GiB")
 
 
 NAME_FIELDS = ("model", "rank", "step")
@@ -139,30 +133,27 @@ def parse_file_name(text: str) -> str:
     >>> parse_file_name("llama_rank_{rank}-{step}")
     'llama_rank_{rank}-{step}'
     """
-    instead = "{model}_rank_{rank}-{step}"
+    example = "{model}_rank_{rank}-{step}"
     try:
         parts = [*Formatter().parse(text)]
     except ValueError as error:
-        raise TypedError(f"{text!r} has a brace too many", str(error), instead) from error
+        raise TypedError(f"{text!r} has a brace too many", str(error), example) from error
     fields = [(name, spec or conversion) for _, name, spec, conversion in parts if name is not None]
     known = ", ".join(f"{{{name}}}" for name in NAME_FIELDS)
     for field, rest in fields:
         if rest:
-            raise TypedError(f"{text!r} formats {{{field}}}", "Fields stand as they are.", instead)
+            raise TypedError(f"{text!r} formats {{{field}}}", "Fields stand as they are.", example)
         if field not in NAME_FIELDS:
-            near = nearest(field, NAME_FIELDS)
-            instead = text.replace(f"{{{field}}}", f"{{{near}}}") if near else instead
             message = f"{text!r} has an unknown field {{{field}}}"
-            raise TypedError(message, f"Fields: {known}.", instead)
+            raise TypedError(message, f"Fields: {known}.", example)
     if "rank" not in dict(fields):
-        raise TypedError(f"{text!r} gives all ranks one name", "It needs {rank}.", instead)
+        raise TypedError(f"{text!r} gives all ranks one name", "It needs {rank}.", example)
     if "/" in text or "\0" in text:
         facts = "The files lie in rank_0/, rank_1/, ..."
-        last = text.rpartition("/")[2]
-        raise TypedError(f"{text!r} has a / in it", facts, last if "{rank}" in last else instead)
+        raise TypedError(f"{text!r} has a / in it", facts, example)
     if text.startswith("."):
         facts = "Hidden files are not read again."
-        raise TypedError(f"{text!r} begins with a dot", facts, text.lstrip(".") or instead)
+        raise TypedError(f"{text!r} begins with a dot", facts, example)
     return text
 
 
@@ -180,30 +171,15 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
     if match is None or match[2] not in SECONDS:
         facts = "A duration is one number with its unit: s, m or h."
-        raise TypedError(f"{text!r} is not a duration", facts, _as_duration(text))
+        raise TypedError(f"{text!r} is not a duration", facts, "10m")
     return float(match[1]) * SECONDS[match[2]]
-
-
-def _as_duration(text: str) -> str:
-    """Return a duration that other programs write in another way, ``1d`` or ``1h30m``.
-
-    Examples
-    --------
-    >>> _as_duration("1d"), _as_duration("1h30m"), _as_duration("90sec"), _as_duration("5")
-    ('24h', '90m', '90s', '5m')
-    """
-    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.lower(), re.ASCII)
-    units = {**SECONDS, "d": 24 * 3600, "w": 7 * 24 * 3600}
-    seconds = sum(float(number) * units.get(unit[:1], 60) for number, unit in parts)
-    whole = next((unit for unit in "hms" if seconds and seconds % SECONDS[unit] == 0), "")
-    return f"{seconds / SECONDS[whole]:.0f}{whole}" if whole else "10m"
 
 
 def parse_part(text: str) -> tuple[int, int]:
     """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise TypedError(f"{text!r} is not a part K/N with K from 1 to N", instead="2/8")
+        raise TypedError(f"{text!r} is not a part K/N with K from 1 to N", example="2/8")
     return int(match[1]), int(match[2])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 LEAST_IN_STRIDE = 4  # numbers that are written as a range with a step
 
@@ -274,8 +274,8 @@ def format_sizes(*shapes: Sequence[int]) -> str:
     return " x ".join("-".join(map(str, axis)) for axis in sizes) or "scalar"
 
 
-def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool) -> str:
-    """Return the name that was perhaps meant and that ``fits``, or an empty text.
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name that was perhaps meant, or an empty text.
 
     Examples
     --------
@@ -285,58 +285,12 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
     from difflib import get_close_matches
 
     by_word = {one.lower().lstrip("-"): one for one in names}
-    near = get_close_matches(name.lower().lstrip("-"), by_word, 3, 0.65)
-    return next((by_word[one] for one in near if fits(by_word[one])), "")
+    near = get_close_matches(name.lower().lstrip("-"), by_word, 1, 0.65)
+    return by_word[near[0]] if near else ""
 
 
 MAX_HTML_ROWS = 200  # of a table in a notebook
 
-# What a call of Python takes in place of an option of the command line.
-KEYWORDS: Mapping[str, str] = {  # of options with a value
-    "-s": "strategy",
-    "-d": "target",
-    "-o": "out",
-    "--dec-key-file": "key",
-    "--b-step": "step",  # Python has one for both sides
-    "--b-pattern": "pattern",
-    "--rank": "ranks",
-    "--relative-to": "folder",
-    "--tensor": "include",
-    "--values": "patterns",
-    "--max-memory": "max_memory_bytes",
-    "--max-shard-size": "max_shard_bytes",
-    "--wait": "wait_seconds",
-    "--write-strategy": "strategy_path",
-    **{
-        f"--{name.replace('_', '-')}": name
-        for name in (
-            *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
-            *("format", "prefix", "name", "not_in_target", "part", "ignore"),
-            *("include", "exclude", "rename", "rename_file", "dtype", "on_overflow", "steps"),
-        )
-    },
-}
-FLAGS: Mapping[str, str] = {  # of options without a value
-    "--check-manifest": "manifest='all'",
-    "--ignore-manifest": "manifest='ignore'",
-    **{
-        f"--{name.replace('_', '-')}": f"{name}=True"
-        for name in (
-            *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
-            *("overwrite", "resume", "no_locks", "weights_only", "dry_run", "normalize"),
-            *("mindformers", "reverse"),
-        )
-    },
-}
-_PROSE = "with|if|for|on|of|and|or|that|to|in"  # goes on after an option; no value of it
-_QUOTED = r"'[^'\n]*'|\"[^\"\n]*\""
-_HINT = re.compile(
-    rf"`[^`\n]*`|(?:\bckpttool [a-z]|\bcp |\bln )[^;)\n]*|(?<![\w'])(?:{_QUOTED})"
-    r"|(?<![\w/.-])(?P<option>--[a-z][a-z-]*|-[sdo]\b)"
-    rf"(?: (?!(?:{_PROSE})\b)(?P<value>(?:{_QUOTED}|[^\s'\"`])+?)(?=[,;.)]*(?:\s|$)))?"
-)
-
-_REPEATED = re.compile(rf"(?<![\w'])([a-z_]+)=((?:{_QUOTED})(?:, \1=(?:{_QUOTED}))+)")
 _OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
 
 
@@ -357,55 +311,6 @@ def _spell_bytes(word: re.Match[str]) -> str:
         return word[0]
     spelled = word[0].strip("'").replace("\\", r"\\")
     return "$'" + _OTHER_BYTE.sub(lambda one: f"\\x{ord(one[0]) - 0xDC00:02x}", spelled) + "'"
-
-
-def with_keywords(hint: str) -> str:
-    """Return a hint with the keywords of Python in place of options of the command line.
-
-    A hint is read as a shell reads it: names from outside are quoted, and what is quoted stays as
-    it is, except as the value of an option.  Whole commands stay as they are.
-
-    Examples
-    --------
-    >>> with_keywords("-s STRATEGY, or --replicated if every rank holds the whole model")
-    "strategy='STRATEGY', or replicated=True if every rank holds the whole model"
-    >>> with_keywords("'a -s b' as SRC; --step backup --optimizer-shard 4, or --step with a run")
-    "'a -s b' as SRC; step='backup', optimizer_shard=4, or step= with a run"
-    >>> with_keywords("--exclude 'a.*' --exclude b")
-    "exclude=['a.*', 'b']"
-    >>> with_keywords("`ckpttool help -s`, or --rank 0,3-7 --resume")
-    "`ckpttool help -s`, or ranks='0,3-7', resume=True"
-    """
-    parts: list[str] = []
-    done, place = 0, 0  # what is written, and where the next search begins
-    while found := _HINT.search(hint, place):
-        start, place, option = found.start(), found.end(), found["option"]
-        if option in FLAGS:
-            place = start + len(option)
-            text = FLAGS[option]
-        elif option in KEYWORDS:
-            value = found["value"]
-            text = f"{KEYWORDS[option]}={'' if value is None else _literal(option, value)}"
-        else:
-            continue
-        between = hint[done:start]
-        parts += [", " if parts and between == " " else between, text]
-        done = place
-    return _REPEATED.sub(_join_values, "".join((*parts, hint[done:])))
-
-
-def _join_values(repeated: re.Match[str]) -> str:
-    """Return a keyword with several values once, with a list of these."""
-    values = repeated[2].replace(f", {repeated[1]}=", ", ")
-    return f"{repeated[1]}=[{values}]"
-
-
-def _literal(option: str, word: str) -> str:
-    """Return the value of an option, a word of the shell, as Python writes it."""
-    from shlex import split  # late, since `ckpttool --help` needs none
-
-    is_number = option == "--optimizer-shard"  # "N" stands for one, too
-    return word if is_number else repr(split(word)[0])
 
 
 class Brief:

@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.discovery.checkpoint2 import read_metadata
     from ckpttool.discovery.hyper_parallel import read_metadata as read_hyper_metadata
     from ckpttool.formats.ckpt import Ckpt
-    from ckpttool.formats.foreign import read_group_info, read_rank_table
+    from ckpttool.formats.foreign import identify_foreign, read_rank_table
     from ckpttool.formats.hdf5 import Hdf5
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
@@ -178,7 +178,7 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "strategy": (_strategy, "**/*strategy*.ckpt"),
     "json": (_strategy, "**/*.json"),
     "by_hand": (_document(lambda path: read_handwritten(path, None)), "**/*.json"),
-    "group_info": (_document(read_group_info), "**/*.pb"),
+    "foreign": (_document(identify_foreign), "**/*.pb"),
     "hyper_parallel": (
         _limited(_document(lambda path: read_hyper_metadata(StoredFile(path)))),
         "**/*.metadata",

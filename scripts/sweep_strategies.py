@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.optimizer_state import state_layouts
@@ -43,7 +44,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import severities
-from ckpttool.records import replace
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:

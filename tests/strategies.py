@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy, join_stages
-from ckpttool.records import replace
 from tests.support.checkpoints import noise
 from tests.support.readers import Entry
 

@@ -23,7 +23,7 @@ from tests.support.corpus import GOLDEN
 
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = [  # lowest first; rooms of one floor do not know each other
-    {"problems", "wording", "concurrency", "records", "secret", "system", "typed"},
+    {"problems", "wording", "concurrency", "secret", "system", "typed"},
     {"model"},
     {"formats"},
     {"storage"},
@@ -44,9 +44,8 @@ WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {
     "ckpttool.execution.dask": {"dask", "distributed"},
     "ckpttool.execution.mpi": {"mpi4py"},
-    "ckpttool.api": {"ml_dtypes", "tqdm", "typing_extensions"},
+    "ckpttool.api": {"ml_dtypes", "typing_extensions"},
     "ckpttool.operations.open": {"ml_dtypes"},
-    "ckpttool.records": {"typing_extensions"},
 }
 GROUPS = {"ckpttool.cli": COMMANDS, "ckpttool.cli.strategy": STRATEGY_COMMANDS}
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -187,8 +186,6 @@ def test_a_module_imports_only_what_its_room_may_know(path):
         assert "h5py" not in known
     if name != "ckpttool.formats.encryption":
         assert "cryptography" not in known
-    if name not in ("ckpttool.formats.strict_json", "ckpttool.records"):
-        assert "msgspec" not in known
     others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml", "msgspec"}
     others |= EXTRAS.get(name, set())
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
@@ -355,7 +352,7 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
 
 
 START = ("", "_version", "cli", "cli.groups", "cli.main", "cli.signals")
-START += ("problems", "records", "wording")
+START += ("problems", "wording")
 
 
 def loaded_by(*arguments: str, beside: str = "click, msgspec") -> tuple[set[str], set[str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool import problems
 from ckpttool.problems import (
@@ -34,7 +35,6 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import replace
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 from tests.support.snapshots import UPDATE
 
@@ -414,7 +414,7 @@ def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():
 def test_of_many_outputs_that_were_complete_some_are_named():
     error = ExecutionError("e", "it broke", list("abcd"))
     assert (
-        "not written: it broke; complete: a, b, c and 1 more; the same command with resume=True"
+        "not written: it broke; complete: a, b, c and 1 more; the same command with --resume"
         in str(error)
     )
     assert error.committed == ("a", "b", "c", "d")

@@ -8,6 +8,9 @@ from itertools import chain
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import (
@@ -45,7 +48,6 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, TensorMeta
 from ckpttool.problems import COPY_AGAIN, CkptToolError, Diagnostic, FormatError
-from ckpttool.records import field, record, replace
 from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
@@ -84,8 +86,7 @@ Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 
 
-@record
-class ResolveOptions:
+class ResolveOptions(Struct, frozen=True):
     """Options that decide how a checkpoint is resolved to full tensors.
 
     Attributes
@@ -136,8 +137,7 @@ class ResolveOptions:
         require_number("optimizer_shard", self.optimizer_shard)
 
 
-@record(kw_only=True)
-class Checkpoint(Brief):
+class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     """A checkpoint, resolved to full tensors.
 
     Attributes
@@ -214,14 +214,14 @@ class Checkpoint(Brief):
     sampled_copies: tuple[SampledTensor, ...] = ()
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
     scrambled: tuple[ScrambledTensor, ...] = ()
-    indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
+    indexes: Mapping[str, IndexedTensors] = {}
     copies: ComparedCopies = ComparedCopies()
     counting: frozenset[str] = frozenset()
     weight_block: tuple[int, int] | None = None
-    read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
+    read: Mapping[Reading, Sequence[Diagnostic]] = {}
     unread: CkptToolError | None = None
-    no_evidence: Mapping[str, CkptToolError] = field(default_factory=dict)
-    evidence: Evidence = field(default_factory=Evidence, compare=False)
+    no_evidence: Mapping[str, CkptToolError] = {}
+    evidence: Evidence = field(default_factory=Evidence)
     chosen_from: Checkpoint | None = None
 
     def _texts(self) -> Iterator[str]:

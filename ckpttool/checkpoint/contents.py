@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError, ask
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.encryption import read_plain
@@ -35,7 +37,6 @@ from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError, FormatError
-from ckpttool.records import field, record
 from ckpttool.transaction.manifest import ManifestFile
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 _MAX_CONFIG_BYTES = 1 << 20  # those of models have some KiB
 
 
-@record
-class EqualContents:
+class EqualContents(Struct, frozen=True):
     """The ranks with equal contents of tensors that names and shapes do not decide.
 
     Attributes
@@ -59,7 +59,7 @@ class EqualContents:
         Names of running statistics, which differ by design.
     """
 
-    groups: Mapping[str, RankGroups] = field(default_factory=dict)
+    groups: Mapping[str, RankGroups] = {}
     constant: tuple[str, ...] = ()
     running_statistics: frozenset[str] = frozenset()
 
@@ -196,12 +196,11 @@ def _read_index(path: str) -> IndexedTensors:
     return {} if merged is None else merged.metas
 
 
-@record
-class ComparedCopies:
+class ComparedCopies(Struct, frozen=True):
     """Tensors that an index names in one file, by the other files that hold copies of them."""
 
-    equal: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
-    differing: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+    equal: Mapping[str, Sequence[StoredTensor]] = {}
+    differing: Mapping[str, Sequence[StoredTensor]] = {}
 
 
 def find_counting(

@@ -16,18 +16,18 @@ from concurrent.futures import Executor
 from itertools import chain
 from typing import TypeAlias, TypeVar, cast
 
+from msgspec import Struct
+
 from ckpttool.concurrency import wait_result
 from ckpttool.formats.local import unreadable
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError, CombinedError, UnreadableError
-from ckpttool.records import field, record
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-@record
-class Question:
+class Question(Struct, frozen=True):
     """Something that has to be read of several subjects.
 
     Attributes
@@ -42,11 +42,10 @@ class Question:
     of: tuple[Hashable, ...]
 
 
-@record
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What was read so far: reading function to subject to answer."""
 
-    answers: dict[Callable[..., object], dict[Hashable, object]] = field(default_factory=dict)
+    answers: dict[Callable[..., object], dict[Hashable, object]] = {}
 
     def of(self, read: Callable[[K], T]) -> Mapping[K, T]:
         """Return subject to answer, of all questions with this reading function."""

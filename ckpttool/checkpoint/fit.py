@@ -14,6 +14,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
@@ -22,7 +24,6 @@ from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 

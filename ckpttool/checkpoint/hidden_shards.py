@@ -28,6 +28,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.optimizer_state import (
     contradiction,
@@ -38,7 +41,6 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -294,8 +296,7 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-@record
-class InferredStrategy:
+class InferredStrategy(Struct, frozen=True):
     """A strategy corrected by contents, with the parameters that contents do not decide.
 
     Attributes

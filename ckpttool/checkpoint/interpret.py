@@ -14,6 +14,9 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.optimizer_state import (
     correct_layouts,
     followed_parameter,
@@ -46,7 +49,6 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, replace
 from ckpttool.wording import format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)
@@ -92,8 +94,7 @@ def _components(name: str) -> tuple[str, ...]:
     return (name,) if tag is None else map_component_names(tag)
 
 
-@record
-class EachFile:
+class EachFile(Struct, frozen=True):
     """A record for each tensor of each file, which holds it in full.
 
     Each pass makes them again: the files of a thousand ranks hold a million tensors.
@@ -170,8 +171,7 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
     return found
 
 
-@record
-class _Stage:
+class _Stage(Struct, frozen=True):
     """What the slices of a stage make: the full shape, None if it has none, and missing slices."""
 
     layout: Layout
@@ -179,8 +179,7 @@ class _Stage:
     gaps: tuple[tuple[int, ...], ...] = ()
 
 
-@record
-class _Case:
+class _Case(Struct, frozen=True):
     """How a tensor is laid out: the same for all tensors of its kind with an equal listing.
 
     Attributes
@@ -202,8 +201,7 @@ class _Case:
     problem: Diagnostic | None = None
 
 
-@record
-class _Ranks:
+class _Ranks(Struct, frozen=True):
     """The files of ranks, and what says how they fit together; see `interpret`."""
 
     catalog: Catalog
@@ -211,7 +209,7 @@ class _Ranks:
     states: ParameterOfState
     contents: ContentGroups
     kinds: Mapping[str, Hashable]
-    cases: dict[Hashable, _Case] = field(default_factory=dict)  # thousands of tensors have few
+    cases: dict[Hashable, _Case] = {}  # thousands of tensors have few
 
     def tensor(self, name: str, held: Sequence[int]) -> Tensor:
         """Return the record of a tensor that some ranks hold."""

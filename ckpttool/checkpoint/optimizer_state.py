@@ -17,6 +17,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
@@ -24,7 +27,6 @@ from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, replace
 from ckpttool.wording import count, shorten
 
 
@@ -420,8 +422,7 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
     return layout.implied_shape(shape)
 
 
-@record(frozen=False)
-class GradientShards:
+class GradientShards(Struct):
     """Gradients whose target strategy lists an optimizer shard, and whether it was used.
 
     Attributes
@@ -432,8 +433,8 @@ class GradientShards:
         Names with the shard.
     """
 
-    unsharded: list[str] = field(default_factory=list)
-    sharded: list[str] = field(default_factory=list)
+    unsharded: list[str] = []
+    sharded: list[str] = []
 
     def drop_unproven_shard(
         self, source: FullTensor, strategy: Strategy, layouts: tuple[Layout, ...]

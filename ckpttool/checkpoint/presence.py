@@ -25,6 +25,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
@@ -42,7 +45,6 @@ from ckpttool.problems import (
     UnsupportedError,
     join_clauses,
 )
-from ckpttool.records import record, replace
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count
 
@@ -266,8 +268,7 @@ def without_harmless(
 MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to names
 
 
-@record
-class Presence:
+class Presence(Struct, frozen=True):
     """What is missing of a checkpoint.
 
     Attributes
@@ -424,8 +425,7 @@ def _is_conclusive(
 # --------------------------------------------------------------------- tensors without a layout
 
 
-@record
-class PartlyHeld:
+class PartlyHeld(Struct, frozen=True):
     """Parameters without a layout that some ranks of a stage hold and others do not.
 
     Attributes

@@ -14,13 +14,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Kept
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, FormatError, PlanError
-from ckpttool.records import replace
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.strategies import RecordedSet
 from ckpttool.wording import count, format_ranks, shorten

@@ -12,6 +12,9 @@ from concurrent.futures import Executor
 from shlex import quote
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.contents import (
     EqualContents,
@@ -41,14 +44,12 @@ from ckpttool.problems import (
     PlanError,
     join_clauses,
 )
-from ckpttool.records import record, replace
 from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
 
-@record
-class Purpose:
+class Purpose(Struct, frozen=True):
     """What a checkpoint is resolved for.
 
     Attributes

@@ -13,12 +13,14 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, RankGroups, Slicing
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
@@ -29,8 +31,7 @@ CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no ch
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
 
 
-@record(gc=False)
-class SampledTensor:
+class SampledTensor(Struct, frozen=True, gc=False):
     """A full tensor with samples of its slices.
 
     Attributes

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.model.dtypes import FLOAT8, FLOATS
 from ckpttool.model.plan import Term
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import format_shape
 
 if TYPE_CHECKING:

@@ -28,12 +28,13 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.samples import TENSORS_PER_LAYOUT, sampling_order
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.tensors import Extent, StoredTensor
-from ckpttool.records import record
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
@@ -42,8 +43,7 @@ MIN_ELEMENTS = 6  # that two slices have in common; fewer may be equal by chance
 MIN_BITS = 2.0  # of an element: four values
 
 
-@record
-class ScrambledTensor:
+class ScrambledTensor(Struct, frozen=True):
     """A tensor with scrambled slices.
 
     Attributes
@@ -58,8 +58,7 @@ class ScrambledTensor:
     ranks: tuple[int, int]
 
 
-@record
-class _Line:
+class _Line(Struct, frozen=True):
     """Slices of a tensor beside each other, along the last axis that is cut.
 
     Attributes

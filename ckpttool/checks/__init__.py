@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.recorded import noted_other_strategy
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
-from ckpttool.records import record, replace
 from ckpttool.wording import count
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
@@ -26,8 +28,7 @@ _BOTH: tuple[Files, ...] = ("joined", "full")
 _ANY: tuple[Files, ...] = (*_BOTH, *_KEPT)
 
 
-@record
-class Check:
+class Check(Struct, frozen=True):
     """A line of the table.
 
     Attributes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import disagreement, group_ranks
 from ckpttool.checkpoint.presence import has_redundancy_mark
@@ -13,7 +15,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, format_ranks, shorten
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import (
     contradiction,
@@ -16,7 +18,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, format_numbers, format_ranks, shorten
 
 

@@ -16,6 +16,9 @@ from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OnProgress, map_in_order, wait_result
 from ckpttool.discovery.rank_folders import find_manifests, is_single_file, list_paths
 from ckpttool.formats import read_index
@@ -24,7 +27,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, list_outputs
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
-from ckpttool.records import field, record, replace
 from ckpttool.storage.sampling import hash_unit, hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
@@ -35,8 +37,7 @@ _WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
 _IGNORE = "put the file back, or --ignore-manifest to read it as it is"
 
 
-@record
-class _File:
+class _File(Struct, frozen=True):
     """A file of a set: its path as it was given, its header, and its entry in the manifest."""
 
     path: str
@@ -209,8 +210,7 @@ def check_set(
         yield _finding(path, f"lists {os.path.relpath(name, path.parent)}, which is another file")
 
 
-@record(frozen=False)
-class _Comparison:
+class _Comparison(Struct):
     """The comparison of files with the manifest in ``folder``; verify gives other hints.
 
     Of ``partial`` files only the tensors in the index are compared.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain, groupby, islice, permutations
+from itertools import chain, islice
 from shlex import quote
+
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Tensor
@@ -21,7 +23,6 @@ from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
-from ckpttool.records import replace
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
@@ -164,15 +165,9 @@ def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     groups: dict[frozenset[int], list[str]] = defaultdict(list)
     for name, ranks in owners_of.items():
         groups[frozenset(ranks)].append(name)
-    joined = _joined_hint(checkpoint, owners_of)
-    found: list[Diagnostic] = []
     for lost, names in groups.items():
-        one = _missing_problem(checkpoint, sorted(lost))
-        if joined and one.hint:
-            one = replace(one, hint=f"{one.hint}, or {joined}", options=("--optimizer-shard",))
-        one = propose_step(checkpoint, one)
-        found += (replace(one, tensor=name) for name in names)
-    yield from _propose_stages(checkpoint, found)
+        one = propose_step(checkpoint, _missing_problem(checkpoint, sorted(lost)))
+        yield from (replace(one, tensor=name) for name in names)
     unknown = tuple(rank for rank, known in checkpoint.presence.replaced.items() if known is False)
     if unknown and checkpoint.catalog.description is None:
         text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
@@ -222,71 +217,6 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
         hint = ""  # other errors name the cause
     text, facts = "some slices are on no rank", "; ".join(remarks)
     return Diagnostic("missing", text, hint=hint, facts=facts, ranks=tuple(owners))
-
-
-def _joined_hint(checkpoint: Checkpoint, names: Iterable[str]) -> str:
-    """Return the hint for joined optimizer shards, with the shapes of one tensor; "" for none."""
-    catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    are_possible = all(_has_each_slice_once(checkpoint, name) for name in names)
-    if not are_possible or checkpoint.is_deduplicated or checkpoint.options.optimizer_shard == 1:
-        return ""
-    for name in names:
-        shape, layout = catalog.metas[name].shape, strategy.layouts[name][0]
-        if layout.is_even and len(layout.tensor_map) == len(shape):
-            joined = replace(layout, optimizer_shard=1).implied_shape(shape)
-            shapes = f"{name} is {joined} then, and not {layout.implied_shape(shape)}"
-            return f"--optimizer-shard 1 if the optimizer shards were joined before ({shapes})"
-    return ""
-
-
-def _has_each_slice_once(checkpoint: Checkpoint, name: str) -> bool:
-    """Return whether each slice is on one rank, without the optimizer shard in the strategy.
-
-    With several, contents would show whether these are replicas or slices of the shard.
-    """
-    layouts = checkpoint.strategy.layouts.get(name, ())
-    bare = [replace(layout, optimizer_shard=1) for layout in layouts]
-    held = frozenset(checkpoint.catalog.holders.get(name, ()))
-    is_listed = any(layout.optimizer_shard > 1 for layout in layouts)
-    return is_listed and all(
-        len(held.intersection(ranks)) == 1 for layout in bare for ranks in layout.slice_owners()
-    )
-
-
-def _propose_stages(checkpoint: Checkpoint, problems: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Return the problems; the hint of hand-written lines without pipeline stages is the stages.
-
-    Consecutive ranks with the same parameters are a stage, if all stages are of equal length and
-    each holds something of its own.
-    """
-    catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    by_hand = [one for one in problems if one.tensor in strategy.handwritten]
-    if not by_hand or {*strategy.ranks} - {*catalog.files}:
-        return [*problems]
-    names = [catalog.files[rank].header.keys() for rank in strategy.ranks]
-    stages = [(held, len([*ranks])) for held, ranks in groupby(names)]
-    number, length = len(stages), len(names) // len(stages)
-    has_own = all(not held <= other for (held, _), (other, _) in permutations(stages, 2))
-    if number == 1 or number % strategy.stages or {n for _, n in stages} != {length} or not has_own:
-        return [*problems]
-    lines: dict[str, list[str]] = defaultdict(list)
-    for name in (str(one.tensor) for one in by_hand):
-        (layout, *_), held_by = strategy.layouts[name], [name in held for held, _ in stages]
-        axis = next((axis for axis, n in enumerate(layout.slice_counts) if n > 1), 0)
-        slices = math.prod(layout.slice_counts)
-        cut = f"axis: {axis}" if length % slices else f"parts: {list(layout.slice_counts)}"
-        on = [stage for stage, is_held in enumerate(held_by) if is_held]
-        lines[f"{{{cut}, stages: {on}}}"].append(name)
-    fitting = "; ".join(f"{shorten(named, 2)}: {line}" for line, named in lines.items())
-    place = strategy.handwritten[str(by_hand[0].tensor)]
-    hint = f"`stages: {number}` at the top of that file, and these lines above: {fitting}"
-    text = f"each {length} ranks hold other parameters: {count(number, 'pipeline stage')}?"
-    return [
-        replace(one, hint=hint, facts=f"{one.facts}; {text}", where=place, options=())
-        if one in by_hand
-        else one
-        for one in problems
-    ]
 
 
 def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

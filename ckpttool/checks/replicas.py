@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from itertools import chain
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
@@ -14,7 +17,6 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
@@ -27,8 +29,7 @@ REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explai
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
 
 
-@record
-class Slice:
+class Slice(Struct, frozen=True):
     """A slice of a full tensor, with all of its replicas.
 
     Attributes

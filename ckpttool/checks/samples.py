@@ -9,8 +9,8 @@ how many different values their slices could have had.  If all slices of all sha
 equal, every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
 Other ranks are missing only by the ranks of the same stage: each stage is saved for itself.
 
-The same evidence refuses a strategy file and a line of a hand-written one.  Its message has the
-lines that fit the ranks with equal slices.
+The same evidence refuses a strategy file and a line of a hand-written one.  The message says
+whether replicated or sharded fits the ranks with equal slices.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
-from ckpttool.checks.fitting_lines import fitting_lines
+from ckpttool.checks.fitting_layouts import fitting_layouts
 from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def _replica_problem(checkpoint: Checkpoint, one: SampledTensor, of_other_run: b
     options: tuple[str, ...] = ()
     if place := _place_by_hand(strategy, one.tensor):
         hint = _correct(place)
-        if fitting := _fitting_text(strategy, one):
+        if fitting := _fitting_text(one):
             facts += fitting
         else:
             hint, options = f"{hint}, or --trust-strategy", _TRUST
@@ -326,20 +327,15 @@ def _correct(place: str) -> str:
     return f"correct {place}, or add a line above it for one tensor"
 
 
-_MOST_LINES = 6  # of those that fit, in a message
-
-
-def _fitting_text(strategy: Strategy, one: SampledTensor) -> str:
-    """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
-    if one.is_spot_check or any(sample.is_constant for sample in one.found):
+def _fitting_text(one: SampledTensor) -> str:
+    """Say whether a tensor fits as replicated or as sharded; "" if no layout fits."""
+    layout, groups = one.tensor.layout, one.groups
+    is_known = not any(sample.is_constant for sample in one.found) and not one.is_spot_check
+    if not is_known or not layout.is_even or len(layout.tensor_map) != len(one.slice_shape):
         return ""
-    stages = strategy.stages_of(one.tensor.parameter or one.tensor.name)
-    some = stages if len(stages) < strategy.stages else ()
-    lines = fitting_lines(one.tensor.layout, one.groups, one.slice_shape, some)
-    more = f" or {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-    choice = "; contents do not show axes and their order: take the shape of the model"
-    choice = choice if lines[1:] else ""
-    return f"; what fits: {' or '.join(lines[:_MOST_LINES])}{more}{choice}" if lines else ""
+    if len(groups) == 1:
+        return "; replicated fits"
+    return f"; sharded into {len(groups)} slices fits" if fitting_layouts(layout, groups) else ""
 
 
 _REPLICA_EXPLAINED = "`ckpttool help replica` explains"
@@ -375,7 +371,7 @@ def _equal_slices_note(strategy: Strategy, one: SampledTensor, groups: RankGroup
     hint = "the strategy of this run"
     place = _place_by_hand(strategy, one.tensor)
     if place:
-        facts, hint = facts + _fitting_text(strategy, one), _correct(place)
+        facts, hint = facts + _fitting_text(one), _correct(place)
     elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
 from ckpttool.checks.presence import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
@@ -13,7 +15,6 @@ from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import RankGroups, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 _CHOICES = "--unlisted first (the lowest rank's), rank (each its own) or drop"

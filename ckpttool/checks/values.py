@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
 from ckpttool.checks.manifest import fingerprint
 from ckpttool.checks.replicas import Slice, compare_replicas, find_difference
@@ -17,7 +20,6 @@ from ckpttool.model.belonging import WEIGHT, find_belongings
 from ckpttool.model.slicing import Unlisted, Whole
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, replace
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.wording import count, format_ranks, shorten
 
@@ -25,8 +27,7 @@ from ckpttool.wording import count, format_ranks, shorten
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
 
 
-@record(frozen=False)
-class _Tally:
+class _Tally(Struct):
     """Counts of special values in one tensor, over its slices."""
 
     elements: int = 0
@@ -34,9 +35,9 @@ class _Tally:
     infinities: int = 0
     first_nan: Index | None = None
     first_infinity: Index | None = None
-    nan_ranks: list[int] = field(default_factory=list)
-    infinity_ranks: list[int] = field(default_factory=list)
-    zero_ranks: list[int] = field(default_factory=list)
+    nan_ranks: list[int] = []
+    infinity_ranks: list[int] = []
+    zero_ranks: list[int] = []
     zeros: int = 0
 
     def add(self, one: Slice, stats: TensorStats) -> None:

@@ -102,7 +102,6 @@ def average(
     """Write the weighted mean of several checkpoints."""
     from ckpttool.cli import workflow
 
-    options.refuse_ranks([one.path for one in inputs.sides])
     if not dst_strategy:
         options.require_flag("-d", _OF_RANKS)
         output = options.with_format(path, output)

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={
-        **dict.fromkeys(
-            ("-s", "--src-strategy", "--strategy"),
-            options.Misplaced("convert writes each file again by itself, and needs no strategy."),
-        ),
-        **dict.fromkeys(
-            ("-d", "--dst-strategy"),
-            options.Misplaced("convert leaves every tensor with its rank.", command="reshard"),
-        ),
-    },
     help="""\b
     ckpttool convert checkpoint/ -o converted/ --format safetensors
 

@@ -54,10 +54,6 @@ sides = options.OptionGroup(
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced=dict.fromkeys(
-        ("-d", "--dst-strategy"),
-        options.Misplaced("-s is for A and B, --b-strategy for B.", "--b-strategy"),
-    ),
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 

@@ -9,13 +9,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
 from ckpttool.model.belonging import format_roles
-from ckpttool.records import replace
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -29,11 +29,9 @@ from ckpttool.wording import (
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
-    from ckpttool.model.layout import Layout
     from ckpttool.model.region import Region
     from ckpttool.operations.distribution import Distribution, Ranks, Slice
     from ckpttool.operations.explain import Explanation, RankGroup
-    from ckpttool.operations.obstacles import Obstacle
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
@@ -47,13 +45,12 @@ MAX_RANGES = 6  # of ranks, in one line
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={"--include": options.Misplaced("--tensor names what is explained.", "--tensor")},
     help="""\b
     ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
 
     Say what a rank holds: its place in the device matrix, the rows and columns of its slices, and
     who holds the same.  Without --rank of all ranks; with --tensor of some tensors.  With -d of the
-    ranks of a target: what each takes from whom, or why the target cannot be.  Nothing is written.
+    ranks of a target: what each takes from whom.  Nothing is written.
     """,
 )
 @options.source_options()
@@ -111,9 +108,6 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
-    if not found.has_plan:
-        _print_obstacles(found)
-        return
     if found.rank is None:
         tables.print_facts(_title(found), dict(_facts(found)))
     else:
@@ -517,49 +511,3 @@ def _marks(found: Explanation) -> Mapping[int, str]:
 def _groups_of(found: Explanation) -> Mapping[int, int]:
     """Return the number of the group of each rank that holds the same."""
     return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}
-
-
-# -------------------------------------------------------------------------------- what cannot be
-
-
-def _print_obstacles(found: Explanation) -> None:
-    """Print the axes of tensors that a target does not divide, and what would."""
-    rows = [(shorten(one.tensors, 2), *_obstacle_cells(one)) for one in found.obstacles[:MAX_ROWS]]
-    columns = ("tensors", "axis", "slices", "by", "nearest slices")
-    title = f"{_title(found)} cannot be: these axes do not divide"
-    tables.print_table(title, columns, rows, is_grouped=True)
-    _print_more(len(found.obstacles) - MAX_ROWS, "row")
-    stages = count(len(found.stages), "stage")
-    each = f", for each of {stages}" if len(found.stages) > 1 else ""
-    ways: dict[int, dict[str, None]] = {}
-    for one in found.obstacles:
-        for way in one.ways:
-            changes = [
-                f"{what}{before} becomes {after}"
-                for what, before, after in (
-                    ("", *(format_shape(each.device_matrix) for each in (one.layout, way))),
-                    ("optimizer shard ", one.layout.optimizer_shard, way.optimizer_shard),
-                )
-                if before != after
-            ]
-            ways.setdefault(len(way.ranks), {})[", ".join(changes)] = None
-    for number, texts in ways.items():
-        tables.print_text(f"{count(number, 'rank')} would do{each}: {'; '.join(texts)}")
-
-
-def _obstacle_cells(one: Obstacle) -> tuple[str, str, str, str]:
-    layout, axis = one.layout, one.axis
-    return (
-        f"{axis.axis} of {_brackets(one.shape)}",
-        str(axis.slices),
-        _devices_text(layout, axis.axis),
-        " or ".join(map(str, axis.nearest)),
-    )
-
-
-def _devices_text(layout: Layout, axis: int) -> str:
-    """Return the device axes that shard a tensor axis, and its optimizer shard, with sizes."""
-    sizes = [f"axis {at} of {layout.device_matrix[-1 - at]}" for at in layout.tensor_map[axis]]
-    if axis == 0 and layout.optimizer_shard > 1:
-        sizes.append(f"opt of {layout.optimizer_shard}")
-    return ", ".join(sizes)

@@ -15,19 +15,6 @@ from ckpttool.wording import nearest
 WORDS = "ckpttool.words"  # key of ``Context.meta``: what was typed behind the name of the program
 
 
-_USUAL: Mapping[str, tuple[str, ...]] = {  # of other programs -> ours, the first that the group has
-    **dict.fromkeys(
-        ("info", "ls", "list", "show", "stat", "view", "describe", "summary"), ("inspect", "show")
-    ),
-    **dict.fromkeys(("check", "validate", "fsck", "test"), ("verify", "check")),
-    **dict.fromkeys(("compare", "cmp"), ("diff",)),
-    **dict.fromkeys(("combine", "concat", "unify", "consolidate", "gather"), ("merge",)),
-    **dict.fromkeys(("shard", "scatter"), ("split",)),
-    **dict.fromkeys(("transform", "redistribute", "repartition"), ("reshard",)),
-    **dict.fromkeys(("mean", "soup"), ("average",)),
-}
-
-
 class LazyGroup(click.Group):
     """A group whose commands lie in modules of their names.
 
@@ -67,17 +54,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
         if args[0] not in self.questions and not args[0].startswith("-"):
-            from shlex import join
-
             from ckpttool.cli.params import UsageProblem
 
-            usual = _USUAL.get(args[0], ())
-            near = next((one for one in usual if one in self.questions), "")
-            near = near or nearest(args[0], self.questions)
-            hint = f"{ctx.command_path} {join([near, *args[1:]])}" if near else ""
-            if args[0] == "version":
-                hint = f"{ctx.find_root().command_path} --version"
-            raise UsageProblem(f"{ctx.command_path} has no command {args[0]!r}", hint)
+            near = nearest(args[0], self.questions) or "--help"
+            message = f"{ctx.command_path} has no command {args[0]!r}"
+            raise UsageProblem(message, f"{ctx.command_path} {near}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

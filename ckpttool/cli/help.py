@@ -91,6 +91,29 @@ LEAD = (
 CHINESE_LEAD = (
     "`ckpttool help NAME` 显示一个主题，或解释消息代码 (damaged)、选项 (--unlisted)、命令 (merge)。"
 )
+NOW: Mapping[str, str] = {  # words that messages once replaced -> what to type, with its page
+    **dict.fromkeys(
+        ("info", "ls", "list", "show", "stat", "view", "describe", "summary"),
+        "ckpttool inspect; ckpttool strategy show for strategies",
+    ),
+    **dict.fromkeys(
+        ("check", "validate", "fsck", "test"),
+        "ckpttool verify; ckpttool strategy check for strategies",
+    ),
+    **dict.fromkeys(("compare", "cmp"), "ckpttool diff"),
+    **dict.fromkeys(("combine", "concat", "unify", "consolidate", "gather"), "ckpttool merge"),
+    **dict.fromkeys(("shard", "scatter"), "ckpttool split"),
+    **dict.fromkeys(("transform", "redistribute", "repartition"), "ckpttool reshard"),
+    **dict.fromkeys(("mean", "soup"), "ckpttool average"),
+    "version": "ckpttool --version",
+    **dict.fromkeys(("-f", "-y", "--yes"), "--overwrite"),
+    **dict.fromkeys(("-w", "-t", "--threads", "--workers", "--num-workers"), "-j"),
+    **dict.fromkeys(("--out", "--out-dir", "--output-dir", "--save-dir", "--dst"), "-o"),
+    **dict.fromkeys(("--dst-strategy-file", "--target-strategy"), "-d"),
+    "--src-strategy-file": "-s",
+    "--src": "the path alone, as `ckpttool COMMAND --help` shows it",
+    "tqdm": "nothing: the bar of Python needs no package",
+}
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
@@ -270,6 +293,8 @@ def help(name: tuple[str, ...]) -> None:
     words = " ".join(name)  # those of a command may be several: strategy show
     if not words:
         print_topics()
+    elif words in NOW:
+        echo(f"{words} is not a word of ckpttool.  Type now: {NOW[words]}")
     elif not print_all_about(words.lower(), group):
         near = nearest(words.lower(), names_of(group)) or find_row(words)
         near = near or next(iter(find_titles(words)), "")

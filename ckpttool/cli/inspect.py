@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 import ckpttool
 from ckpttool.cli import options, tables
@@ -13,7 +14,6 @@ from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.formats.local import listing_once
 from ckpttool.problems import Diagnostics, ExecutionError
-from ckpttool.records import record
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.values import Rows
 
 
-@record
-class Look:
+class Look(Struct, frozen=True):
     """What inspect shows, in place of an overview or beside it."""
 
     show_all: bool
@@ -59,8 +58,7 @@ OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
-@record
-class Page:
+class Page(Struct, frozen=True):
     """The page to write, if one is wanted."""
 
     path: str | None

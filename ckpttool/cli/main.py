@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 
 import click
 from click.core import augment_usage_errors
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli.groups import WORDS, LazyGroup, words_of
@@ -25,7 +26,6 @@ from ckpttool.problems import (
     join_clauses,
     notes_of,
 )
-from ckpttool.records import replace
 from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
@@ -211,9 +211,10 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
-            options = context.command.get_params(context) if context else ()
-            near = nearest(flag, (name for one in options for name in one.opts))
-            hint = f"{path} {near or '--help'}"
+            params = context.command.get_params(context) if context else ()
+            options = (param for param in params if isinstance(param, click.Option))
+            if near := nearest(flag, (name for option in options for name in option.opts)):
+                hint = f"{near} in place of {flag}"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
     return Diagnostic("usage", message, hint=hint, facts=facts, where=where)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced=dict.fromkeys(
-        ("-d", "--dst-strategy"),
-        options.Misplaced("merge writes full tensors, which have no target.", command="reshard"),
-    ),
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 

@@ -16,13 +16,14 @@ from functools import wraps
 from itertools import chain
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
+from click.core import ParameterSource, augment_usage_errors
+from msgspec import Struct
+from msgspec.structs import replace
 
-from ckpttool.cli import retyped
-from ckpttool.cli.groups import WORDS, walk_commands, words_of
+from ckpttool.cli.groups import WORDS, words_of
 from ckpttool.cli.params import (
     CAST,
     DURATION,
@@ -35,7 +36,6 @@ from ckpttool.cli.params import (
     RENAME,
     RENAME_FILE,
     SIZE,
-    AbsentStrategy,
     Choice,
     Existing,
     OutputPath,
@@ -47,11 +47,10 @@ from ckpttool.cli.params import (
 )
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
-from ckpttool.problems import PlanError, join_clauses
-from ckpttool.records import record, replace
+from ckpttool.problems import PlanError
 from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import TypedError, parse_file_name, read_key
-from ckpttool.wording import any_of, nearest, shorten
+from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -148,8 +147,17 @@ class GroupedOption(click.Option):
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
     ) -> tuple[Any, ParameterSource]:
-        """Return the value; refuse a second one, which would silently replace the first."""
+        """Return the value; refuse a second one, which would silently replace the first.
+
+        Refuse an option as the value, as in ``-o $UNSET --overwrite``.
+        """
         name, given = str(self.name), opts.get(str(self.name))
+        if given and not (self.is_flag or ctx.resilient_parsing):
+            names = {option for param in ctx.command.get_params(ctx) for option in param.opts}
+            for value in given:
+                if value[:1] == "-" and not names.isdisjoint((value[:2], value.partition("=")[0])):
+                    facts = "The value is missing, or a variable of the shell is unset."
+                    raise UsageProblem(f"{value!r} is an option, not a value", facts=facts)
         if self._takes_one_value and given:
             if not ctx.resilient_parsing:
                 refuse_repeated(self, given)
@@ -163,42 +171,8 @@ class GroupedOption(click.Option):
         return click.Option.get_help_record(shown, ctx)
 
 
-class Misplaced(NamedTuple):
-    """What a command says to an option that others have.
-
-    Attributes
-    ----------
-    facts
-        Why it has none.
-    option
-        The option in its place; "" where its value is a path without an option, None for nothing.
-    command
-        The command that has it, if there is no option for its place, or that was typed, too.
-    """
-
-    facts: str
-    option: str | None = None
-    command: str = ""
-
-    def hint(self, ctx: click.Context, flag: str) -> str:
-        """Return the whole line with what goes in the place of ``flag``."""
-        is_taken = self.option is None or retyped.take_apart(ctx).has(self.option)
-        if self.command and is_taken:
-            return retyped.under(ctx, self.command)
-        return retyped.replaced(ctx, [flag], self.option)
-
-
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` lists its options under headings, the everyday ones first.
-
-    ``misplaced`` has the options that other commands have.
-    """
-
-    def __init__(
-        self, *args: Any, misplaced: Mapping[str, Misplaced] | None = None, **more: Any
-    ) -> None:
-        super().__init__(*args, **more)
-        self.misplaced = misplaced or {}
+    """A command whose ``--help`` lists its options under headings, the everyday ones first."""
 
     @property
     def example(self) -> str:
@@ -234,126 +208,17 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; explain options of other commands, and paths that are too many."""
-        ctx.allow_extra_args = True  # click would print all of them
-        given = [*args]
-        if not (ctx.resilient_parsing or ctx.ignore_unknown_options):
-            _refuse_other_words(ctx)
-        try:
+        """Parse the arguments; refuse paths that are too many, of which click would print all."""
+        ctx.allow_extra_args = True
+        with augment_usage_errors(ctx):  # click forgets it where a value is missing
             extra = super().parse_args(ctx, args)
-        except AbsentStrategy as problem:
-            problem.instead = self._fitting_strategy(ctx, given, problem)
-            raise
-        except click.BadParameter as error:
-            if isinstance(error, UsageProblem):
-                self._refuse_second_values(ctx, given)
-            is_missing = isinstance(error, click.MissingParameter)
-            hint, facts = retyped.as_meant(ctx, completes=is_missing)
-            if not hint:
-                raise
-            text = getattr(error, "message", "")
-            if is_missing and isinstance(error.param, click.Option):
-                text = f"{words_of(ctx)} needs {name_with_value(error.param)}"
-                facts = facts or error.param.help or ""
-            raise UsageProblem(text, hint, facts, ctx=ctx) from error
-        except click.NoSuchOption as error:
-            facts, hint = self._explain_unknown(error, ctx)
-            message = f"{words_of(ctx)} has no {error.option_name}"
-            raise UsageProblem(message, hint, facts, ctx=ctx) from error
-        except click.BadOptionUsage as error:
-            flag = error.option_name
-            words = retyped.typed_words(ctx)
-            hint = retyped.command_line(flag if w.startswith(f"{flag}=") else w for w in words)
-            raise UsageProblem(f"{flag} takes no value", hint, ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
-            self._refuse_second_values(ctx, given)
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
-            paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = [one.human_readable_name for one in wanted]
             few = f"one {names[0]}" if len(names) == 1 else "no path"
+            paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             raise too_many_paths(" and ".join(names) if names[1:] else few, paths)
         return extra
-
-    def _fitting_strategy(
-        self, ctx: click.Context, given: list[str], problem: AbsentStrategy
-    ) -> str:
-        """Return a strategy that fits the checkpoint of a command in place of an absent one."""
-        from ckpttool.operations.strategy_check import find_fitting
-
-        option = problem.param.opts[0] if problem.param is not None else ""
-        values, _, _ = self.make_parser(ctx).parse_args(given)
-        src = values.get("b" if option == "--b-strategy" else "src", values.get("a"))
-        if not isinstance(src, str):
-            return ""
-        folders = (Path(problem.path).parent, Path(src), Path(src).parent, Path(src, "strategy"))
-        return find_fitting(src, folders, is_target=option == "-d")
-
-    def _refuse_second_values(self, ctx: click.Context, given: Sequence[str]) -> None:
-        """Refuse a word behind the value of an option that takes one and can be repeated.
-
-        A file of this name is a path, or the shell has expanded a pattern to it.
-        """
-        _, too_many, _ = self.make_parser(ctx).parse_args([*given])
-        if not too_many and all(one.nargs > 0 for one in self.params):
-            return
-        flags = {
-            name: param for param in self.get_params(ctx) if param.multiple for name in param.opts
-        }
-        for flag, value, word in zip(given, given[1:], given[2:], strict=False):
-            if flag in flags and not word.startswith("-") and not os.path.lexists(word):
-                metavar, hint = flags[flag].metavar, retyped.repeated(ctx, flag, value, word)
-                message = f"{word!r} has no {flag}, and no path of this name exists"
-                facts = f"{flag} takes one {metavar}; repeat it for more."
-                raise UsageProblem(message, hint, facts, ctx=ctx)
-
-    def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
-        """Return the facts and the hint about an option of other commands, or a misspelt one."""
-        flag, root = error.option_name, ctx.find_root()
-        if (found := self.misplaced.get(flag)) is not None:
-            return found.facts, found.hint(ctx, flag)
-        if root is ctx:
-            return "", self.example
-        having = [
-            words
-            for words, one in walk_commands(root)
-            if any(flag in param.opts for param in one.command.params)
-        ]
-        paths = {one.name: one for one in self.params if isinstance(one, click.Argument)}
-        if (path := paths.get(flag.lstrip("-"))) is not None:
-            facts = f"{path.human_readable_name} is named without an option."
-            return facts, retyped.replaced(
-                ctx, [dash + one for one in paths for dash in ("-", "--")], ""
-            )
-        options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
-        own = [name for one in options for name in one.opts]
-        usual = retyped.OPTIONS.get(flag, "")
-        meant = next((name for name in own if f"{name}s" == flag or f"{flag}s" == name), "")
-        meant = meant or (usual if usual in own else "") or ("" if having else nearest(flag, own))
-        hint = retyped.replaced(ctx, [flag], meant) if meant else ""
-        if not having:
-            return "", hint
-        hint = hint or (f"ckpttool {having[0]} ..." if len(having) == 1 else "")
-        return f"It is an option of {', '.join(having)}.", hint
-
-
-def _refuse_other_words(ctx: click.Context) -> None:
-    """Refuse options without their value, and words that click would take for other options.
-
-    ``-s $UNSET -o x`` is ``-s -o`` for click, and ``-json`` is ``-j``.
-    """
-    line = retyped.take_apart(ctx)
-    if not (line.lost or line.renamed):
-        return
-    hint, why = retyped.as_meant(ctx, completes=True)
-    if line.lost:
-        one = line.lost[0]
-        text = f"{one.opts[0]} has no value; is a variable of the shell unset?"
-        why = f"{name_with_value(one)}: {one.help}"
-    else:
-        text = f"{words_of(ctx)} has no {', '.join(line.renamed)}"
-        paths = [word for word, right in line.renamed.items() if right == f"./{word}"]
-        why = join_clauses(why, f"{shorten(paths, 3)} begins with a dash" if paths else "")
-    raise UsageProblem(text, hint, why, ctx=ctx)
 
 
 def name_with_value(option: click.Parameter) -> str:
@@ -362,23 +227,11 @@ def name_with_value(option: click.Parameter) -> str:
 
 
 def too_many_paths(wanted: str, paths: Sequence[str]) -> UsageProblem:
-    """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
+    """Return the problem of paths that are too many."""
     ctx = click.get_current_context()
-    arguments = (one for one in ctx.command.params if isinstance(one, click.Argument))
-    hint, why = retyped.as_meant(ctx, most=sum(one.nargs == 1 for one in arguments))
-    message = f"{words_of(ctx)} takes {wanted}, and {len(paths)} were given"
-    if len(paths) == 1:
-        message, hint = f"{words_of(ctx)} takes {wanted}", hint or "the same command without it"
-    return UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
-
-
-def refuse_ranks(paths: Sequence[str]) -> None:
-    """Refuse folders of ranks where several checkpoints are taken: the shell has expanded them."""
-    if retyped.expanded(paths):
-        ctx = click.get_current_context()
-        hint, why = retyped.as_meant(ctx)
-        message = f"{words_of(ctx)} takes whole checkpoints, and ranks were given"
-        raise UsageProblem(message, hint, join_clauses(shorten(paths, 3), why), ctx=ctx)
+    facts = f"{count(len(paths), 'path', 'were')} given: {shorten(paths, 3)}"
+    hint = f"{ctx.command_path} --help"
+    return UsageProblem(f"{words_of(ctx)} takes {wanted}", hint, facts, ctx=ctx)
 
 
 def refuse_options(what: str, used: Collection[str]) -> None:
@@ -448,8 +301,7 @@ def argument(what: str) -> Parameter:
     return lambda name, heading: click.argument(name, type=Existing(what))
 
 
-@record
-class OptionGroup:
+class OptionGroup(Struct, frozen=True):
     """The options under one heading; a command receives the object that ``build`` returns.
 
     Attributes
@@ -492,8 +344,7 @@ class OptionGroup:
         return decorate
 
 
-@record
-class Side:
+class Side(Struct, frozen=True):
     """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
     path: str
@@ -505,8 +356,7 @@ class Side:
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
-@record
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """How a command reports.
 
     Attributes

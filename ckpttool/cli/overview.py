@@ -20,7 +20,7 @@ from ckpttool.cli.tables import (
     terminal_columns,
 )
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.formats.foreign import FOREIGN_KINDS, ForeignFile, GroupInfo, RankTable
+from ckpttool.formats.foreign import FOREIGN_KINDS, ForeignFile
 from ckpttool.operations.describe import (
     Inspection,
     SavesInspection,
@@ -598,11 +598,11 @@ def _print_files(found: Inspection) -> None:
         rows.append(
             (
                 "" if found.is_merged else str(rank),
-                *((device.server, str(device.device)) if device else ("", "")),
+                f"{device.server}:{device.device}" if device else "",
                 *(", ".join(names), file.format, str(len(file.tensors)), format_bytes(file.nbytes)),
             )
         )
-    columns = ("rank>", "server", "device>", "path", "format", "tensors>", "size>")
+    columns = ("rank>", "device", "path", "format", "tensors>", "size>")
     print_table(count(len(rows), "file"), columns, rows)
 
 
@@ -648,16 +648,11 @@ def _print_foreign(found: ForeignFile) -> None:
     """Print what a file is that is not a checkpoint."""
     noun = FOREIGN_KINDS[found.kind].noun
     print_text(f"{found.path}: {noun}, {format_bytes(found.nbytes)}")
-    match found.contents:
-        case GroupInfo(groups=groups, restore_ranks=restore_ranks):
-            rows = [(name, ", ".join(map(str, ranks))) for name, ranks in groups]
-            print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
-            ranks = ", ".join(map(str, restore_ranks))
-            print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
-        case RankTable(devices=devices):
-            servers = count(len({one.server for one in devices}), "server")
-            print_table(
-                f"{len(devices)} ranks on {servers}",
-                ("rank>", "server", "device>", "device ip"),
-                ((str(one.rank), one.server, str(one.device), one.ip or "") for one in devices),
-            )
+    if found.contents is not None:
+        devices = found.contents.devices
+        servers = count(len({one.server for one in devices}), "server")
+        print_table(
+            f"{len(devices)} ranks on {servers}",
+            ("rank>", "server", "device>", "device ip"),
+            ((str(one.rank), one.server, str(one.device), one.ip or "") for one in devices),
+        )

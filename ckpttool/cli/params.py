@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.problems import CkptToolError, join_clauses
+from ckpttool.problems import join_clauses
 from ckpttool.typed import (
     AveragedText,
     TypedError,
@@ -25,7 +25,7 @@ from ckpttool.typed import (
     parse_size,
     parse_steps,
 )
-from ckpttool.wording import nearest, shorten
+from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
@@ -45,7 +45,7 @@ class UsageProblem(click.BadParameter):
         What to type.
     facts
         What was expected and found.
-    instead
+    example
         A right value of the parameter; the hint is then the parameter with this value.
     ctx
         The context of the command; types and callbacks leave it to click.
@@ -56,25 +56,21 @@ class UsageProblem(click.BadParameter):
         message: str,
         hint: str = "",
         facts: str = "",
-        instead: str = "",
+        example: str = "",
         ctx: click.Context | None = None,
     ) -> None:
         super().__init__(message, ctx)
         self.facts = facts
-        self.instead = instead
+        self.example = example
         self._hint = hint
 
     @property
     def hint(self) -> str:
-        """What to type: an option with its value, or the beginning of a command."""
-        if not self.instead or self.param is None or self.ctx is None:
+        """What to type: an option with its value, or that of an argument."""
+        if not self.example or self.param is None:
             return self._hint
-        value = shlex.quote(self.instead)
-        if isinstance(self.param, click.Option):
-            return f"{self.param.opts[0]} {value}"
-        arguments = [one for one in self.ctx.command.params if one.param_type_name == "argument"]
-        before = [one.human_readable_name for one in arguments[: arguments.index(self.param)]]
-        return " ".join((self.ctx.command_path, *before, value, "..."))
+        value = shlex.quote(self.example)
+        return f"{self.param.opts[0]} {value}" if isinstance(self.param, click.Option) else value
 
 
 def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
@@ -95,17 +91,12 @@ class Choice(ChoiceType):
         if value not in self.choices:
             some, names = shorten(self.choices, 3), ", ".join(self.choices)
             facts = names if names != some else ""
-            instead = nearest(value, self.choices)
-            raise UsageProblem(f"{value!r} is not one of {some}", facts=facts, instead=instead)
+            raise UsageProblem(f"{value!r} is not one of {some}", facts=facts)
         return str(value)
 
 
 class PathName(click.Path):
-    """A path on the command line; URLs and empty paths are refused.
-
-    An unset variable gives an empty path.  Without quotes (``-o $OUT --overwrite``) the next option
-    becomes the path, so names that begin with ``-`` are refused, except ``-`` itself.
-    """
+    """A path on the command line; refuse URLs, and empty paths, as of unset variables."""
 
     def convert(
         self,
@@ -118,9 +109,6 @@ class PathName(click.Path):
         if not name:
             raise UsageProblem("the path is empty", facts="A variable of the shell may be unset.")
         refuse_url(name)
-        if isinstance(param, click.Option) and name.startswith("-") and name != "-":
-            facts = "A path is missing before it, or a variable of the shell is unset."
-            raise UsageProblem(f"{name!r} looks like an option", facts=facts, instead=f"./{name}")
         self.check(name)
         return name
 
@@ -153,7 +141,7 @@ class OutputPath(PathName):
     def check(self, name: str) -> None:
         """Refuse ``-``."""
         if name == "-":
-            raise UsageProblem("outputs do not go to standard output", instead=self.example)
+            raise UsageProblem("outputs do not go to standard output", example=self.example)
 
 
 class PagePath(OutputPath):
@@ -162,11 +150,9 @@ class PagePath(OutputPath):
     def check(self, name: str) -> None:
         """Refuse names of other files, such as pictures."""
         super().check(name)
-        path = Path(name)
-        if path.suffix.lower() not in ("", ".html", ".htm") and not name.endswith("/"):
+        if Path(name).suffix.lower() not in ("", ".html", ".htm") and not name.endswith("/"):
             facts = "The page is HTML, which a browser opens."
-            instead = str(path.with_suffix(".html"))
-            raise UsageProblem(f"{name!r} does not end in .html", facts=facts, instead=instead)
+            raise UsageProblem(f"{name!r} does not end in .html", facts=facts, example=self.example)
 
 
 class Existing(PathName):
@@ -193,17 +179,9 @@ class Existing(PathName):
                 raise
             raise self._explain_absence(Path(name)) from error
 
-    def fits(self, path: Path) -> bool:
-        """Return whether a path that exists may be the one that was meant."""
-        return True
-
-    def _nearest(self, path: Path, names: Sequence[str]) -> str:
-        """Return the name beside a path that does not exist that was perhaps meant."""
-        return nearest(path.name, names, lambda name: self.fits(path.parent / name))
-
     def _explain_absence(self, path: Path) -> UsageProblem:
-        """Return why a path does not exist: a dangling link, a stopped run or a misspelt name."""
-        from ckpttool.formats.local import is_folder, is_link, list_folder
+        """Return why a path does not exist: a dangling link or a stopped run."""
+        from ckpttool.formats.local import is_folder, is_link
         from ckpttool.transaction.states import find_unfinished_run
 
         message = f"{str(path)!r} does not exist"
@@ -216,9 +194,6 @@ class Existing(PathName):
             for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
                 if run := find_unfinished_run(output):
                     return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
-            names = [one.name for one in list_folder(path.parent)]
-            if near := self._nearest(path, names):
-                return UsageProblem(message, instead=str(path.parent / near))
         folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
         return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
 
@@ -228,46 +203,6 @@ class StrategyFile(Existing):
 
     def __init__(self) -> None:
         super().__init__("a strategy file")
-
-    def check(self, name: str) -> None:
-        """Refuse a path that does not exist; a number is perhaps a number of ranks."""
-        try:
-            super().check(name)
-        except UsageProblem as problem:
-            if not name.isdecimal():
-                raise AbsentStrategy(name, problem) if _has_source() else problem from None
-            message = f"{name!r} is a number, not a strategy file"
-            hint = f"`ckpttool help -d` shows a strategy for {name} ranks"
-            raise UsageProblem(message, hint) from problem
-
-    def _nearest(self, path: Path, names: Sequence[str]) -> str:
-        """Return no name where a checkpoint decides which strategy fits."""
-        return "" if _has_source() else super()._nearest(path, names)
-
-    def fits(self, path: Path) -> bool:
-        """Return whether a path is a strategy file, or a folder of them."""
-        from ckpttool.strategy_files.reader import read_strategy
-
-        try:
-            read_strategy(str(path))
-        except (CkptToolError, OSError):
-            return False
-        return True
-
-
-class AbsentStrategy(UsageProblem):
-    """A strategy file that does not exist; the command proposes one that fits its checkpoint."""
-
-    def __init__(self, path: str, problem: UsageProblem) -> None:
-        super().__init__(problem.message, problem.hint, problem.facts)
-        self.path = path
-
-
-def _has_source() -> bool:
-    """Return whether the command has a checkpoint as well."""
-    ctx = click.get_current_context(silent=True)
-    names = () if ctx is None else [one.name for one in ctx.command.params]
-    return any(name in names for name in ("src", "a"))
 
 
 class Parsed(ParsedType):
@@ -292,14 +227,14 @@ class Parsed(ParsedType):
         try:
             return self.parse(str(value))
         except TypedError as error:
-            raise UsageProblem(error.message, "", error.facts, error.instead) from error
+            raise UsageProblem(error.message, "", error.facts, error.example) from error
 
 
 def parse_pattern(text: str) -> str:
     """Return a pattern for the paths of rank files; refuse one without ``{rank}``."""
     refuse_url(text)
     if "{rank}" not in text:
-        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead="node{rank}/*.ckpt")
+        raise UsageProblem(f"{text!r} does not have {{rank}} in it", example="node{rank}/*.ckpt")
     return text
 
 
@@ -310,32 +245,19 @@ def parse_name_pattern(text: str) -> str:
     try:
         return Pattern(text).text
     except ValueError as error:
-        raise UsageProblem(str(error), instead="re:layers[.][0-3][.]") from error
+        raise UsageProblem(str(error), example="re:layers[.][0-3][.]") from error
 
 
 def parse_engine(text: str) -> str:
     """Return the name of an engine."""
-    from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
+    from ckpttool.execution.executors import describe_engines, split_engine_name
 
     try:
         split_engine_name(text)
     except ValueError as error:
-        near = nearest(text.partition(":")[0], ENGINES)
-        facts, instead = f"Engines: {describe_engines()}.", ENGINES[near][1] if near else ""
-        raise UsageProblem(f"{text!r} is not an engine", facts=facts, instead=instead) from error
+        facts = f"Engines: {describe_engines()}."
+        raise UsageProblem(f"{text!r} is not an engine", facts=facts) from error
     return text
-
-
-def parse_jobs(text: str) -> object:
-    """Return a number of threads; an engine has its own option."""
-    try:
-        return whole_number(1, 999_999).parse(text)
-    except UsageProblem as error:
-        try:
-            hint = f"--engine {parse_engine(text)}"
-        except UsageProblem:
-            raise error from None
-        raise UsageProblem(error.message, hint) from error
 
 
 def parse_number(text: str) -> float:
@@ -345,7 +267,7 @@ def parse_number(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageProblem(f"{text!r} is not a finite number of at least 0", instead="1e-3")
+        raise UsageProblem(f"{text!r} is not a finite number of at least 0", example="1e-3")
     return number
 
 
@@ -356,7 +278,7 @@ def whole_number(least: int, most: int | None = None) -> Parsed:
         match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", text, re.ASCII)
         if match is None or not least <= int(match[1]) <= (most or math.inf):
             limits = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise UsageProblem(f"{text!r} is not a whole number {limits}", instead="4")
+            raise UsageProblem(f"{text!r} is not a whole number {limits}", example="4")
         return int(match[1])
 
     return Parsed("n", parse)
@@ -367,12 +289,11 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
     number = r"\s*([+-]?\d{1,18})?\s*"
     match = re.fullmatch(f"{number}:{number}(?::{number})?", text, re.ASCII)
     if match is None:
-        instead = f"{text}:{int(text) + 1}" if re.fullmatch(r"\d{1,18}", text, re.ASCII) else "0:4"
         facts = "START:STOP or START:STOP:STEP, as NumPy slices."
-        raise UsageProblem(f"{text!r} is not a slice of rows", facts=facts, instead=instead)
+        raise UsageProblem(f"{text!r} is not a slice of rows", facts=facts, example="0:4")
     start, stop, step = (None if one is None else int(one) for one in match.groups())
     if step == 0:
-        raise UsageProblem("the step of a slice is not 0", instead="::2")
+        raise UsageProblem("the step of a slice is not 0", example="::2")
     return start, stop, step
 
 
@@ -383,7 +304,7 @@ def parse_rename(text: str) -> object:
     try:
         (rule,) = parse_renames([text])
     except ValueError as error:
-        raise UsageProblem(str(error), instead="*.gamma=*.weight") from error
+        raise UsageProblem(str(error), example="*.gamma=*.weight") from error
     return rule
 
 
@@ -392,27 +313,18 @@ def parse_rename_file(path: str) -> str:
     from ckpttool.strategy_files.rename_files import SHIPPED
 
     if path not in SHIPPED:
-        try:
-            Existing("a YAML file").check(path)
-        except UsageProblem as problem:
-            if near := nearest(path, SHIPPED):
-                raise UsageProblem(problem.message, instead=near) from problem
-            raise
+        Existing("a YAML file").check(path)
     return path
 
 
 def parse_cast(text: str) -> str:
     """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
     from ckpttool.model.choices import Cast
-    from ckpttool.model.dtypes import CAST_WORDS
 
     try:
         return Cast(text).text
     except ValueError as error:
-        pattern, _, word = text.rpartition(":")
-        is_exchanged = pattern and word.lower() in CAST_WORDS
-        instead = f"{word}:{pattern}" if is_exchanged else "bf16"
-        raise UsageProblem(str(error), instead=instead) from error
+        raise UsageProblem(str(error), example="bf16") from error
 
 
 def parse_input(text: str) -> AveragedText:
@@ -434,7 +346,7 @@ CAST = Parsed("type", parse_cast)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)
-JOBS = Parsed("n", parse_jobs)
+JOBS = whole_number(1, 999_999)
 NUMBER = Parsed("x", parse_number)
 RANKS = Parsed("ranks", parse_ranks)
 SIZE = Parsed("size", parse_size)

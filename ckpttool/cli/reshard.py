@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced={
-        "--replicated": options.Misplaced("Ranks that hold all in full are split.", command="split")
-    },
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt \\
         -d new_strategy.ckpt -o new/ --format ckpt

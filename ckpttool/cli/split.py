@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced=dict.fromkeys(
-        ("-s", "--src-strategy", "--strategy"),
-        options.Misplaced(
-            "SRC is merged and has no strategy; -d names that of the target.", "-d", "reshard"
-        ),
-    ),
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from shlex import join
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,7 +51,6 @@ def load(
         command=command,
         diagnostics=diagnostics,
         open_count=partial(show_count, quiet=report.hides_progress),
-        exchange_hint=_exchange_hint,
     )
 
 
@@ -95,24 +93,7 @@ def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> Loa
         *(loading.Source(one.path, one.strategy_files, one.options) for one in (a, b)),
         replicated=replicated,
         open_count=partial(show_count, quiet=report.hides_progress),
-        exchange_hint=_exchange_hint,
     )
-
-
-def _exchange_hint(src: str, option: str, strategy: str) -> str:
-    """Return the command line with the two exchanged, and the paths that it needs."""
-    context = click.get_current_context()
-    words: list[str] = []
-    for one in context.command.params:
-        value: Any = context.params.get(str(one.name))
-        if option in one.opts:
-            words += [option, src]
-        elif one.required and isinstance(one, click.Argument):
-            words += [strategy if value == src else str(value)]
-        elif one.required:
-            for path in [value] if isinstance(value, str) else value:
-                words += [one.opts[0], path]
-    return f"{context.command_path} {join(words)}"
 
 
 def convert(

@@ -79,6 +79,9 @@ from reprlib import repr as short
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.discovery.described import (
     BARE_NAME,
     Fault,
@@ -122,7 +125,6 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
@@ -526,13 +528,12 @@ def _by_rank(
 # ------------------------------------------------------------------------------------ metadata.json
 
 
-@record
-class _Location:
+class _Location(Struct, frozen=True):
     """Where a slice is stored, as ``storage_data`` says: a file's name, and who wrote it."""
 
     file_name: str
     storage_rank: int
-    rank_group: tuple[int, ...] | None = field(default=None, compare=False)
+    rank_group: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if BARE_NAME.fullmatch(self.file_name) is None:
@@ -545,8 +546,7 @@ class _Location:
             raise ValueError(f"rank_group {short(self.rank_group)} has a rank below 0")
 
 
-@record
-class _Parameter:
+class _Parameter(Struct, frozen=True, dict=True):
     """One tensor of ``metadata.json``, free of contradictions.
 
     Attributes
@@ -681,26 +681,22 @@ def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-@record
-class _Properties:
+class _Properties(Struct, frozen=True):
     dtype: str
 
 
-@record
-class _Chunk:
+class _Chunk(Struct, frozen=True):
     global_offset: tuple[int, ...]
     local_shape: tuple[int, ...]
 
 
-@record
-class _LayoutEntry:
+class _LayoutEntry(Struct, frozen=True):
     device_matrix: tuple[int, ...]
     tensor_map: tuple[int | tuple[int, ...], ...]
     rank_list: tuple[int, ...]
 
 
-@record
-class _Entry:
+class _Entry(Struct, frozen=True):
     """A tensor in ``state_dict_metadata``; see the specification of the module."""
 
     properties: _Properties
@@ -930,8 +926,7 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
         yield problem(rank, f"{facts}and not in the rank_group of that slice")
 
 
-@record
-class _Written:
+class _Written(Struct, frozen=True, dict=True):
     """The parameters of ``metadata.json``, its files, and who wrote each file by metadata."""
 
     folder: Path
@@ -991,5 +986,8 @@ class _Written:
 
 def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
     """Return whether metadata lists all slices of each parameter as one rank's, in one file."""
-    locations = [one.locations for one in parameters.values()]
-    return all(len({*of}) < 2 for of in locations) and any(len(of) > 1 for of in locations)
+    counts, writers = [], []
+    for parameter in parameters.values():
+        counts.append(len(parameter.locations))
+        writers.append({(at.file_name, at.storage_rank) for at in parameter.locations})
+    return max(map(len, writers), default=0) < 2 and max(counts, default=0) > 1

@@ -12,12 +12,13 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
-from ckpttool.records import record
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
@@ -26,8 +27,7 @@ BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 FilesByName = Mapping[str, FileIndex | FormatError]
 
 
-@record
-class NumberedSaves:
+class NumberedSaves(Struct, frozen=True):
     """How a trainer names its saves.
 
     Attributes

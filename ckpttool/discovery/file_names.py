@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.records import record
+from msgspec import Struct
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
@@ -51,8 +51,7 @@ class Step(NamedTuple):
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.is_breakpoint else "")
 
 
-@record
-class RankFile:
+class RankFile(Struct, frozen=True):
     """A file that may belong to the checkpoint.
 
     Attributes

@@ -58,6 +58,9 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.discovery.described import (
     BARE_NAME,
     Fault,
@@ -112,7 +115,6 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.records import record, replace
 from ckpttool.wording import count, format_shape, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
@@ -649,20 +651,17 @@ def _read_box(
     return _StoredBox(regions[index.offset], file, key)
 
 
-@record
-class _Metadata:
+class _Metadata(Struct, frozen=True):
     state_dict_metadata: dict[str, object]
     storage_data: dict[object, object]
     version: object = _VERSIONS[0]
 
 
-@record
-class _TensorProperties:
+class _TensorProperties(Struct, frozen=True):
     dtype: str
 
 
-@record
-class _TensorStorageMetadata:
+class _TensorStorageMetadata(Struct, frozen=True):
     properties: _TensorProperties
     size: tuple[int, ...]
     chunks: list[object]
@@ -671,8 +670,7 @@ class _TensorStorageMetadata:
         _require_sizes(self.size)
 
 
-@record
-class _ChunkStorageMetadata:
+class _ChunkStorageMetadata(Struct, frozen=True):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -681,14 +679,12 @@ class _ChunkStorageMetadata:
         _require_sizes(self.sizes)
 
 
-@record
-class _MetadataIndex:
+class _MetadataIndex(Struct, frozen=True):
     fqn: str
     offset: tuple[int, ...] | None = None
 
 
-@record
-class _StorageInfo:
+class _StorageInfo(Struct, frozen=True):
     relative_path: str
     offset: int
     length: int

@@ -8,6 +8,7 @@
 * ``backup.ckpt``: ``BackupAndRestore`` keeps it for a restart; its name has no step.
 * ``transform_failed_rank_{r}.txt``: MindFormers could not convert the files in the folder; the
   text says why.  ``merge_succeed.txt`` and ``transform_succeed_rank_{r}.txt`` are ignored.
+* ``net-1_1.ckpt.gz``, ``rank_3.tar.gz``: a checkpoint or a rank that somebody compressed.
 * Graphs, exported models, group information, rank tables: see `ckpttool.formats.foreign`.
 
 Source
@@ -24,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ckpttool.discovery.file_names import RankFile, step_of
+from ckpttool.discovery.file_names import RANK_FOLDER, RANK_IN_NAME, RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
@@ -43,6 +44,15 @@ _EXPLAINED = re.compile(  # names that are noted by themselves, or that say noth
     r"|(merge_succeed|transform_succeed_rank_\d+)\.txt"
 )
 _FOREIGN_SUFFIXES = (".pb", ".json", ".meta", ".mindir")
+_PACKINGS = {
+    ".gz": "gzip",
+    ".tgz": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zip": "zip",
+    ".tar": "tar",
+}
 _BACKUP = "backup.ckpt"
 _REASON_BYTES = 200  # of a text that says why a conversion failed
 
@@ -98,6 +108,8 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
         for path in list_folder(folder):
             if is_unfinished_name(path) and is_file(path) and not is_held(path):
                 found["leftover", "files of a save that did not finish"].append(path)
+            elif packing := _packing_of(path):
+                found["absent", f"files packed with {packing}, unpack them first"].append(path)
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(path)
             elif is_link(path) and not exists(path):
@@ -118,6 +130,15 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
         else:
             text = f"{root}: an emergency save of fault-tolerant training"
             diagnostics.add(Diagnostic("step", text))
+
+
+def _packing_of(path: Path) -> str | None:
+    """Return how a file is packed that has the name of a checkpoint or of a rank; else None."""
+    packing, name = _PACKINGS.get(path.suffix), path.stem.removesuffix(".tar")
+    if packing is None or not is_file(path):
+        return None
+    is_of_rank = RANK_FOLDER.fullmatch(name) or RANK_IN_NAME.search(name)
+    return packing if is_of_rank or format_of_suffix(name) is not None else None
 
 
 def find_emergency_saves(folder: Path) -> list[Path]:

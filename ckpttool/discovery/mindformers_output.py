@@ -27,15 +27,14 @@ MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
-from ckpttool.formats.foreign import Device, RankTable, read_rank_table
-from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder, list_readable
+from ckpttool.formats.foreign import Device, RankTable, list_rank_tables, read_rank_table
+from ckpttool.formats.local import find_paths, is_folder, list_folder
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.strategy_files.folders import (
     STRATEGY_FOLDER,
@@ -51,8 +50,6 @@ CHECKPOINT_FOLDERS: Mapping[str, str] = {
 }
 _NO_SERVERS = "servers and devices are not shown"
 _CONVERSION = "merged_strategy"
-# rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
-_TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
 def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
@@ -169,7 +166,7 @@ def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
     folders = [folder, folder.absolute().parent]
     folders += [folders[-1].parent] if folder.absolute().name in CHECKPOINT_FOLDERS else []
     for searched in folders:
-        for path in _list_rank_tables(searched):
+        for path in list_rank_tables(searched):
             try:
                 tables[path] = read_rank_table(str(path))
             except (FormatError, OSError) as error:
@@ -182,8 +179,3 @@ def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
         return {}
     devices = next((table.devices for table in tables.values()), ())
     return {device.rank: device for device in devices}
-
-
-def _list_rank_tables(folder: Path) -> list[Path]:
-    """Return the rank tables in a folder, by name; none if it cannot be read."""
-    return [p for p in list_readable(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]

@@ -9,6 +9,9 @@ Rank folders and such files may also be in folders of hosts or processes, ``10.0
 folders and files count whose names differ in one number, from 0 without a gap, ``card0`` and
 ``card1``, also in folders of hosts, ``host0/card0`` and ``host1/card1``.
 
+Where each host has ``device0``, a rank table says which ranks these are.  Without any rank, files
+whose names differ in the step are the steps of one card: all of rank 0, which has the whole model.
+
 A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
 of the rank, the same wherever it occurs; ``*`` for anything.
 
@@ -29,6 +32,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
@@ -54,7 +59,7 @@ from ckpttool.discovery.leftovers import (
     note_skipped,
 )
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
+from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign, list_rank_tables
 from ckpttool.formats.local import (
     exists,
     find_paths,
@@ -76,7 +81,6 @@ from ckpttool.problems import (
     UnfinishedError,
     raise_all,
 )
-from ckpttool.records import replace
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 from ckpttool.wording import count, format_ranks, shorten
@@ -94,22 +98,21 @@ class FoundFiles(NamedTuple):
     """The files of ranks, of every step, and the ranks whose folder has none.
 
     ``empty`` has the error of a folder that is unreadable, None for one without a file.
+    ``are_whole`` says that names have steps and no ranks: each file holds the whole model.
     """
 
     files: list[RankFile]
     empty: Mapping[int, FormatError | None]
+    are_whole: bool = False
 
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    from ckpttool.discovery.packed import packed_ranks  # late, since a single file needs none
-
     found = _find_folders(root)
     folders = {one.rank: one.path for one in found}
     if not found:
         note_leftovers(root, (), diagnostics)
-        flat = _list_flat_files(root, diagnostics)
-        return FoundFiles(flat, packed_ranks(root, {}, {one.rank for one in flat}))
+        return _list_flat_files(root, diagnostics)
     listed: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -129,13 +132,15 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     if not listed:
         _refuse_unfinished(root)
         raise_all(filter(None, empty.values()))
-    lost = {rank: homes[rank] for rank, error in empty.items() if error is None}
-    empty.update(packed_ranks(root, lost, folders))
     diagnostics.add(*notes)
     problems = [*_folder_problems(root, found, homes, listed), *misplaced]
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     holders = {path.relative_to(root).parts[0] for path in folders.values()}
+    if by_table := [one for one in found if _number_of(one.path, one.rank) != one.rank]:
+        holders.update(path.name for path in list_rank_tables(root))
+        name, rank = by_table[0].path.relative_to(root), by_table[0].rank
+        diagnostics.add(Diagnostic("doubt", f"ranks by the rank table: {name} is rank {rank}"))
     others = [path.name for path in list_folder(root) if path.name not in holders and exists(path)]
     note_skipped(root, others, diagnostics)
     return FoundFiles(kept, empty)
@@ -192,14 +197,15 @@ def _folder_problems(
             inside = [other for other, _ in _other_homes(list_folder(home), rank)]
         for path in inside:
             if path != folder:
-                places.setdefault(_place(path.relative_to(folder), rank), path)
+                inside_it, own = path.relative_to(folder), _number_of(folder, rank)
+                places.setdefault(_place(inside_it, rank, own), path)
     if len(places) > 1:
         hint = "--pattern with the folder that is meant"
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
         yield problem(text, hint, _names(root, places.values()))
     if not listed:
         last = {rank: paths[-1] for rank, paths in folders.items()}
-        facts, hint = _describe_packed(root) or _find_nested_files(root, last.values())
+        facts, hint = _find_nested_files(root, last.values())
         facts = facts or _names(root, (last[rank] for rank in homes))
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         if below := _find_checkpoints_below(root):
@@ -392,22 +398,36 @@ def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
         return []  # which rank cannot be read is said when its files are listed
     inner = [one for folders in inside for one in folders]
     is_host = max(map(len, inside)) > 1 and not any(any(checkpoint_files(o.path)) for o in found)
-    is_one = len({one.rank for one in inner}) == len(inner) and len({o.word for o in inner}) == 1
-    return inner if is_host and is_one else []
+    if not is_host or len({one.word for one in inner}) > 1:
+        return []
+    return inner if len({one.rank for one in inner}) == len(inner) else _by_tables(inner)
 
 
 def _find_in_hosts(inside: Iterable[Path]) -> list[_RankFolder]:
     """Return the rank folders in several folders of hosts or processes, all of one checkpoint.
 
     They are of one checkpoint if no rank has two, as in ``train_parallel1/ckpt_1`` and
-    ``10.0.0.2/rank_8``.  If every folder has a rank 0, each is a checkpoint, and none is returned.
+    ``10.0.0.2/rank_8``.  If every folder has a rank 0, each is a checkpoint, and none is returned,
+    unless a rank table says which ranks their devices are.
     """
     hosts = [found for path in inside if (found := _find_below(path, _MAX_HOST_DEPTH))]
-    ranks = [one.rank for found in hosts for one in found]
+    folders = [one for found in hosts for one in found]
     is_several = all(any(one.rank == 0 for one in found) for found in hosts)
-    if len(hosts) < 2 or (is_several and len(set(ranks)) < len(ranks)):
-        return []
-    return [one for found in hosts for one in found]
+    if len(hosts) < 2 or (is_several and len({one.rank for one in folders}) < len(folders)):
+        return _by_tables(folders)
+    return folders
+
+
+def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
+    """Return the folders of devices of several hosts as those of ranks, or []."""
+    from ckpttool.discovery.rank_tables import ranks_of_devices  # few folders have such hosts
+
+    hosts: dict[Path, list[int]] = defaultdict(list)
+    for folder in folders:
+        hosts[folder.path.parent].append(folder.rank)
+    are_devices = {folder.word for folder in folders} == {"device"} and len(hosts) > 1
+    ranks = ranks_of_devices(hosts) if are_devices else {}
+    return [one._replace(rank=ranks[one.path.parent][one.rank]) for one in folders if ranks]
 
 
 def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
@@ -497,7 +517,8 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     nested = [one for one in named if one[1][1]]
     if not nested:
         nested = [(rank, one) for one in _other_homes(inside, rank, depth - 1)]
-    return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
+    is_of_rank = [number for number, _ in nested] in ([rank], [_number_of(folder, rank)])
+    return nested[0][1] if is_of_rank else (folder, files)
 
 
 def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
@@ -525,10 +546,16 @@ def _other_homes(
             yield home, files
 
 
-def _place(inside: Path, rank: int) -> str:
+def _number_of(folder: Path, rank: int) -> int:
+    """Return the number in the name of a rank folder, which may be that of a device."""
+    match = RANK_FOLDER.fullmatch(folder.name)
+    return rank if match is None else int(match[2])
+
+
+def _place(inside: Path, *numbers: int) -> str:
     """Return a path inside a rank folder with ``{rank}`` in place of its number."""
     return "".join(
-        "{rank}" if part.isdecimal() and int(part) == rank else part
+        "{rank}" if part.isdecimal() and int(part) in numbers else part
         for part in _DIGITS.split(str(inside))
     )
 
@@ -617,21 +644,40 @@ def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[
 # --------------------------------------------------------------------- folders without rank folders
 
 
-def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
-    """Return the checkpoint files in a folder with the ranks that their names have."""
+def _list_flat_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
+    """Return the checkpoint files in a folder with the ranks that their names have.
+
+    Files whose names have steps and no ranks are those of one card: rank 0 has the whole model.
+    """
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
     named = _named_files(files)
     found = _without_strategies(named)
-    if not found and not find_nested_checkpoints(root):
+    if found or find_nested_checkpoints(root):
+        steps = []
+    else:
         found = _files_in_hosts(root) or _without_strategies(_numbered_files(files))
-    if not found:
+        steps = [] if found else _steps_of_one_rank(root, files)
+    if not (found or steps):
         _refuse_unfinished(root)
         _refuse_pytorch(root)
         problem = _describe_contents(root, files, saves)
         raise PlanError((problem, *explain_missing_files(diagnostics)))
-    return found
+    return FoundFiles(found or steps, {}, are_whole=bool(steps))
+
+
+def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
+    """Return the files that ``ModelCheckpoint`` writes on one card: names differ in the step.
+
+    Names of a later run in the folder have a counter, too.
+    """
+    found = _without_strategies([RankFile(0, path, path.name) for path in files])
+    runs = {run_of(one.name) for one in found}
+    are_steps = all(step_of(one.name) is not None for one in found)
+    are_of_one_name = len({base_of(one.name) for one in found} | runs) <= len(runs)
+    is_of_rank = RANK_FOLDER.fullmatch(root.absolute().name) is not None
+    return found if are_steps and are_of_one_name and not is_of_rank else []
 
 
 def _named_files(files: Iterable[Path]) -> list[RankFile]:
@@ -710,8 +756,6 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if len(found) == 1 and not is_strategy(found[0]):
         return problem("no ranks in it, but one file", f"{shlex.quote(str(found[0]))} as SRC")
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    if packed := _describe_packed(root):
-        return problem(text, packed[1], packed[0])
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     if listed := _list_files_below(root):
         return problem(text, f"--pattern, or {hint}", listed)
@@ -795,12 +839,21 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
         raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
+    in_step = [
+        one
+        for one in found
+        if step_of(one.path.name) and one.name.startswith(run_of(one.path.name))
+    ]
+    if in_step and not any(one.rank == 0 for one in found):
+        text = f"the pattern {pattern} makes ranks of the steps in names"
+        facts, hint = _names(root, (one.path for one in in_step)), "the same without --pattern"
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))
     if not found:
         raise_all(unreadable_ranks.values())
         text = f"no file matches the pattern {shlex.quote(pattern)}"
-        facts, hint = _describe_packed(root) or (_list_files_below(root), "")
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        facts = _list_files_below(root)
+        raise PlanError([Diagnostic("source", text, facts=facts, where=str(root))])
     return FoundFiles(found, unreadable_ranks)
 
 
@@ -854,14 +907,6 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     ]
     hint = "a folder with a link rank_N to each of these folders (ln -s)"
     return (f"found {_names(root, found)}", hint) if found else ("", "")
-
-
-def _describe_packed(root: Path) -> tuple[str, str] | None:
-    """Return packed files of ranks in a folder, and how to unpack them; None without any."""
-    from ckpttool.discovery.packed import find_packed
-
-    packed, hint = find_packed(root)
-    return (f"found {_names(root, packed)}", hint) if packed else None
 
 
 def _list_files_below(root: Path) -> str:

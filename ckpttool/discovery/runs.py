@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from ckpttool.discovery.file_names import find_numbered
 from ckpttool.discovery.saves import Run, SavedFile, SavedFiles
 from ckpttool.formats import read_indexes
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.problems import Diagnostic, Diagnostics
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 
@@ -68,6 +69,33 @@ def drop_unfit_runs(
     return found.without(dropped)
 
 
+def require_steps(found: SavedFiles, key: Secret | None, *, are_steps: bool) -> None:
+    """Require that files whose names differ in the step are the steps of one card.
+
+    Files that are not readable show nothing.  ``are_steps`` says that the user named a step.
+
+    Raises
+    ------
+    PlanError
+        The files of a run hold tensors of other names or shapes, or the steps may be ranks.
+    """
+    names = [file.path.name for file in found.files]
+    may_be_ranks = not are_steps and any(find_numbered(names, are_files=False))
+    text = "names that differ in one number: that of a step, or of a rank"
+    hint = "--step with one of these steps, or --pattern with {rank} for the number"
+    runs: dict[Run, list[str]] = defaultdict(list)
+    for file in found.files:
+        runs[file.run].append(str(file.path))
+    for paths in runs.values():
+        headers = [one for one in read_indexes(paths, key) if isinstance(one, FileIndex)]
+        if len({_shapes_in(header) for header in headers if header.nbytes}) > 1:
+            text = "names differ in the step, but the files hold other tensors"
+            hint, may_be_ranks = "--pattern with {rank} for the number, if they are of ranks", True
+    if may_be_ranks:
+        problem = Diagnostic("source", text, hint=hint, facts=shorten(names, 3), where=found.src)
+        raise PlanError([problem])
+
+
 def slices_of(
     files: Iterable[SavedFile], key: Secret | None
 ) -> set[frozenset[tuple[str, tuple[int, ...]]]]:
@@ -75,10 +103,11 @@ def slices_of(
     runs: dict[Run, list[SavedFile]] = defaultdict(list)
     for file in files:
         runs[file.run].append(file)
-    return {
-        frozenset((name, tensor.meta.shape) for name, tensor in header.header.items())
-        for header in _read_newest(runs, key).values()
-    }
+    return {_shapes_in(header) for header in _read_newest(runs, key).values()}
+
+
+def _shapes_in(file: FileIndex) -> frozenset[tuple[str, tuple[int, ...]]]:
+    return frozenset((name, tensor.meta.shape) for name, tensor in file.header.items())
 
 
 def _read_newest(

@@ -23,6 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     RankFile,
@@ -33,7 +36,6 @@ from ckpttool.discovery.file_names import (
 from ckpttool.formats.local import list_folder
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError, join_clauses
-from ckpttool.records import record, replace
 from ckpttool.wording import format_ranks
 
 _RECORD = "meta.json"
@@ -50,8 +52,7 @@ class Run(NamedTuple):
     counter: int
 
 
-@record
-class SavedFile:
+class SavedFile(Struct, frozen=True):
     """A file of a rank, and what its name says."""
 
     rank: int
@@ -87,8 +88,7 @@ class SavedFile:
         return name in (self.path.name, self.path.stem, key, key.removesuffix(self.name.suffix))
 
 
-@record
-class FoundStep:
+class FoundStep(Struct, frozen=True):
     """A step of a folder, as far as names, headers and traces of saves tell.
 
     Attributes
@@ -142,8 +142,7 @@ def _covers_nothing(ranks: Collection[int]) -> bool:
     return False
 
 
-@record
-class SavedFiles:
+class SavedFiles(Struct, frozen=True, dict=True):
     """The files of some ranks, of all saves.
 
     Attributes

@@ -11,6 +11,9 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
 from ckpttool.discovery.described import read_files, read_single
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
@@ -36,7 +39,7 @@ from ckpttool.discovery.rank_folders import (
     note_rank_folders,
     sibling_rank_folders,
 )
-from ckpttool.discovery.runs import drop_unfit_runs, slices_of
+from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
@@ -68,7 +71,6 @@ from ckpttool.problems import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -94,8 +96,7 @@ SELF_DESCRIBED = (
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
-@record
-class SourceOptions:
+class SourceOptions(Struct, frozen=True):
     """Which files of a folder are a checkpoint, and how they are read.
 
     Attributes
@@ -113,18 +114,20 @@ class SourceOptions:
     Examples
     --------
     >>> SourceOptions(step="10_1", key=b"0123456789abcdef")
-    SourceOptions(pattern=None, step='10_1')
+    SourceOptions(pattern=None, step='10_1', key=Secret(...))
     """
 
     pattern: str | None = None
     step: str | None = None
-    key: bytes | Secret | None = field(default=None, repr=False)
+    key: bytes | Secret | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, bytes | Secret | None):
             raise TypeError(f"key= is a {type(self.key).__name__}, expected the bytes of the key")
         if not isinstance(self.step, str | None):
             raise TypeError(f"step={self.step!r}, expected a text, such as '10_1'")
+        if isinstance(self.key, bytes):
+            force_setattr(self, "key", Secret(self.key))  # which no message or core dump shows
 
 
 def scan(
@@ -174,8 +177,7 @@ def scan(
     return read_ranks(found, strategy, command=command, on_progress=on_progress)
 
 
-@record
-class RankFiles:
+class RankFiles(Struct, frozen=True):
     """The files of ranks, by their names; which of them are read depends on the strategy.
 
     Attributes
@@ -192,6 +194,8 @@ class RankFiles:
         The default strategy files: those in the output folder of the same MindFormers run.
     diagnostics
         What was found beside the files.
+    are_whole
+        Whether each file holds the whole model: the steps of one card.
     reads
         What was read to find them.
     """
@@ -203,7 +207,8 @@ class RankFiles:
     empty_ranks: Mapping[int, FormatError | None]
     strategy_files: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
-    reads: Reads = field(default=Reads())
+    are_whole: bool = False
+    reads: Reads = Reads()
 
 
 def find(
@@ -284,13 +289,13 @@ def read_ranks(
         one_of_several=evidence,
         find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
         steps_of_other_runs=chosen.of_other_runs,
+        is_merged=found.are_whole,
         reads=found.reads,
     )
     return _checked(catalog, found.key, command)
 
 
-@record
-class Steps(Brief):
+class Steps(Brief, Struct, frozen=True):
     """Every step of a folder, the oldest first, and what was noted or is wrong."""
 
     path: str
@@ -396,9 +401,9 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                     return replace(described, diagnostics=tuple(diagnostics))
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
-            files, empty_ranks = list_rank_files(root, diagnostics)
+            files, empty_ranks, are_whole = list_rank_files(root, diagnostics)
         else:
-            files, empty_ranks = list_by_pattern(root, pattern)
+            files, empty_ranks, are_whole = list_by_pattern(root, pattern)
             raise_all(error for item in files for error in _refusals(item.path))
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
@@ -407,7 +412,11 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
     strategy_files = find_strategies(root, diagnostics)
-    return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
+    are_whole = are_whole and not strategy_files
+    if are_whole:
+        require_steps(saved, key, are_steps=step is not None)
+    notes = tuple(diagnostics)
+    return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, notes, are_whole)
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.discovery.described import left_of, read_files, read_single
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.leftovers import describe_ignored
@@ -29,7 +31,6 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import CutShortError, FileIndex, Remains, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
-from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 

@@ -27,6 +27,9 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.discovery.saves import FoundStep, Run, SavedFile, SavedFiles
@@ -39,14 +42,12 @@ from ckpttool.problems import (
     StepError,
     UnsupportedError,
 )
-from ckpttool.records import record, replace
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
 
 
-@record
-class Chosen:
+class Chosen(Struct, frozen=True):
     """A file of one save for each rank.
 
     Attributes

@@ -27,6 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
+from msgspec import Struct
+
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
 from ckpttool.execution.copy import Filled, fill
@@ -43,7 +45,6 @@ from ckpttool.problems import (
     PlanError,
     SourceValueError,
 )
-from ckpttool.records import record
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
     Claim,
@@ -130,8 +131,7 @@ class Cluster(Executor):
         return local
 
 
-@record
-class WorkerRequirements:
+class WorkerRequirements(Struct, frozen=True):
     """What a worker must have: this version, the same files, and a folder to write to.
 
     Attributes
@@ -264,8 +264,7 @@ def _temporary_marker(folder: str) -> Iterator[str]:
     path.unlink(missing_ok=True)
 
 
-@record
-class FileTask:
+class FileTask(Struct, frozen=True):
     """One output file, to be written by one worker.
 
     Attributes

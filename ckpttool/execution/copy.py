@@ -14,6 +14,8 @@ from itertools import chain, count, groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.concurrency import take_turns
 from ckpttool.model.manifest import CastStats
@@ -22,7 +24,6 @@ from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.records import record, replace
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
@@ -44,8 +45,7 @@ KNOWN_BANDS = 16
 PIECES_PER_MOVE = 4  # pieces of a task for each move that is kept, which takes about 1 KiB
 
 
-@record
-class CopyOptions:
+class CopyOptions(Struct, frozen=True):
     """How much is done at a time.
 
     Attributes
@@ -105,8 +105,7 @@ class Cut(NamedTuple):
     kind: int | None
 
 
-@record(gc=False)
-class TensorUnit:
+class TensorUnit(Struct, frozen=True, gc=False):
     """One hash unit of an output tensor: what one task fills and hashes.
 
     Attributes
@@ -180,8 +179,7 @@ class TensorCast(NamedTuple):
     stats: CastStats
 
 
-@record
-class Filled:
+class Filled(Struct, frozen=True):
     """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
 
     ``casts`` has the statistics of tensors that it cast.  ``read`` has the hashes of source units
@@ -197,8 +195,7 @@ class Filled:
     attempt: str = ""
 
 
-@record
-class FillTask:
+class FillTask(Struct, frozen=True):
     """Units of one or several output files that one worker fills.
 
     Attributes
@@ -525,8 +522,7 @@ def _fill(task: FillTask) -> Filled:
     )
 
 
-@record
-class Checked:
+class Checked(Struct, frozen=True):
     """The hashes of units in a file, and of some of them as the source has them now."""
 
     stored: tuple[UnitHash, ...]

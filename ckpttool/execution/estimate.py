@@ -11,6 +11,8 @@ from operator import sub
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.execution.copy import CopyOptions, TensorUnit, read_tensor
 from ckpttool.execution.schedule import Batch, ranks_of_batches
@@ -19,7 +21,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
-from ckpttool.records import record, replace
 from ckpttool.storage.counting import CountingFiles
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
@@ -28,8 +29,7 @@ from ckpttool.storage.region_io import Origin
 MAX_KNOWN = 10_000  # tensors whose counts are kept
 
 
-@record
-class Supply:
+class Supply(Struct, frozen=True):
     """What target ranks need of the source.
 
     Attributes
@@ -61,8 +61,7 @@ class Supply:
         return {number: tuple(ranks) for number, ranks in found.items()}
 
 
-@record
-class Need:
+class Need(Struct, frozen=True):
     """Source ranks of an input, by its number, and the bytes that are needed of each of them."""
 
     ranks: tuple[int, ...]
@@ -70,8 +69,7 @@ class Need:
     nbytes: int
 
 
-@record
-class Work:
+class Work(Struct, frozen=True):
     """What the tasks of a run do.
 
     Attributes
@@ -101,8 +99,7 @@ class Work:
     supplies: tuple[Supply, ...]
 
 
-@record
-class _Counts:
+class _Counts(Struct, frozen=True):
     """What the tasks of a batch do; ``sizes`` are those of its outputs.
 
     ``used`` has the bytes of each source rank, by its number in the pattern, by output.

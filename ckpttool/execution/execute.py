@@ -9,9 +9,11 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from ckpttool.concurrency import InlineExecutor, map_in_order
 from ckpttool.execution.cluster import (
@@ -43,7 +45,6 @@ from ckpttool.problems import (
     join_first,
     notes_of,
 )
-from ckpttool.records import field, record
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
 from ckpttool.transaction.manifest import Written
@@ -94,19 +95,18 @@ def _failure(
 CallResult: TypeAlias = int | Filled  # a checksum, or what was written
 
 
-@record(frozen=False, eq=False)
-class Job:
+class Job(Struct, eq=False):
     """An output that is being written."""
 
     output: OutputFile
     file: PartialFile | RemoteFile
     open_tasks: int = 1  # and one until all are submitted
-    crcs: list[CrcExtent] = field(default_factory=list)
-    casts: dict[str, CastStats] = field(default_factory=dict)  # by tensor
+    crcs: list[CrcExtent] = []
+    casts: dict[str, CastStats] = {}  # by tensor
     written: frozenset[Place] = frozenset()  # the units that an earlier run wrote
     # What the log does not tell of yet.
-    unlogged: list[tuple[int, int, bytes]] = field(default_factory=list)
-    unlogged_casts: dict[str, CastStats] = field(default_factory=dict)
+    unlogged: list[tuple[int, int, bytes]] = []
+    unlogged_casts: dict[str, CastStats] = {}
     _hashes: UnitHashes | None = None  # until the first tensor is written
 
     @property
@@ -266,8 +266,7 @@ def execute(
     return run.written_by_rank()
 
 
-@record(frozen=False)
-class _Run:
+class _Run(Struct, dict=True):
     """The outputs that a call of `execute` writes, and the tasks of their workers."""
 
     executor: Executor
@@ -279,21 +278,25 @@ class _Run:
     group_bytes: int = MIN_GROUP_BYTES  # of units that enter the log together
     unlogged_bytes: int = 0
     current: str = ""  # path of the output in work, for the error
-    pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
-    jobs: list[Job] = field(default_factory=list)
-    written: list[Written] = field(default_factory=list)
+    pending: dict[Future[CallResult], tuple[Job, ...]] = {}
+    jobs: list[Job] = []
+    written: list[Written] = []
     # What casts did to tensors with numbers that are too large; of replicas, if the run does not
     # write the output of a lower rank.
-    overflows: dict[str, CastStats] = field(default_factory=dict)
-    of_replicas: dict[str, CastStats] = field(default_factory=dict)
-    _holders: Mapping[int, frozenset[str]] = field(init=False)
-    _headers: HeaderCache = field(init=False)
-    _last: frozenset[int] = field(init=False)  # the last rank of each header
+    overflows: dict[str, CastStats] = {}
+    of_replicas: dict[str, CastStats] = {}
 
-    def __post_init__(self) -> None:
-        self._holders = self.plan.holders()
-        self._headers = HeaderCache(sum(len(ranks) > 1 for ranks in self.plan.headers))
-        self._last = frozenset(ranks[-1] for ranks in self.plan.headers)
+    @cached_property
+    def _holders(self) -> Mapping[int, frozenset[str]]:
+        return self.plan.holders()
+
+    @cached_property
+    def _headers(self) -> HeaderCache:
+        return HeaderCache(sum(len(ranks) > 1 for ranks in self.plan.headers))
+
+    @cached_property
+    def _last(self) -> frozenset[int]:  # the last rank of each header
+        return frozenset(ranks[-1] for ranks in self.plan.headers)
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
         """Record the outputs that an earlier run completed as written."""

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from msgspec import Struct
+
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.problems import EngineError
-from ckpttool.records import record
 from ckpttool.system import count_processors
 from ckpttool.typed import require_number
 
@@ -150,8 +151,7 @@ def describe_engines() -> str:
     return f"{', '.join(form for form, _ in ENGINES.values())}, with N from 1 to 999999"
 
 
-@record
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """The engine of a run, and its limit of memory.
 
     Attributes

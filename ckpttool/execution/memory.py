@@ -5,13 +5,14 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.records import record
 from ckpttool.storage.region_io import rounding_bytes
 from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
@@ -120,8 +121,7 @@ def _headers(plan: Plan | None) -> tuple[int, int]:
     return tensors, tensors * HEADER_BYTES + get_format(plan.target.format).memory_bytes(tensors)
 
 
-@record
-class Peak:
+class Peak(Struct, frozen=True):
     """The most resident memory that a run takes, without the page cache.
 
     Attributes

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.execution.copy import CopyOptions, FillTask, Place, cut_into_tasks
 from ckpttool.execution.grouping import group_ranks
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex
-from ckpttool.records import record, replace
 
 
-@record
-class Batch:
+class Batch(Struct, frozen=True):
     """Outputs that are written together.
 
     Attributes

@@ -16,6 +16,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import Threads, wait_result
 from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
@@ -24,7 +26,6 @@ from ckpttool.formats.local import ReadFile, counting_reads, identify_file, unre
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
-from ckpttool.records import replace
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:

@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -18,7 +21,6 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic
-from ckpttool.records import record, replace
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.
@@ -37,8 +39,7 @@ ChecksumInput: TypeAlias = bytes | Extent | int
 HeaderPart: TypeAlias = tuple[bytes, str, int]
 
 
-@record
-class Header:
+class Header(Struct, frozen=True):
     """All of a file but the contents of its tensors; several files may have equal headers.
 
     Attributes

@@ -78,6 +78,9 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.formats.base import (
     MAX_TEXT_BYTES,
     ChecksumInput,
@@ -112,7 +115,6 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
-from ckpttool.records import record, replace
 from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
@@ -369,8 +371,7 @@ def _is_map_record(reader: WireReader, record: Field) -> bool:
 # ------------------------------------------------------------------------------ reading: one record
 
 
-@record(frozen=False)
-class _RecordTensor:
+class _RecordTensor(Struct):
     """A tensor in consecutive records with one tag."""
 
     name: str
@@ -390,8 +391,7 @@ class _RecordTensor:
         return UnsupportedError(path, self.start, reason)
 
 
-@record(frozen=False)
-class _Record:
+class _Record(Struct):
     """Consecutive records with one tag: one tensor, or the three tensors of a map parameter."""
 
     tag: str

@@ -54,6 +54,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.local import note_read, open_source
 from ckpttool.formats.wire import decode_varint
@@ -65,7 +67,6 @@ from ckpttool.problems import (
     LibraryError,
     UnsupportedError,
 )
-from ckpttool.records import replace
 from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 

@@ -1,4 +1,4 @@
-"""Files beside checkpoints that are not checkpoints: their kinds, and readers of two kinds.
+"""Files beside checkpoints that are not checkpoints: their kinds, and the reader of rank tables.
 
 Kinds
 -----
@@ -18,8 +18,9 @@ A file of any other kind is not identified.
 
 Group information
 -----------------
-The communication groups of one rank, and the ranks whose checkpoint can replace its own.  It is the
-protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers come packed or not::
+The communication groups of one rank, and the ranks whose checkpoint can replace its own.  It is
+recognised and not read: a strategy says the same.  It is the protobuf message
+``mindspore.straspb.ParallelGroupMap``; repeated numbers come packed or not::
 
     1 parallel_group_item            one for each group
         1 group_name                 "{size}-{hash}", perhaps with a word behind it
@@ -27,8 +28,8 @@ protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers come p
     2 ckpt_restore_rank_list         MUST be there
         1 dim                        ranks whose checkpoint holds the same as this rank's
 
-The file does not name the rank that wrote it.  Fields of other numbers are errors, because
-checkpoints, strategies and graphs are protobuf messages, too.
+A message with fields of other numbers is another, because checkpoints, strategies and graphs are
+protobuf messages, too.
 
 Rank tables
 -----------
@@ -65,13 +66,15 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 
-from ckpttool.formats.local import open_file
+from msgspec import Struct
+
+from ckpttool.formats.local import is_file, list_readable, open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
-from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
+from ckpttool.formats.wire import LENGTH, VARINT, WireReader
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
-from ckpttool.records import record
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MAGIC_BYTES = 4096  # enough for all kinds but text
@@ -107,8 +110,7 @@ _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 # -------------------------------------------------------------------------------------------- kinds
 
 
-@record
-class ForeignKind:
+class ForeignKind(Struct, frozen=True):
     """A kind of file that is not read as a checkpoint.
 
     Attributes
@@ -266,84 +268,26 @@ def _message_kind(path: str) -> str:
             is_short = number == 1 and stop - start < _MAX_VERSION_BYTES
             if is_short and _VERSION.fullmatch(reader.read(start, stop)):
                 return "mindir"
-    read_group_info(path)
-    return "group_info"
+        return "group_info" if _is_group_info(reader) else ""
 
 
-# -------------------------------------------------------------------------------- group information
-
-
-@record
-class GroupInfo:
-    """The communication groups of one rank.
-
-    Attributes
-    ----------
-    groups
-        Names and ranks of the groups, in the order of the file.
-    restore_ranks
-        Ranks whose checkpoint can stand in for that of the rank that wrote the file.
-    """
-
-    groups: tuple[tuple[str, tuple[int, ...]], ...]
-    restore_ranks: tuple[int, ...]
-
-
-def read_group_info(path: str) -> GroupInfo:
-    """Return the group information in a file.
-
-    Raises
-    ------
-    FormatError
-        The file is not group information.
-    OSError
-        The file cannot be opened or read.
-    """
-    groups: list[tuple[str, tuple[int, ...]]] = []
-    restore: tuple[int, ...] | None = None
-    with WireReader(StoredFile(path)) as reader:
-        for field in reader.fields(0, reader.size):
-            if field.number == 1 and field.wire_type == LENGTH:
-                groups.append(_read_group(reader, field))
-            elif field.number == 2 and field.wire_type == LENGTH:
-                restore = _read_ranks(reader, field)
-            else:
-                raise FormatError(path, field.start, f"field {field.number} in group information")
-    if restore is None:
-        raise FormatError(path, None, "group information without ckpt_restore_rank_list")
-    return GroupInfo(tuple(groups), restore)
-
-
-def _read_group(reader: WireReader, group: Field) -> tuple[str, tuple[int, ...]]:
-    """Return the name and the ranks of a group."""
-    name: str | None = None
-    ranks: tuple[int, ...] | None = None
-    for field in reader.fields(group.start, group.stop):
-        if field.number == 1:
-            name = reader.text(field)
-        elif field.number == 2 and field.wire_type == LENGTH:
-            ranks = _read_ranks(reader, field)
-        else:
-            raise FormatError(reader.path, field.start, f"unknown field {field.number} in a group")
-    if name is None or ranks is None:
-        raise FormatError(reader.path, group.start, "a group without name or ranks")
-    return name, ranks
-
-
-def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
-    ranks: list[int] = []
-    for field in reader.fields(message.start, message.stop):
-        if field.number != 1:
-            raise FormatError(reader.path, field.start, f"unknown field {field.number} among ranks")
-        ranks += reader.numbers(field)
-    return tuple(ranks)
+def _is_group_info(reader: WireReader) -> bool:
+    """Return whether a message has groups of a name and ranks, and a list of ranks."""
+    is_listed = False
+    for field in reader.fields(0, reader.size):
+        if field.wire_type != LENGTH:
+            return False
+        numbers = {inner.number for inner in reader.fields(field.start, field.stop)}
+        if not (numbers == {1, 2} if field.number == 1 else field.number == 2 and numbers <= {1}):
+            return False
+        is_listed = is_listed or field.number == 2
+    return is_listed
 
 
 # -------------------------------------------------------------------------------------- rank tables
 
 
-@record
-class Device:
+class Device(Struct, frozen=True):
     """The device that a rank ran on; ``ip`` is None if the table lacks it."""
 
     rank: int
@@ -352,12 +296,20 @@ class Device:
     ip: str | None = None
 
 
-@record
-class RankTable:
+class RankTable(Struct, frozen=True):
     """A rank table: its version (None in the second form) and its devices, ordered by rank."""
 
     version: str | None
     devices: tuple[Device, ...]
+
+
+# rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
+_TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
+
+
+def list_rank_tables(folder: Path) -> list[Path]:
+    """Return the rank tables in a folder, by name; none if it cannot be read."""
+    return [p for p in list_readable(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]
 
 
 def read_rank_table(path: str) -> RankTable:
@@ -381,14 +333,13 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
-@record
-class ForeignFile:
-    """A file that is shown as what it is: a graph, a model, group information or a rank table."""
+class ForeignFile(Struct, frozen=True):
+    """A file that is shown as what it is; ``contents`` of a rank table."""
 
     path: str
     kind: str
     nbytes: int
-    contents: GroupInfo | RankTable | None = None
+    contents: RankTable | None = None
 
 
 def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:

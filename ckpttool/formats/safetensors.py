@@ -60,6 +60,8 @@ from pathlib import Path
 from sys import intern
 from typing import cast
 
+from msgspec.structs import replace
+
 from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
@@ -75,7 +77,6 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
-from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers

@@ -20,9 +20,10 @@ from concurrent.futures import CancelledError
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.problems import CkptToolError, FormatError
-from ckpttool.records import replace
 from ckpttool.system import lower_limit, read_process
 
 if TYPE_CHECKING:

@@ -44,12 +44,13 @@ import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from msgspec import Struct
+
 from ckpttool.formats import format_of_suffix, suffix_of
 from ckpttool.formats.local import identify_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import FormatError
-from ckpttool.records import record
 
 MAP_NAME = "param_name_map.json"
 SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
@@ -59,8 +60,7 @@ COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 256 << 20
 
 
-@record
-class WeightIndex:
+class WeightIndex(Struct, frozen=True):
     """The content of an index file.
 
     Attributes

@@ -22,10 +22,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.dtypes import CASTABLE, FLOAT8, FLOATS
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.records import record, replace
 from ckpttool.wording import count
 
 Role = Literal["weight", "state", "scale", "copy", "counter"]
@@ -33,8 +35,7 @@ Role = Literal["weight", "state", "scale", "copy", "counter"]
 LEAST_COUNT = 256  # BFloat16 has all whole numbers up to here, so no cast would harm a lower count
 
 
-@record
-class Belonging:
+class Belonging(Struct, frozen=True):
     """What a tensor is, and the parameter that it belongs to.
 
     Attributes

@@ -8,6 +8,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import (
@@ -21,14 +24,12 @@ from ckpttool.model.tensors import (
     TensorMeta,
 )
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
-from ckpttool.records import field, record, replace, set_field
 from ckpttool.wording import Brief, count, format_bytes
 
 _T = TypeVar("_T")
 
 
-@record(kw_only=True)
-class Catalog(Brief):
+class Catalog(Brief, Struct, frozen=True, dict=True):
     """The headers of the files of a checkpoint.
 
     Attributes
@@ -52,9 +53,6 @@ class Catalog(Brief):
     one_of_several
         Evidence that the only file is one rank's of several, so that tensors may be slices; empty
         if there is none.
-    headers
-        The distinct headers by the ranks that share each, lowest rank first.  Computing from these
-        few saves time when thousands of ranks have equal headers.
     is_merged
         Whether the files hold full tensors: one file, or several with an index.  A single file may
         still be the file of one rank, if the user gives its strategy.
@@ -81,37 +79,40 @@ class Catalog(Brief):
         What was read to find the files; their headers are in `FileIndex.reads`.
     """
 
-    root: str = field(kw_only=False)
-    files: Mapping[int, FileIndex] = field(kw_only=False)
+    root: str
+    files: Mapping[int, FileIndex]
     step: str | None = None
-    damaged: Mapping[int, FormatError] = field(default_factory=dict)
+    damaged: Mapping[int, FormatError] = {}
     diagnostics: tuple[Diagnostic, ...] = ()
     documents: tuple[StoredFile, ...] = ()
     strategy_files: tuple[str, ...] = ()
     one_of_several: str = ""
-    headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
-        init=False, repr=False, compare=False
-    )
     is_merged: bool = False
-    common_tensors: Mapping[str, bool] = field(default_factory=dict)
-    copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
+    common_tensors: Mapping[str, bool] = {}
+    copies: Mapping[str, tuple[StoredTensor, ...]] = {}
     description: Description | None = None
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
-    find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
+    find_complete_step: Callable[[], str] = str
     steps_of_other_runs: tuple[str, ...] | None = None
-    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
-    reads: Reads = field(default=Reads(), compare=False, repr=False)
+    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = {}
+    reads: Reads = Reads()
 
     def __post_init__(self) -> None:
-        groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
-        for rank, file in self.files.items():
-            groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
-        headers = {tuple(ranks): header for ranks, header in groups.values()}
-        set_field(self, "headers", headers)
         if self.needs_strategy:
             for rank, error in self.damaged.items():
                 error.rank = rank
+
+    @cached_property
+    def headers(self) -> Mapping[tuple[int, ...], Mapping[str, StoredTensor]]:
+        """The distinct headers by the ranks that share each, lowest rank first.
+
+        Computing from these few saves time when thousands of ranks have equal headers.
+        """
+        groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
+        for rank, file in self.files.items():
+            groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
+        return {tuple(ranks): header for ranks, header in groups.values()}
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.root}: {count(len(self.files), 'file' if self.is_merged else 'rank')}"

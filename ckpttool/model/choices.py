@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, owners_of
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
@@ -11,14 +15,12 @@ from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, set_field
 from ckpttool.wording import any_of, count, shorten
 
 OnOverflow = Literal["error", "inf"]
 
 
-@record
-class Cast:
+class Cast(Struct, frozen=True, dict=True):
     """A request for an element type: of the tensors that match a pattern, or of all weights.
 
     Raises
@@ -33,22 +35,29 @@ class Cast:
     """
 
     text: str
-    dtype: str = field(init=False)
-    pattern: Pattern | None = field(init=False)
 
     def __post_init__(self) -> None:
-        word, colon, pattern = self.text.partition(":")
-        found = find_word(word)
-        dtype = CAST_WORDS.get(word.lower(), "" if found is None else found.name)
-        if dtype not in CAST_WORDS.values():
-            text = f"{word!r} is not a type to cast to; expected {any_of(CAST_WORDS)}"
-            raise ValueError(text)
-        set_field(self, "dtype", dtype)
-        set_field(self, "pattern", Pattern(pattern) if colon else None)
+        if self.dtype not in CAST_WORDS.values():
+            word, _, _ = self.text.partition(":")
+            message = f"{word!r} is not a type to cast to; expected {any_of(CAST_WORDS)}"
+            raise ValueError(message)
+        _ = self.pattern  # a malformed one is refused here
+
+    @cached_property
+    def dtype(self) -> str:
+        """The element type."""
+        word, _, _ = self.text.partition(":")
+        known = find_word(word)
+        return CAST_WORDS.get(word.lower(), "" if known is None else known.name)
+
+    @cached_property
+    def pattern(self) -> Pattern | None:
+        """Which tensors are cast; None for all weights."""
+        _, colon, pattern = self.text.partition(":")
+        return Pattern(pattern) if colon else None
 
 
-@record
-class TensorOptions:
+class TensorOptions(Struct, frozen=True, dict=True):
     """Which tensors are wanted, under which names and in which element types.
 
     Attributes
@@ -92,13 +101,9 @@ class TensorOptions:
     rename: Mapping[str, str] | Collection[str | Rename] = ()
     shown_by: str = ""
     is_shared: bool = False
-    called: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = {}
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
-    included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
-    excluded: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
-    renames: tuple[Rename, ...] = field(init=False, repr=False, compare=False)
-    casts: tuple[Cast, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         examples = {"include": "lm_head.*", "exclude": "adam_*", "dtype": "bf16"}
@@ -109,14 +114,31 @@ class TensorOptions:
                 texts = tuple(given)
             if not all(isinstance(one, str) for one in texts):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
-            set_field(self, name, texts)
-        set_field(self, "included", tuple(map(Pattern, self.include)))
-        set_field(self, "excluded", tuple(map(Pattern, self.exclude)))
-        set_field(self, "renames", tuple(parse_renames(self.rename)))
-        set_field(self, "casts", tuple(map(Cast, self.dtype)))
+            force_setattr(self, name, texts)
+        _ = self.included, self.excluded, self.renames, self.casts  # what is malformed is refused
         if self.on_overflow not in get_args(OnOverflow):
             text = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
             raise ValueError(text)
+
+    @cached_property
+    def included(self) -> tuple[Pattern, ...]:
+        """The patterns of ``include``."""
+        return tuple(map(Pattern, self.include))
+
+    @cached_property
+    def excluded(self) -> tuple[Pattern, ...]:
+        """The patterns of ``exclude``."""
+        return tuple(map(Pattern, self.exclude))
+
+    @cached_property
+    def renames(self) -> tuple[Rename, ...]:
+        """The rules of ``rename``."""
+        return tuple(parse_renames(self.rename))
+
+    @cached_property
+    def casts(self) -> tuple[Cast, ...]:
+        """The requests of ``dtype``."""
+        return tuple(map(Cast, self.dtype))
 
     @property
     def are_all_wanted(self) -> bool:

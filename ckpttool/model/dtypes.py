@@ -12,11 +12,10 @@ manual, "Predefined Datatypes".
 
 from __future__ import annotations
 
-from ckpttool.records import record
+from msgspec import Struct
 
 
-@record
-class DType:
+class DType(Struct, frozen=True):
     """One element type.
 
     Attributes

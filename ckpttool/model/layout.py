@@ -41,11 +41,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations, islice, pairwise, product
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
-from ckpttool.records import defaults, field, record, replace, set_field
 
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
@@ -55,8 +57,7 @@ _WITH_NONE = {(1, 1), (1, 0), (0, 1), (0, 0)}  # the same, if "None" may stand b
 _MAX_WAYS = 10_000  # ways to fold; ten device axes have 252, a damaged file has 10**17
 
 
-@record
-class Grid:
+class Grid(Struct, frozen=True):
     """The slices of a layout.
 
     Attributes
@@ -139,8 +140,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-@record
-class UnevenAxis:
+class UnevenAxis(Struct, frozen=True):
     """A tensor axis of ``size`` elements that ``slices`` equal slices do not divide."""
 
     axis: int
@@ -153,8 +153,7 @@ class UnevenAxis:
         return nearest_divisors(self.size, self.slices)
 
 
-@record
-class Layout:
+class Layout(Struct, frozen=True, dict=True):
     """Device matrix and tensor map of one tensor in one stage.
 
     Attributes
@@ -188,18 +187,12 @@ class Layout:
     tensor_map: tuple[tuple[int, ...], ...]
     optimizer_shard: int = 1
     first_rank: int = 0
-    full_shape: tuple[int, ...] | None = field(default=None, compare=False)
+    full_shape: tuple[int, ...] | None = None
     rows: tuple[int, ...] = ()
     fields: int = 1
-    split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
-    _hash: int = field(init=False, repr=False, compare=False)
-    _made_grid: Grid | None = field(init=False, repr=False, compare=False)
+    split_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = self.optimizer_shard, self.first_rank, self.fields
-        key = self.device_matrix, self.tensor_map, numbers, self.rows, self.split_shape
-        set_field(self, "_hash", hash(key))  # computed once: caches have layouts as keys
-        set_field(self, "_made_grid", None)
         if any(size < 1 for size in self.device_matrix):
             raise ValueError(f"device matrix {list(self.device_matrix)} has an axis below 1")
         used = [axis for axes in self.tensor_map for axis in axes]
@@ -224,12 +217,20 @@ class Layout:
         if not self.is_even:
             self._check_embedding()
 
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        numbers = self.optimizer_shard, self.first_rank, self.fields
+        return self.device_matrix, self.tensor_map, numbers, self.rows, self.split_shape
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)  # computed once: caches have layouts as keys
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._key == other._key
+
     def __hash__(self) -> int:
         return self._hash
-
-    def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
-        # Without the grid, which may be large.
-        return Layout, tuple(getattr(self, name) for name in defaults(Layout))
 
     def _check_embedding(self) -> None:
         slices = math.prod(map(self._size, self.tensor_map[0])) if self.tensor_map else 0
@@ -262,14 +263,10 @@ class Layout:
         """Whether all slices have one shape; only a manual split may have several."""
         return not self.rows
 
-    @property
-    def _grid(self) -> Grid:
-        grid = self._made_grid
-        if grid is None:  # made when it is needed: that of thousands of ranks is large
-            shard, first_rank = self.optimizer_shard, self.first_rank
-            grid = make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
-            set_field(self, "_made_grid", grid)
-        return grid
+    @cached_property
+    def _grid(self) -> Grid:  # made when it is needed: that of thousands of ranks is large
+        shard, first_rank = self.optimizer_shard, self.first_rank
+        return make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
 
     @property
     def ranks(self) -> range:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Rule, Strategy, fold_like, shard_equally
-from ckpttool.records import record, replace
 
 Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
 KINDS: tuple[Kind, ...] = (
@@ -19,8 +21,7 @@ KINDS: tuple[Kind, ...] = (
 Layouts = tuple[Layout, ...]
 
 
-@record
-class LayoutDifference:
+class LayoutDifference(Struct, frozen=True):
     """What differs in the layouts of parameters; equal for parameters that differ alike.
 
     ``a`` and ``b`` are the layouts of each stage; () if the side does not list the parameter.

@@ -66,12 +66,14 @@ from functools import reduce
 from itertools import accumulate, chain, islice, pairwise
 from typing import Literal, TypeAlias
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.records import asdict, field, record, replace
 from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
@@ -83,8 +85,7 @@ UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes a
 Role: TypeAlias = Literal["source", "target"]
 
 
-@record
-class InputFile:
+class InputFile(Struct, frozen=True):
     """A file of the source, with its size, and its stamp unless a manifest lists it.
 
     If the system could not read it, replicas were read in place of it, and no manifest lists it.  A
@@ -94,11 +95,10 @@ class InputFile:
     path: str
     nbytes: int
     stamp: FileStamp | None = None
-    is_read: bool = field(default=True, compare=False)
+    is_read: bool = True
 
 
-@record
-class StrategyFile:
+class StrategyFile(Struct, frozen=True):
     """A strategy file, the SHA-256 of its bytes, and whose strategy it is, if that is known."""
 
     path: str
@@ -113,11 +113,10 @@ class StrategyFile:
 
     def entry(self) -> Mapping[str, object]:
         """Return the JSON object of the document."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: value for key, value in to_builtins(self).items() if value is not None}
 
 
-@record
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """How many tensors the user did not want, and their bytes."""
 
     tensors: int
@@ -129,8 +128,7 @@ class LeftOut:
         return cls(len(tensors), sum(tensors.values())) if tensors else None
 
 
-@record
-class AveragedInput:
+class AveragedInput(Struct, frozen=True):
     """A checkpoint of which a mean was made, its step and its weight."""
 
     path: str
@@ -138,8 +136,7 @@ class AveragedInput:
     weight: float
 
 
-@record
-class LayoutTable:
+class LayoutTable(Struct, frozen=True):
     """The layouts of the tensors of a set, each kind once.
 
     Attributes
@@ -195,8 +192,7 @@ class LayoutTable:
         return {**sizes, "kinds": kinds, "tensors": self.tensors}
 
 
-@record
-class Provenance:
+class Provenance(Struct, frozen=True):
     """What a run reads and does; equal provenance gives equal outputs.
 
     The names are those of the document.
@@ -237,14 +233,14 @@ class Provenance:
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
     dst_strategies: tuple[StrategyFile, ...] = ()
-    crc: bool | None = field(default=None, compare=False)
-    command: str = field(default="", compare=False)
-    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
-    averaged: tuple[AveragedInput, ...] = field(default=(), compare=False)
-    left_out: LeftOut | None = field(default=None, compare=False)
-    layouts: LayoutTable | None = field(default=None, compare=False)
-    source_names: Mapping[str, str] | None = field(default=None, compare=False)
-    weight_block: tuple[int, int] | None = field(default=None, compare=False)
+    crc: bool | None = None
+    command: str = ""
+    renamed: Mapping[str, str] = {}
+    averaged: tuple[AveragedInput, ...] = ()
+    left_out: LeftOut | None = None
+    layouts: LayoutTable | None = None
+    source_names: Mapping[str, str] | None = None
+    weight_block: tuple[int, int] | None = None
 
     @property
     def has_unknown_names(self) -> bool:
@@ -273,8 +269,8 @@ class Provenance:
             "strategies": [file.entry() for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
-            **({"averaged": [asdict(one) for one in self.averaged]} if self.averaged else {}),
-            **({"left_out": asdict(self.left_out)} if self.left_out else {}),
+            **({"averaged": [to_builtins(one) for one in self.averaged]} if self.averaged else {}),
+            **({"left_out": to_builtins(self.left_out)} if self.left_out else {}),
             **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
             **({"weight_block": self.weight_block} if self.weight_block else {}),
@@ -282,12 +278,11 @@ class Provenance:
 
     def head_with_stamps(self) -> Mapping[str, object]:
         """Return the entries of the record of a run; a resumed run compares itself with them."""
-        inputs = [asdict(file) for file in self.inputs]
+        inputs = [to_builtins(file) for file in self.inputs]
         return {**self.head(), "inputs": inputs, "crc": self.crc, "command": self.command}
 
 
-@record
-class TensorEntry:
+class TensorEntry(Struct, frozen=True):
     """A tensor, and the SHA-256 of each of its units in hexadecimal digits."""
 
     name: str
@@ -296,8 +291,7 @@ class TensorEntry:
     sha256: tuple[str, ...]
 
 
-@record
-class CastStats:
+class CastStats(Struct, frozen=True):
     """What a cast to another floating-point type did to some elements.
 
     Attributes
@@ -345,8 +339,7 @@ class CastStats:
         return ", ".join(texts) or "nothing was lost"
 
 
-@record
-class OutputEntry:
+class OutputEntry(Struct, frozen=True):
     """A complete output, as a manifest lists it.
 
     Attributes
@@ -382,8 +375,7 @@ def require_below(path: str) -> None:
 Unit: TypeAlias = "tuple[str, int]"  # name of a tensor, and the number of a unit of it
 
 
-@record(frozen=False, eq=False)
-class AlikeOutputs:
+class AlikeOutputs(Struct, eq=False):
     """The outputs of a manifest whose tensors have the same names, element types and shapes.
 
     Attributes
@@ -398,8 +390,8 @@ class AlikeOutputs:
 
     tensors: tuple[TensorEntry, ...]
     numbers: Mapping[str, range]
-    outputs: list[ListedOutput] = field(default_factory=list)
-    _telling: dict[bytes, dict[Unit, int]] = field(default_factory=dict)  # by digests
+    outputs: list[ListedOutput] = []
+    _telling: dict[bytes, dict[Unit, int]] = {}  # by digests
 
     def telling_units(self, output: ListedOutput) -> Mapping[Unit, int]:
         """Return units that together tell an output from all others alike, with their bytes.
@@ -446,8 +438,7 @@ def _tell_apart(
         groups = left
 
 
-@record(eq=False)
-class ListedOutput:
+class ListedOutput(Struct, frozen=True, eq=False):
     """A complete output as a manifest lists it, with its hashes in few bytes.
 
     Attributes

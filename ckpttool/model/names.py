@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 
+from msgspec import Struct
+
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.records import record
 
 ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
 
@@ -73,8 +74,7 @@ _DOTTED_PREFIXES = {one: one for one in STATE_PREFIXES if one not in _SECOND_MOM
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
-@record
-class Name:
+class Name(Struct, frozen=True):
     """What the name of a tensor alone tells.
 
     Attributes

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import translate
+from functools import cached_property
 from itertools import chain
 from shlex import quote
 
+from msgspec import Struct
+
 from ckpttool.model.names import map_of_component
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, shorten
 
 
-@record
-class Pattern:
+class Pattern(Struct, frozen=True, dict=True):
     """A pattern of names; a name without special characters matches itself.
 
     A pattern that matches the name of a map parameter matches its keys, values and statuses, too.
@@ -42,17 +43,20 @@ class Pattern:
     """
 
     text: str
-    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        is_regex = self.text.startswith("re:")
         if not self.text.removeprefix("re:"):
             raise ValueError(f"{self.text!r} is not a pattern; * matches all names")
         try:
-            regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
+            _ = self.regex
         except re.error as error:
             raise ValueError(f"{self.text!r} is not a regular expression: {error}") from error
-        set_field(self, "regex", regex)
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The regular expression, to be searched for in a name."""
+        is_regex = self.text.startswith("re:")
+        return re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
 
     @property
     def is_pattern(self) -> bool:

@@ -13,6 +13,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ckpttool.model.belonging import Role
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
@@ -23,14 +26,12 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, replace
 from ckpttool.wording import Brief, count, format_bytes
 
 NotInTarget = Literal["follow", "full", "drop"]
 
 
-@record(gc=False)
-class Term:
+class Term(Struct, frozen=True, gc=False):
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
     Attributes
@@ -98,8 +99,7 @@ def last_source(terms: Sequence[Term]) -> FullTensor:
     return terms[-1 if terms[-1].block is None else 0].source
 
 
-@record(gc=False)
-class OutputTensor:
+class OutputTensor(Struct, frozen=True, gc=False):
     """One tensor of an output file.
 
     Attributes
@@ -171,15 +171,14 @@ class OutputTensor:
         return replace(self, terms=tuple(term.excerpt(region) for term in self.terms))
 
 
-@record
-class OutputFile:
+class OutputFile(Struct, frozen=True):
     """One output file, with its tensors in order."""
 
     rank: int
     path: str
     format: str
     tensors: tuple[OutputTensor, ...]
-    attrs: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, str] = {}
 
     @property
     def metas(self) -> tuple[TensorMeta, ...]:
@@ -187,8 +186,7 @@ class OutputFile:
         return tuple(tensor.meta for tensor in self.tensors)
 
 
-@record
-class Target:
+class Target(Struct, frozen=True):
     """The outputs of a run, and how they are sharded.
 
     Attributes
@@ -214,7 +212,7 @@ class Target:
     paths: Mapping[int, str]
     ranks: int = 1
     strategy: Strategy | None = None
-    attrs: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, str] = {}
     is_numbered: bool = False
     folder: str | None = None
 
@@ -245,8 +243,7 @@ class Target:
         return MANIFEST if folder == "." else posixpath.join(folder, MANIFEST)
 
 
-@record(frozen=False)
-class NotListed:
+class NotListed(Struct):
     """Full tensors that the target strategy does not list, by name.
 
     Attributes
@@ -257,9 +254,9 @@ class NotListed:
         Tensors written in full to every rank, and tensors not written.  Neither has single values.
     """
 
-    followed: dict[str, TensorMeta] = field(default_factory=dict)
-    full: dict[str, TensorMeta] = field(default_factory=dict)
-    dropped: dict[str, TensorMeta] = field(default_factory=dict)
+    followed: dict[str, TensorMeta] = {}
+    full: dict[str, TensorMeta] = {}
+    dropped: dict[str, TensorMeta] = {}
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -271,8 +268,7 @@ class NotListed:
         }
 
 
-@record
-class Document:
+class Document(Struct, frozen=True):
     """A small file that describes the outputs and is written when all of them are complete.
 
     An old one is removed before the first output is replaced.
@@ -290,8 +286,7 @@ class Document:
     kind: str = "index"
 
 
-@record(gc=False)
-class Transfer:
+class Transfer(Struct, frozen=True, gc=False):
     """One parameter, with its sources and its layouts in the target.
 
     Attributes
@@ -353,8 +348,7 @@ class Transfer:
         return replace(stored, name=self.name, dtype=self.dtype)
 
 
-@record
-class Kept:
+class Kept(Struct, frozen=True):
     """What the manifest of a source says of files that are written again.
 
     Attributes
@@ -372,8 +366,7 @@ class Kept:
     files: tuple[str, ...] = ()
 
 
-@record
-class Plan(Brief):
+class Plan(Brief, Struct, frozen=True, dict=True):
     """The outputs and the sources of each; iterating it yields the output files.
 
     It does not depend on the files at the destination, or on the outputs that one run of several
@@ -410,16 +403,16 @@ class Plan(Brief):
     inputs: tuple[Catalog, ...]
     target: Target
     transfers: tuple[Transfer, ...]
-    notes: tuple[Diagnostic, ...] = field(default=())
+    notes: tuple[Diagnostic, ...] = ()
     not_listed: NotListed = field(default_factory=NotListed)
-    documents: tuple[Document, ...] = field(default=())
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    roles: Mapping[Role, int] = field(default_factory=dict)
+    documents: tuple[Document, ...] = ()
+    left_out: Mapping[str, int] = {}
+    roles: Mapping[Role, int] = {}
     weight_block: tuple[int, int] | None = None
     strategies: tuple[str, ...] = ()
     confirmed: frozenset[str] = frozenset()
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+    provenance: Mapping[str, str] = {}
+    listed: Mapping[str, ListedOutput] = {}
     tensors: TensorOptions = TensorOptions()
     weights: tuple[float, ...] = ()
     kept: Kept = Kept()

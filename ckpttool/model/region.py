@@ -9,11 +9,10 @@ from functools import lru_cache
 from itertools import product
 from operator import add, gt, sub
 
-from ckpttool.records import record
+from msgspec import Struct
 
 
-@record
-class Region:
+class Region(Struct, frozen=True):
     """The elements ``start <= index < stop`` of a tensor, axis by axis.
 
     A 0-d tensor has the one region ``Region((), ())``, which holds one element.  An axis may be

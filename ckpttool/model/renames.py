@@ -15,11 +15,12 @@ from fnmatch import translate
 from functools import cached_property
 from itertools import chain
 
+from msgspec import Struct
+
 from ckpttool.model.belonging import WEIGHT, Belongings
 from ckpttool.model.names import map_of_component
 from ckpttool.model.patterns import Pattern, unmatched_problem
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, set_field
 from ckpttool.wording import count, shorten
 
 WANTED = re.compile(r"any|none|same|\d+ names|(n|m|\d+)( x (n|m|\d+))*")  # see `Rename.beside`
@@ -48,8 +49,7 @@ class Names(dict[str, "tuple[int, ...] | None"]):
         return re.fullmatch(sizes, " x ".join(map(str, found))) is not None
 
 
-@record
-class Rename:
+class Rename(Struct, frozen=True, dict=True):
     r"""A rule: the names that match ``old`` become ``new``.
 
     Attributes
@@ -84,28 +84,37 @@ class Rename:
     beside: tuple[tuple[str, str], ...] = ()
     file: str = ""
     note: str = ""
-    regex: re.Pattern[str] | None = field(init=False, repr=False, compare=False)  # None: a glob
-    pieces: tuple[str | re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pattern = Pattern(self.old)
-        is_regex = self.old.startswith("re:")
-        set_field(self, "regex", pattern.regex if is_regex else None)
-        wildcards = [] if is_regex else WILDCARD.findall(self.old)
-        places = sum(one in "*?" for one in wildcards)
-        texts = [self.new, *(text for text, _ in self.beside)]
-        numbers = [len(_PLACE.findall(text)) for text in texts]
-        has_more = max(numbers) > places
-        set_field(self, "pieces", () if is_regex else tuple(_pieces(self.old, has_more)))
-        for text, number in zip(texts, numbers, strict=True):
+        _ = Pattern(self.old)  # which refuses what is malformed
+        wildcards = [] if self.regex else WILDCARD.findall(self.old)
+        for name in self._new_names:
             try:
-                if is_regex:
-                    re.compile(f"{pattern.regex.pattern}|").sub(text, "")
-                elif number > len(wildcards):
-                    raise IndexError(number)
+                if self.regex:
+                    re.compile(f"{self.regex.pattern}|").sub(name, "")
+                elif len(_PLACE.findall(name)) > len(wildcards):
+                    raise IndexError(name)
             except (re.error, IndexError) as error:
-                what = "group" if is_regex else "wildcard"
-                raise ValueError(f"{text!r} has a {what} that {self.old!r} lacks") from error
+                what = "group" if self.regex else "wildcard"
+                raise ValueError(f"{name!r} has a {what} that {self.old!r} lacks") from error
+
+    @cached_property
+    def regex(self) -> re.Pattern[str] | None:
+        """The regular expression that ``old`` is; None for a glob."""
+        return Pattern(self.old).regex if self.old.startswith("re:") else None
+
+    @cached_property
+    def pieces(self) -> tuple[str | re.Pattern[str], ...]:
+        """The glob in pieces, as `_match_glob` takes them; none for a regular expression."""
+        if self.regex:
+            return ()
+        places = sum(wildcard in "*?" for wildcard in WILDCARD.findall(self.old))
+        numbers = (len(_PLACE.findall(name)) for name in self._new_names)
+        return tuple(_pieces(self.old, max(numbers) > places))
+
+    @property
+    def _new_names(self) -> list[str]:
+        return [self.new, *(name for name, _ in self.beside)]
 
     def apply(self, name: str, names: Names) -> str | None:
         """Return the new name; None if the rule does not match it, or ``beside`` is not there."""

@@ -14,11 +14,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, product
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.records import field, record, replace
 from ckpttool.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
@@ -110,8 +112,7 @@ class Slicing(Protocol):
         """Return a region of the full tensor that contains the slices of ``rank``."""
 
 
-@record(gc=False)
-class LayoutSlicing:
+class LayoutSlicing(Struct, frozen=True, gc=False):
     """Slices that follow from a layout.
 
     Attributes
@@ -130,7 +131,10 @@ class LayoutSlicing:
     layout: Layout
     shape: tuple[int, ...]
     name: str
-    files: Mapping[int, Mapping[str, StoredTensor]] = field(hash=False)
+    files: Mapping[int, Mapping[str, StoredTensor]]
+
+    def __hash__(self) -> int:
+        return hash((self.layout, self.shape, self.name))
 
     @property
     def key(self) -> Hashable:
@@ -200,20 +204,17 @@ class LayoutSlicing:
 RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
 
 
-@record
-class Listed:
+class Listed(Struct, frozen=True):
     """The strategy lists the tensor, or the checkpoint describes it."""
 
 
-@record
-class Follows:
+class Follows(Struct, frozen=True):
     """Optimizer state that the strategy does not list; it is sharded like its ``parameter``."""
 
     parameter: str
 
 
-@record
-class Whole:
+class Whole(Struct, frozen=True):
     """Files hold the tensor in full: those of a merged checkpoint, or of replicated ranks.
 
     ``groups`` are the ranks that hold it, grouped by what headers and contents show to be equal.
@@ -222,8 +223,7 @@ class Whole:
     groups: RankGroups
 
 
-@record
-class Unlisted:
+class Unlisted(Struct, frozen=True):
     """Nothing says how the tensor is sharded, so ranks that hold it should hold the same.
 
     ``odd_shapes`` says that it is named like optimizer state, and is neither a slice nor full.
@@ -233,8 +233,7 @@ class Unlisted:
     odd_shapes: str = ""
 
 
-@record
-class Own:
+class Own(Struct, frozen=True):
     """Each file of these ``ranks``, ascending, has a tensor of its own; they are not joined."""
 
     ranks: tuple[int, ...]
@@ -243,8 +242,7 @@ class Own:
 KnownBy = Listed | Follows | Whole | Unlisted | Own
 
 
-@record(gc=False)
-class FullTensor:
+class FullTensor(Struct, frozen=True, gc=False):
     """A tensor of a checkpoint, distributed over files: everything that is known of it.
 
     Attributes
@@ -270,7 +268,7 @@ class FullTensor:
     slicing: Slicing
     known_by: KnownBy
     copies: tuple[LayoutSlicing, ...] = ()
-    incomplete: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
+    incomplete: tuple[LayoutSlicing, ...] = ()
     is_corrected: bool = False
     only_for: tuple[int, int] | None = None
 
@@ -320,8 +318,7 @@ class FullTensor:
         return self.known_by.parameter if isinstance(self.known_by, Follows) else None
 
 
-@record
-class BrokenTensor:
+class BrokenTensor(Struct, frozen=True):
     """A tensor of a checkpoint whose slices make no full tensor.
 
     Attributes
@@ -353,8 +350,7 @@ class BrokenTensor:
         return self.meta.name
 
 
-@record
-class Box:
+class Box(Struct, frozen=True):
     """Elements of a full tensor that one rank stores as a tensor of their shape.
 
     Attributes
@@ -372,8 +368,7 @@ class Box:
     tensor: StoredTensor
 
 
-@record
-class BoxSlicing:
+class BoxSlicing(Struct, frozen=True):
     """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
 
     Attributes
@@ -467,8 +462,7 @@ class BoxSlicing:
         return Region.whole(tuple(cut[-1] for cut in self.cuts))
 
 
-@record
-class Description:
+class Description(Struct, frozen=True):
     """The tensors that a checkpoint describes itself.
 
     Attributes
@@ -489,7 +483,7 @@ class Description:
     tensors: Mapping[str, FullTensor]
     broken: frozenset[str] = frozenset()
     problems: tuple[Diagnostic, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = {}
 
 
 def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[Diagnostic]:

@@ -16,18 +16,19 @@ from functools import cached_property
 from itertools import chain
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
-from ckpttool.records import field, record, replace, set_field
 from ckpttool.wording import Brief, count, format_ranks, shorten
 
 T = TypeVar("T")
 
 
-@record
-class Strategy(Brief):
+class Strategy(Brief, Struct, frozen=True, dict=True):
     """The layouts of parameters, as a strategy file lists them.
 
     Without any layout each file holds full tensors, or the checkpoint describes its slices.
@@ -66,7 +67,7 @@ class Strategy(Brief):
     files: tuple[str, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
     rules: Rules | None = None
-    handwritten: Mapping[str, str] = field(default_factory=dict)
+    handwritten: Mapping[str, str] = {}
     replicates_rest: bool = False
     is_of_group: bool = False
     is_recorded: bool = False
@@ -412,8 +413,7 @@ def escape_pattern(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
-@record
-class Rule:
+class Rule(Struct, frozen=True, dict=True):
     """A pattern of names, and the layout of the parameters that match it.
 
     Attributes
@@ -435,10 +435,10 @@ class Rule:
     allows_more_axes: bool
     stages: tuple[int, ...]
     place: str
-    _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        set_field(self, "_regex", re.compile(translate(self.pattern)))
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        return re.compile(translate(self.pattern))
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the parameter ``name``.
@@ -483,8 +483,7 @@ class Rule:
         )
 
 
-@record
-class Rules:
+class Rules(Struct, frozen=True):
     """The rules of a hand-written strategy; the first rule that matches a name decides.
 
     Attributes
@@ -503,7 +502,7 @@ class Rules:
     path: str
     rules: tuple[Rule, ...]
     replicates_rest: bool = False
-    called: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = {}
 
     def find(self, name: str) -> Rule | None:
         """Return the first rule that matches ``name``, or None."""

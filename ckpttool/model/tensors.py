@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
 from ckpttool.problems import FormatError
-from ckpttool.records import field, record, replace, set_field
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -22,8 +24,7 @@ def _count_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     return math.prod(shape) * itemsize
 
 
-@record(gc=False)
-class TensorMeta:
+class TensorMeta(Struct, frozen=True, gc=False):
     """Name, element type and shape of a tensor, or a string entry.
 
     Attributes
@@ -57,8 +58,8 @@ class TensorMeta:
     shape: tuple[int, ...]
     text: str | None = None
     whole_shape: tuple[int, ...] | None = None
-    itemsize: int = field(init=False, repr=False)
-    nbytes: int = field(init=False, repr=False)
+    itemsize: int = 0  # this and nbytes follow from the others, once, as they are needed often
+    nbytes: int = 0
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_AXES:
@@ -74,8 +75,8 @@ class TensorMeta:
             nbytes = _count_bytes(self.shape, itemsize)
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
-        set_field(self, "itemsize", itemsize)  # computed once, as they are needed often
-        set_field(self, "nbytes", nbytes)
+        force_setattr(self, "itemsize", itemsize)
+        force_setattr(self, "nbytes", nbytes)
 
     def __hash__(self) -> int:
         # A hash of all fields takes five times as long.  Thousands of ranks may have tensors of one
@@ -103,8 +104,7 @@ class TensorMeta:
         return self.text is not None or math.prod(self.shape) == 1
 
 
-@record(gc=False)
-class Extent:
+class Extent(Struct, frozen=True, gc=False):
     """``nbytes`` contiguous bytes of a file, or of what it decrypts to, from ``offset`` on."""
 
     offset: int
@@ -114,8 +114,7 @@ class Extent:
 FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
-@record
-class Reads:
+class Reads(Struct, frozen=True):
     """What was read, or will be: the number of system calls that read, and their bytes."""
 
     requests: int = 0
@@ -138,8 +137,7 @@ class FileStamp(NamedTuple):
     inode: int
 
 
-@record
-class StoredFile:
+class StoredFile(Struct, frozen=True):
     """A file that holds tensors; one object for all of its tensors.
 
     A file with an encrypted and a plain part is two of them, with and without ``cipher``.
@@ -159,13 +157,20 @@ class StoredFile:
     """
 
     path: str
-    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
-    cipher: Ciphertext | None = field(default=None, hash=False)  # it may have thousands of blocks
-    claimed: FileId | None = field(default=None, compare=False, repr=False)
+    stamp: FileStamp | None = None
+    cipher: Ciphertext | None = None
+    claimed: FileId | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredFile):
+            return NotImplemented
+        return (self.path, self.cipher) == (other.path, other.cipher)
+
+    def __hash__(self) -> int:
+        return hash(self.path)  # a cipher may have thousands of blocks
 
 
-@record(gc=False)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True, gc=False):
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
     A string entry has no extents: its value is in ``meta.text``.
@@ -228,8 +233,7 @@ class SharedHeader(Mapping[str, StoredTensor]):
         return len(self.header)
 
 
-@record
-class FileIndex:
+class FileIndex(Struct, frozen=True):
     """The header of one checkpoint file, or of all files of one rank.
 
     Attributes
@@ -246,8 +250,6 @@ class FileIndex:
         What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``,
         how ckpttool made an HDF5 file.  ``"crc_num"`` is MindSpore's checksum wherever there is
         one.
-    header
-        The tensors, one object for all files with an equal header; their files may differ.
     reads
         What was read of the files to know all this.
     """
@@ -256,14 +258,20 @@ class FileIndex:
     format: str
     nbytes: int
     tensors: Mapping[str, StoredTensor]
-    attrs: Mapping[str, str] = field(default_factory=dict)
-    header: Mapping[str, StoredTensor] = field(init=False, repr=False, compare=False)
-    reads: Reads = field(default=Reads(), repr=False, compare=False)
+    attrs: Mapping[str, str] = {}
+    reads: Reads = Reads()
 
-    def __post_init__(self) -> None:
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileIndex):
+            return NotImplemented
+        own = self.files, self.format, self.nbytes, self.tensors, self.attrs
+        return own == (other.files, other.format, other.nbytes, other.tensors, other.attrs)
+
+    @property
+    def header(self) -> Mapping[str, StoredTensor]:
+        """The tensors, one object for all files with an equal header; their files may differ."""
         tensors = self.tensors
-        header = tensors.header if isinstance(tensors, SharedHeader) else tensors
-        set_field(self, "header", header)
+        return tensors.header if isinstance(tensors, SharedHeader) else tensors
 
     @property
     def file(self) -> StoredFile:
@@ -286,8 +294,7 @@ class FileIndex:
         return self.file.cipher
 
 
-@record
-class Remains:
+class Remains(Struct, frozen=True):
     """What is left of a file that is cut short.
 
     Attributes
@@ -330,8 +337,7 @@ class CutShortError(FormatError):
         return copied
 
 
-@record
-class Block:
+class Block(Struct, frozen=True):
     """One block of ciphertext; each block is encrypted separately.
 
     Attributes
@@ -354,8 +360,7 @@ class Block:
     tag: bytes
 
 
-@record
-class Ciphertext:
+class Ciphertext(Struct, frozen=True):
     """How a file is encrypted.
 
     Attributes
@@ -370,7 +375,7 @@ class Ciphertext:
 
     mode: str
     key: Secret
-    blocks: tuple[Block, ...] = field(repr=False)  # a large file has some thousand
+    blocks: tuple[Block, ...]
 
     @property
     def nbytes(self) -> int:

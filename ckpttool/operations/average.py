@@ -9,6 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.file_names import label_of, step_of
 from ckpttool.discovery.scan import Steps
@@ -25,7 +27,6 @@ from ckpttool.operations.load import (
 )
 from ckpttool.planning.averaging import AverageInput, find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
-from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 
@@ -119,7 +120,8 @@ def _load_input(
     """Load an input; one that has no steps must not be given with a step."""
     loaded = load(source, find_strategy=find_strategy, open_count=open_count)
     catalog, step = loaded[0], source.options.step
-    if step is not None and catalog.is_merged and label_of(Path(catalog.root).name) is None:
+    has_step = catalog.step is not None or label_of(Path(catalog.root).name) is not None
+    if step is not None and catalog.is_merged and not has_step:
         text, hint = f"one checkpoint without steps, not step {step}", "the input without a step"
         raise PlanError([Diagnostic("source", text, hint=hint, where=catalog.root)])
     return loaded

@@ -10,6 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
@@ -17,7 +20,6 @@ from ckpttool.execution.memory import fit_memory
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
-from ckpttool.records import record, replace
 from ckpttool.transaction.waiting import wait_while_busy
 from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
@@ -36,8 +38,7 @@ def describe_casts(tensors: Mapping[tuple[str, str], int]) -> str:
     return ", ".join(f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in tensors.items())
 
 
-@record
-class Casting:
+class Casting(Struct, frozen=True):
     """What --dtype did.
 
     Attributes
@@ -66,8 +67,7 @@ class Casting:
         return f"{describe_casts(self.tensors)}, {self.kept} as stored; {saved}{lost}"
 
 
-@record
-class Conversion(Brief):
+class Conversion(Brief, Struct, frozen=True):
     """What a run has made: its outputs, and the files beside them.
 
     Attributes

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from msgspec import Struct
+
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.formats.foreign import Device, ForeignFile
@@ -24,12 +26,10 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, FormatError, StrategyError
-from ckpttool.records import field, record
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
-@record
-class Completeness:
+class Completeness(Struct, frozen=True):
     """Whether every slice is there; None if it is not known."""
 
     complete: bool | None
@@ -40,8 +40,7 @@ class Completeness:
     replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
 
 
-@record
-class Inspection(Brief):
+class Inspection(Brief, Struct, frozen=True):
     """What a checkpoint holds, and what was found wrong or noted.
 
     Attributes
@@ -65,7 +64,7 @@ class Inspection(Brief):
     summary: Summary
     completeness: Completeness
     found: Diagnostics
-    devices: Mapping[int, Device] = field(default_factory=dict)
+    devices: Mapping[int, Device] = {}
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -120,8 +119,7 @@ class Inspection(Brief):
         )
 
 
-@record
-class SavesInspection:
+class SavesInspection(Struct, frozen=True):
     """The files of ranks of which no step was chosen: ranks to the names of their files."""
 
     path: str
@@ -129,8 +127,7 @@ class SavesInspection:
     found: Diagnostics
 
 
-@record
-class StrategyInspection:
+class StrategyInspection(Struct, frozen=True):
     """What a strategy lists: its layouts at a glance, and the notes of reading it."""
 
     strategy: Strategy

@@ -15,6 +15,9 @@ from itertools import chain
 from shlex import quote
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checks.manifest import check_source
@@ -34,7 +37,6 @@ from ckpttool.problems import (
     join_clauses,
     raise_all,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -55,8 +57,7 @@ BORROWED = Diagnostic(
 )
 
 
-@record
-class TensorDifference:
+class TensorDifference(Struct, frozen=True):
     """A difference between the tensors of one name in A and B.
 
     Attributes
@@ -81,8 +82,7 @@ class TensorDifference:
     values: TensorDelta | None = None
 
 
-@record
-class TensorChange:
+class TensorChange(Struct, frozen=True):
     """How much a tensor changed from A to B, by all of its elements.
 
     Attributes
@@ -124,8 +124,7 @@ class TensorChange:
         return 1, -relative, self.name, rank
 
 
-@record
-class Applied:
+class Applied(Struct, frozen=True):
     """What the options for tensors did to a side.
 
     Attributes
@@ -151,8 +150,7 @@ class Applied:
         return cls(checkpoint.left_out, len(checkpoint.renamed.keys() & metas.keys()), cast)
 
 
-@record
-class Difference(Brief):
+class Difference(Brief, Struct, frozen=True):
     """The result of `diff`.
 
     Attributes
@@ -188,7 +186,7 @@ class Difference(Brief):
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
     changes: tuple[TensorChange, ...] | None = None
-    applied: Mapping[str, Applied] = field(default_factory=dict)
+    applied: Mapping[str, Applied] = {}
 
     def _texts(self) -> Iterator[str]:
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
@@ -365,8 +363,7 @@ def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     return replace(problem, hint=hint, facts=facts)
 
 
-@record
-class _Pair:
+class _Pair(Struct, frozen=True):
     """A tensor on both sides, or on one."""
 
     name: str

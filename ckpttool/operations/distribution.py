@@ -10,6 +10,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -23,7 +26,6 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
 )
-from ckpttool.records import record, replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -36,8 +38,7 @@ Ranks = tuple[int, ...]
 Known = Literal["listed", "follows", "whole", "unlisted", "stored", "broken"]
 
 
-@record
-class Taken:
+class Taken(Struct, frozen=True):
     """Elements of a target slice, and the source rank that they are read from.
 
     Attributes
@@ -55,8 +56,7 @@ class Taken:
     src: Region
 
 
-@record
-class Slice:
+class Slice(Struct, frozen=True):
     """A slice of a full tensor, and the ranks that hold it.
 
     Attributes
@@ -85,8 +85,7 @@ class Slice:
         return sum(region.size for region in self.regions)
 
 
-@record(eq=False)
-class Distribution:
+class Distribution(Struct, frozen=True, eq=False):
     """How a full tensor is distributed over ranks.  Tensors that have it share one object.
 
     Attributes

@@ -1,18 +1,20 @@
 """The JSON documents of the commands: a function for each, which takes the answer of the command.
 
 Every key stands here.  Most are names of fields or properties of the answer (`_take`).  Every
-document has ``"schema"``; see `ckpttool._version.SCHEMA`.
+document has ``"schema"``: `ckpttool._version.SCHEMA`, or more if a key has left it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from ckpttool._version import SCHEMA, __version__
-from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
+from ckpttool.formats.foreign import ForeignFile
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
@@ -20,13 +22,11 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
-from ckpttool.records import asdict
 from ckpttool.wording import encodable
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
-    from ckpttool.formats.foreign import Device
-    from ckpttool.model.catalog import Catalog
+    from ckpttool.formats.foreign import Device, RankTable
     from ckpttool.model.layout import Layout
     from ckpttool.model.manifest import CastStats
     from ckpttool.model.slicing import FullTensor
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
-    from ckpttool.operations.strategy_check import Candidate, DeviceFit
     from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
@@ -91,7 +90,7 @@ def inspect(found: Inspected) -> Json:
         case StrategyInspection():
             return _document(_of_strategy(found))
         case ForeignFile():
-            return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
+            return _document(_take(found, "path kind nbytes"), _of_table(found.contents), schema=2)
 
 
 def steps(found: Steps, diagnostics: Diagnostics) -> Json:
@@ -161,17 +160,8 @@ def explain(found: Explanation) -> Json:
         ],
         layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
         absent=list(found.absent),
-        obstacles=[
-            {
-                "tensors": one.tensors,
-                "shape": one.shape,
-                **_take(one.layout, "device_matrix tensor_map optimizer_shard"),
-                **_take(one.axis, "axis size slices nearest"),
-                "ways": _each(one.ways, "device_matrix optimizer_shard"),
-            }
-            for one in found.obstacles
-        ],
         **_diagnostics(found.found),
+        schema=2,
     )
 
 
@@ -309,7 +299,7 @@ def _belonging(what: Belonging) -> Json:
 
 def _left_out(tensors: Mapping[str, int]) -> Json | None:
     """Describe tensors and their bytes; None for no tensor."""
-    return asdict(found) if (found := LeftOut.of(tensors)) else None
+    return to_builtins(found) if (found := LeftOut.of(tensors)) else None
 
 
 def estimate(found: Estimate) -> Json:
@@ -349,7 +339,7 @@ def finalize(folder: str, manifest: Manifest, command: str) -> Json:
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
         **_given(
-            left_out=manifest.left_out and asdict(manifest.left_out),
+            left_out=manifest.left_out and to_builtins(manifest.left_out),
             renamed=manifest.renamed or None,
             cast=_cast_stats(manifest.cast) or None,
         ),
@@ -377,38 +367,6 @@ def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
         **_take(needs.together, "fetch also"),
         **_given(files=files),
         notes=describe_diagnostics(needs.notes, severities("convert")),
-    )
-
-
-def strategy_check(
-    catalog: Catalog, candidates: Sequence[Candidate], devices: Sequence[DeviceFit] | None
-) -> Json:
-    """Return the document of strategy check."""
-    return _document(
-        path=catalog.root,
-        step=catalog.step,
-        strategies=[
-            {
-                **_take(one, "path verdict"),
-                "ranks": one.strategy and len(one.strategy.ranks),
-                "stages": one.strategy and one.strategy.stages,
-                **_take(one, "listed tensors sampled agreeing shaped"),
-                "recorded": one.is_recorded,
-                "unproven": dict(one.unproven),
-                "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
-                "findings": describe_diagnostics(one.findings, severities("verify")),
-            }
-            for one in candidates
-        ],
-        devices=devices
-        and [
-            {
-                "device_matrix": one.device_matrix,
-                "fits": not one.in_the_way,
-                "in_the_way": _each(one.in_the_way, "tensor axis size"),
-            }
-            for one in devices
-        ],
     )
 
 
@@ -646,18 +604,11 @@ def _stages(layouts: Iterable[Layout]) -> list[Json]:
     return [{"stage": one.stage, "shape": one.full_shape, **_layout(one)} for one in layouts]
 
 
-def _of_foreign(contents: GroupInfo | RankTable | None) -> Json:
-    match contents:
-        case GroupInfo():
-            groups = [{"name": name, "ranks": ranks} for name, ranks in contents.groups]
-            return {"groups": groups, "ckpt_restore_rank_list": contents.restore_ranks}
-        case RankTable():
-            devices = [
-                {**_take(one, "rank server device"), "device_ip": one.ip}
-                for one in contents.devices
-            ]
-            return {"version": contents.version, "ranks": devices}
-    return {}
+def _of_table(table: RankTable | None) -> Json:
+    if table is None:
+        return {}
+    devices = [{**_take(one, "rank server device"), "device_ip": one.ip} for one in table.devices]
+    return {"version": table.version, "ranks": devices}
 
 
 # ---------------------------------------------------------------------------------- other documents

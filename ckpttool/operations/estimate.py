@@ -17,7 +17,6 @@ from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
-from ckpttool.records import record
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.system import peak_bytes
 from ckpttool.transaction.manifest import Written
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 
-@record
-class Estimate(Conversion):
+class Estimate(Conversion, frozen=True):
     """What a run would answer, and what it would do; ``seconds`` are those of the dry run.
 
     Attributes

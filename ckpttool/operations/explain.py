@@ -1,7 +1,7 @@
 """What each rank of a checkpoint, or of a target, holds: its slices, its place, who has the same.
 
-The answer is made of the distributions of tensors; for a target that cannot be, of what is in the
-way.
+The answer is made of the distributions of tensors.  Of a target that cannot be, there is none: the
+errors are those of a conversion.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from concurrent.futures import Executor
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import ranks_without_file
@@ -27,8 +30,7 @@ from ckpttool.operations.distribution import (
     distribute_target,
     full_meta,
 )
-from ckpttool.operations.obstacles import Matrix, Obstacle, find_obstacles
-from ckpttool.operations.plans import Reading, find_exchanged, try_reading
+from ckpttool.operations.plans import Reading, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -39,7 +41,6 @@ from ckpttool.operations.summary import (
     fold_rows,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.records import field, record, replace
 from ckpttool.wording import Brief, count, format_numbers, format_ranks
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import TensorMeta
 
 
-@record
-class RankGroup:
+Matrix = tuple[int, ...]  # a device matrix
+
+
+class RankGroup(Struct, frozen=True):
     """Ranks that hold, or should hold, the same slices of all tensors.
 
     Attributes
@@ -78,8 +81,7 @@ class RankGroup:
     lost: Ranks = ()
 
 
-@record
-class Explanation(Brief):
+class Explanation(Brief, Struct, frozen=True, dict=True):
     """What the ranks of a checkpoint, or of a target, hold.
 
     Attributes
@@ -107,10 +109,6 @@ class Explanation(Brief):
         Tensors that the strategy lists for these ranks and no file holds, and their layouts.
     is_deduplicated
         Whether each slice is on one of its ranks, as the checkpoint was saved.
-    has_plan
-        Whether the target can be.
-    obstacles
-        Why it cannot be: the axes that do not divide.
     rank, whole
         The explained rank, and the explanation of all ranks; None for that itself.
     """
@@ -121,13 +119,11 @@ class Explanation(Brief):
     ranks: Sequence[int]
     stages: tuple[Stage, ...]
     patterns: Collection[str]
-    tensors: Mapping[str, Distribution] = field(default_factory=dict)
-    metas: Mapping[str, TensorMeta] = field(default_factory=dict)
-    belongings: Belongings = field(default_factory=dict)
-    absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
+    tensors: Mapping[str, Distribution] = {}
+    metas: Mapping[str, TensorMeta] = {}
+    belongings: Belongings = {}
+    absent: Mapping[str, Sequence[Layout]] = {}
     is_deduplicated: bool = False
-    has_plan: bool = True
-    obstacles: tuple[Obstacle, ...] = ()
     rank: int | None = None
     whole: Explanation | None = None
 
@@ -135,7 +131,6 @@ class Explanation(Brief):
         yield self.catalog.root if self.target is None else self.target.origin
         yield format_ranks(self.ranks if self.rank is None else [self.rank])
         yield count(len(self.tensors), "tensor")
-        yield "" if self.has_plan else "the target cannot be"
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "slice", "ranks")
@@ -213,7 +208,7 @@ class Explanation(Brief):
         if self.whole is not None:
             return tuple(one for one in self.whole.groups if self.rank in one.ranks)
         made = _group(self.tensors, self.metas, self.ranks, self.stages, self.lost)
-        return tuple(made) if self.has_plan else ()
+        return tuple(made)
 
     @cached_property
     def names_of(self) -> Mapping[tuple[int, Matrix], tuple[str, ...]]:
@@ -271,8 +266,6 @@ def explain(
     found, checkpoint = read.found, read.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
-        if exchanged := find_exchanged(catalog, strategy, target, found):
-            raise PlanError(exchanged)
         found.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:
@@ -429,19 +422,19 @@ def _fold(
 def _explain_target(
     catalog: Catalog, target: Strategy, patterns: Collection[str], read: Reading
 ) -> Explanation:
-    """Explain what the ranks of a target would hold, and read; or why it cannot be."""
-    plan, layouts = read.plan, [*read.placed]
-    stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
-    nothing = Explanation(catalog, target, read.found, target.ranks, stages, patterns)
+    """Explain what the ranks of a target would hold, and read."""
+    plan = read.plan
     if plan is None:
-        obstacles = tuple(find_obstacles(layouts))
-        if not obstacles:
-            read.found.raise_if_errors()
-        return replace(nothing, has_plan=False, obstacles=obstacles)
+        read.found.raise_if_errors()
+    assert plan is not None, "else there is an error"
+    stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in read.placed)))
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
     belongings = {} if read.checkpoint is None else read.checkpoint.belongings
     placed = distribute_target(plan, by_name)
-    return replace(nothing, tensors=placed, metas=metas, belongings=belongings)
+    return Explanation(
+        *(catalog, target, read.found, target.ranks, stages, patterns),
+        *(placed, metas, belongings),
+    )

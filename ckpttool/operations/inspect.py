@@ -5,11 +5,13 @@ Modules that read contents are imported late, so that inspecting a single file n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.recorded import limit_to_written_ranks
@@ -20,10 +22,7 @@ from ckpttool.discovery.rank_folders import find_manifests, find_nested_checkpoi
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import (
     ForeignFile,
-    GroupInfo,
-    RankTable,
     identify_foreign,
-    read_group_info,
     read_rank_table,
 )
 from ckpttool.formats.local import is_file, stat_file
@@ -40,7 +39,6 @@ from ckpttool.operations.describe import (
 )
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
-from ckpttool.records import replace
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
@@ -233,26 +231,20 @@ def _sample_equal_ranks(
     }
 
 
-_READERS: Mapping[str, Callable[[str], GroupInfo | RankTable]] = {
-    "group_info": read_group_info,
-    "rank_table": read_rank_table,
-}
-
-
 def inspect_foreign(path: str) -> ForeignFile | None:
     """Return a graph, an exported model, group information or a rank table; None for all else.
 
     Raises
     ------
     FormatError
-        The group information or the rank table is damaged.
+        The rank table is damaged.
     """
     try:
         is_known = is_file(path) and format_of_content(path) is None
         foreign = identify_foreign(path) if is_known else None
     except OSError:
         return None  # the scan of the source reports the error
-    if foreign is None or foreign.kind not in ("graph", "mindir", *_READERS):
+    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return None
-    contents = _READERS[foreign.kind](path) if foreign.kind in _READERS else None
+    contents = read_rank_table(path) if foreign.kind == "rank_table" else None
     return ForeignFile(path, foreign.kind, stat_file(path).nbytes, contents)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.scan import (
     RankFiles,
@@ -15,7 +17,6 @@ from ckpttool.discovery.scan import (
     find_steps,
     list_rank_steps,
     read_ranks,
-    scan,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
@@ -28,14 +29,12 @@ from ckpttool.problems import (
     StepError,
     raise_all,
 )
-from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
     from ckpttool.transaction.strategies import RecordedSet
 
 StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
-ExchangeHint: TypeAlias = Callable[[str, str, str], str]
 T = TypeVar("T")
 S = TypeVar("S", bound="Catalog | RankFiles")
 
@@ -86,7 +85,6 @@ def load(
     command: Command = "convert",
     diagnostics: Diagnostics | None = None,
     open_count: OpenCount = no_count,
-    exchange_hint: ExchangeHint = lambda src, option, path: "exchange the two",
 ) -> Loaded:
     """Read the catalog and the strategies, and raise all their problems at once.
 
@@ -104,9 +102,6 @@ def load(
         Gets the errors of strategies, which are then None; without it they are raised.
     open_count
         Shows how many headers were read.
-    exchange_hint
-        Returns what to do if a strategy is given as the checkpoint, and a checkpoint as the
-        strategy; takes the former, the option and the latter.
     """
     (src, strategy, options), attempt = source, Attempts()
     used: list[Diagnostic] = []
@@ -136,9 +131,6 @@ def load(
             catalog = attempt("SRC", read)
     else:
         catalog = found
-    for option, one in given.items():
-        if option in attempt.errors and isinstance(src, str) and not isinstance(one, Strategy):
-            _refuse_exchanged(src, option, one, exchange_hint)
     if isinstance(attempt.errors.get("SRC"), StepError) and "-s" in attempt.errors:
         del attempt.errors["SRC"]  # the choice of a step depends on the strategy
     errors = [attempt.errors[what] for what in ("SRC", *given) if what in attempt.errors]
@@ -220,32 +212,12 @@ def load_steps(
     return steps
 
 
-def _refuse_exchanged(
-    src: str, option: str, strategy: Sequence[str], exchange_hint: ExchangeHint
-) -> None:
-    """Raise `PlanError` if ``src`` is a strategy, and the only strategy file is a checkpoint."""
-    attempt, path = Attempts(), strategy[0]
-    if (
-        len(strategy) == 1
-        and attempt("SRC", partial(read_strategy, src)) is not None
-        and attempt(option, partial(scan, path)) is not None
-    ):
-        what = {"-s": "strategy", "-d": "target strategy"}[option]
-        text, hint = (
-            f"the checkpoint and the {what} look exchanged",
-            exchange_hint(src, option, path),
-        )
-        facts = f"{src} is a strategy, {path} is a checkpoint"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts)])
-
-
 def load_sides(
     a: Source,
     b: Source,
     *,
     replicated: bool = False,
     open_count: OpenCount = no_count,
-    exchange_hint: ExchangeHint = lambda src, option, path: "exchange the two",
 ) -> LoadedSides:
     """Read the catalogs and strategies of two sides, and raise all their problems at once.
 
@@ -264,7 +236,6 @@ def load_sides(
             source,
             find_strategy=not replicated,
             open_count=open_count,
-            exchange_hint=exchange_hint,
         )
         if loaded := attempt(side, call):
             catalog, strategy, _ = loaded

@@ -18,6 +18,9 @@ from itertools import chain
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
@@ -44,7 +47,6 @@ from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
-from ckpttool.records import defaults, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -167,8 +169,7 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
-@record
-class _Source:
+class _Source(Struct, frozen=True):
     """The source of a conversion.
 
     Attributes
@@ -280,36 +281,10 @@ def _plan_and_check(
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(*catalogs)):
         raise PlanError([*changed, *of_target.errors])
-    sides = (sources[0].catalog, sources[0].strategy, target.strategy)
-    if has_errors and not sources[1:] and (exchanged := find_exchanged(*sides, diagnostics)):
-        raise PlanError([*exchanged, *of_target.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
-
-
-def find_exchanged(
-    catalog: Catalog, own: Strategy | None, other: Strategy | None, found: Diagnostics
-) -> list[Diagnostic]:
-    """Return the problem of a source that the strategy of the target fits, and its own does not."""
-    from ckpttool.operations.strategy_check import AGAINST, check_strategies
-
-    is_against = any(one.code in AGAINST for one in found.errors)
-    if own is None or other is None or not is_against:
-        return []
-    try:
-        (candidate,) = check_strategies(catalog, [other])
-    except CkptToolError:
-        return []  # the problems that were found say more
-    if not candidate.is_open:
-        return []
-    text = "the strategies of the source and of the target look exchanged"
-    facts = f"{other.origin} fits {catalog.root}, {own.origin} does not"
-    options = (("-s", other), ("-d", own))
-    hint = " ".join(f"{flag} {quote(path)}" for flag, one in options for path in one.files)
-    hint = hint if other.files and own.files else "the one in place of the other"
-    return [Diagnostic("strategy", text, hint=hint, facts=facts)]
 
 
 def _join(found: Sequence[Diagnostics], into: Diagnostics) -> None:
@@ -600,8 +575,9 @@ def plan_convert(
     """
     path, output = os.fspath(path), output_options
     catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
-    unset = {n: one for n, one in defaults(ResolveOptions).items() if n not in _OF_KEPT_FILES}
-    if unused := [name for name in unset if getattr(resolve_options, name) != unset[name]]:
+    names, unset = ResolveOptions.__struct_fields__, ResolveOptions()
+    changed = [n for n in names if getattr(resolve_options, n) != getattr(unset, n)]
+    if unused := [name for name in changed if name not in _OF_KEPT_FILES]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
     output.refuse(*_OF_RANK_FILES)
     _refuse_url(path)
@@ -824,8 +800,7 @@ def plan_average(
     return _plan_and_check(sources, target, output, executor, open_progress, weights)
 
 
-@record
-class Reading:
+class Reading(Struct, frozen=True):
     """What a conversion would read, for who only looks at it.
 
     Attributes

@@ -20,6 +20,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
@@ -36,7 +38,6 @@ from ckpttool.operations.distribution import (
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem, inside_problem, is_inside
 from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
-from ckpttool.records import replace
 from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 

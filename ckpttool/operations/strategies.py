@@ -6,12 +6,13 @@ import os
 import posixpath
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from ckpttool.model.layout import may_be_expanded
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.needs import Needs
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
-from ckpttool.records import record
 from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import Paths, read_strategy
 from ckpttool.strategy_files.stages import merge_stages
@@ -20,8 +21,7 @@ from ckpttool.typed import parse_rank_files
 from ckpttool.wording import count, shorten
 
 
-@record
-class WrittenStrategy:
+class WrittenStrategy(Struct, frozen=True):
     """A strategy file that was written.
 
     Attributes

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
+from msgspec import Struct
+
 from ckpttool.model.layout_difference import (
     KINDS,
     Kind,
@@ -24,13 +26,11 @@ from ckpttool.model.layout_difference import (
 from ckpttool.model.names import match_states
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.operations.summary import fold_names
-from ckpttool.records import record
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.wording import Brief, count
 
 
-@record
-class DifferenceRow:
+class DifferenceRow(Struct, frozen=True):
     """Tensors that differ alike: parameters of equal layers, with their states.
 
     ``prefixes`` stand before the name in the names of the tensors, as in a row of inspect.
@@ -41,8 +41,7 @@ class DifferenceRow:
     difference: LayoutDifference
 
 
-@record
-class StrategyComparison(Brief):
+class StrategyComparison(Brief, Struct, frozen=True, dict=True):
     """Two strategies, and what differs between them.
 
     Attributes

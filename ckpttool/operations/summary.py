@@ -15,12 +15,14 @@ from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.belonging import WEIGHT, Belongings, Role
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
-from ckpttool.records import field, record, replace
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -36,8 +38,7 @@ Ranks = tuple[int, ...]
 K = TypeVar("K", bound=Hashable)
 
 
-@record
-class Placement:
+class Placement(Struct, frozen=True):
     """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
 
     Ranks are counted from ``first_rank``, slices are in C order.  ``slice_counts`` is None if the
@@ -46,12 +47,24 @@ class Placement:
 
     known: Known
     slice_counts: tuple[int, ...] | None  # along each axis, optimizer shard included
-    local_owners: tuple[Ranks, ...] = field(hash=False)  # of each slice, on disk
-    local_others: Ranks = field(default=(), hash=False)  # hold the tensor too, in other stages
+    local_owners: tuple[Ranks, ...]  # of each slice, on disk
+    local_others: Ranks = ()  # hold the tensor too, in other stages
     optimizer_shard: int = 1  # slices into which it splits axis 0
     replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
-    first_rank: int = field(default=0, compare=False)
-    layout: Layout | None = field(default=None, compare=False)  # that a strategy gives
+    first_rank: int = 0
+    layout: Layout | None = None  # that a strategy gives
+
+    def _kind(self) -> tuple[object, ...]:
+        return self.known, self.slice_counts, self.optimizer_shard, self.replicas
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placement) and (
+            (self._kind(), self.local_owners, self.local_others)
+            == (other._kind(), other.local_owners, other.local_others)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._kind())
 
     @property
     def owners(self) -> tuple[Ranks, ...]:
@@ -89,8 +102,7 @@ def _shift(ranks: Iterable[int], by: int) -> Ranks:
     return tuple(rank + by for rank in ranks)
 
 
-@record
-class Entry:
+class Entry(Struct, frozen=True):
     """A tensor of a checkpoint or of a strategy, and how it is distributed.
 
     Without layouts a tensor is an entry for each element type and shape in which ranks store it.
@@ -113,8 +125,7 @@ class Entry:
         return self.shape is not None and math.prod(self.shape) == 1
 
 
-@record
-class Row:
+class Row(Struct, frozen=True):
     """Tensors that are alike: parameters of equal layers, with their states.
 
     ``prefixes`` stand before the name in the names of the tensors: ``("", "adam_m.")`` for the
@@ -144,8 +155,7 @@ class Row:
         return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
 
 
-@record
-class Amount:
+class Amount(Struct, frozen=True):
     """A number of tensors, their elements and bytes, and the elements of each element type."""
 
     tensors: int
@@ -154,8 +164,7 @@ class Amount:
     dtypes: Mapping[str, int]
 
 
-@record
-class Amounts:
+class Amounts(Struct, frozen=True):
     """How much there is of full tensors, or without layouts of what all ranks store.
 
     Scales are weights, and counters and texts are ``other``.
@@ -167,8 +176,7 @@ class Amounts:
     copies: Amount
 
 
-@record
-class Split:
+class Split(Struct, frozen=True):
     """Number of parameters with the same slices and replicas, before an optimizer shard."""
 
     slices: int
@@ -176,24 +184,21 @@ class Split:
     tensors: int
 
 
-@record
-class Stage:
+class Stage(Struct, frozen=True):
     """The ranks of a pipeline stage, and its device matrices: of most sharded tensors first."""
 
     ranks: range
     device_matrices: tuple[tuple[int, ...], ...]
 
 
-@record
-class OptimizerShard:
+class OptimizerShard(Struct, frozen=True):
     """Number of tensors, states included, that an optimizer shard splits in so many slices."""
 
     slices: int
     tensors: int
 
 
-@record
-class Parallelism:
+class Parallelism(Struct, frozen=True):
     """How the tensors are distributed.
 
     ``tensor_parallel`` is the slices of all sharded parameters, if layouts say that it is tensor
@@ -207,14 +212,21 @@ class Parallelism:
     optimizer_shards: tuple[OptimizerShard, ...]
 
 
-@record
-class EqualRanks:
+class EqualRanks(Struct, frozen=True):
     """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
 
-    name: str = field(compare=False)
+    name: str
     ranks: tuple[Ranks, ...]
     one_value: bool  # in all samples, so that slices of different elements may be equal
-    sampled: bool = field(compare=False)  # not all of the tensor was read
+    sampled: bool  # not all of the tensor was read
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EqualRanks):
+            return NotImplemented
+        return (self.ranks, self.one_value) == (other.ranks, other.one_value)
+
+    def __hash__(self) -> int:
+        return hash((self.ranks, self.one_value))
 
     def counted_from(self, first: int) -> EqualRanks:
         """Return the same with ranks that are counted from another one."""
@@ -228,14 +240,13 @@ class EqualRanks:
         return "one value" if self.one_value else "equal"
 
 
-@record
-class Summary:
+class Summary(Struct, frozen=True, dict=True):
     """The tensors of a checkpoint or of a strategy at a glance."""
 
     entries: tuple[Entry, ...]
     belongings: Belongings
     parallelism: Parallelism | None = None  # None if nothing says it
-    equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
+    equal_ranks: Mapping[str, EqualRanks] = {}  # by name
 
     @cached_property
     def has_all_samples(self) -> bool:

@@ -12,6 +12,8 @@ from concurrent.futures import Executor
 from itertools import product
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
@@ -22,7 +24,6 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
 from ckpttool.problems import Diagnostics
-from ckpttool.records import record, replace
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -35,8 +36,7 @@ MAX_IN_FLIGHT = 64  # units that are read at a time, at most
 Rows = tuple[int | None, int | None, int | None]  # start, stop and step of a slice
 
 
-@record
-class TensorValues:
+class TensorValues(Struct, frozen=True):
     """The values of a tensor, or of some of its rows.
 
     Attributes
@@ -74,8 +74,7 @@ class TensorValues:
         return str(self.shown) if self.shown.dtype.kind == "U" else None
 
 
-@record
-class Values(Brief):
+class Values(Brief, Struct, frozen=True):
     """The tensors that patterns match, and the notes on the checkpoint."""
 
     path: str

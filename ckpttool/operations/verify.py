@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import (
     RANK_SPECIFIC_NAMES,
     Checkpoint,
@@ -47,14 +50,12 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, format_bytes, format_difference
 
 
-@record
-class Verification(Brief):
+class Verification(Brief, Struct, frozen=True):
     """What `ckpttool.verify` found.
 
     Attributes
@@ -100,7 +101,7 @@ class Verification(Brief):
     is_sampled: bool = False
     deep: bool = False
     compared: tuple[str, ...] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = {}
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {self.verdict}"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checks.presence import find_shared_problems
 from ckpttool.formats.base import PROVENANCE
@@ -17,7 +19,6 @@ from ckpttool.model.dtypes import CASTABLE, INEXACT
 from ckpttool.model.plan import Plan, Term, Transfer
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.records import replace
 from ckpttool.wording import count, format_shape, shorten
 
 TOLERANCE = 1e-9  # by which the sum of weights may differ from 1

@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.wording import count, shorten
 
 # Words in a component of a name, by what is fused.  A plain fc1 has no gate.

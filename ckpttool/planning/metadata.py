@@ -14,9 +14,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
+from msgspec.structs import replace
+
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, Diagnostics
-from ckpttool.records import replace
 from ckpttool.wording import shorten
 
 # The checksum and the mark of MindSpore, slices of torch, signatures, and how ckpttool made a file.

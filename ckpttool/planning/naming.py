@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.discovery.file_names import RankFile, base_of, label_of, read_names
 from ckpttool.formats import format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Document, Plan
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import shorten
 

@@ -15,6 +15,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
 from ckpttool.checkpoint.fit import align_names
 from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, telling_ranks
@@ -28,7 +31,6 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
 from ckpttool.problems import Diagnostic, Diagnostics
-from ckpttool.records import field, record, replace
 from ckpttool.strategy_files.reader import Paths, as_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import require_rank
@@ -36,8 +38,7 @@ from ckpttool.typed import require_rank
 Owners = tuple[int, ...]  # the ranks that hold one slice
 
 
-@record
-class RankNeeds:
+class RankNeeds(Struct, frozen=True):
     """The source ranks that a target rank needs, or several of them together.
 
     Attributes
@@ -58,8 +59,7 @@ class RankNeeds:
     also: tuple[int, ...]
 
 
-@record
-class Needs:
+class Needs(Struct, frozen=True):
     """The source ranks that a merge or a reshard needs.
 
     Attributes
@@ -176,15 +176,14 @@ def _transfers(
 Taken = Mapping[int, tuple[frozenset[Owners], ...]]  # number of a transfer to slices, by stage
 
 
-@record
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Transfers, one of those with equal layouts and shapes, and what target ranks take of them."""
 
     strategy: Strategy
     transfers: Sequence[Transfer]
-    distinct: list[Transfer] = field(default_factory=list)
+    distinct: list[Transfer] = []
     hiding: set[str] = field(default_factory=set)  # names of which it may hide an optimizer shard
-    _touched: dict[object, frozenset[Owners]] = field(default_factory=dict)
+    _touched: dict[object, frozenset[Owners]] = {}
 
     def __post_init__(self) -> None:
         sources = (one.source for one in self.transfers)

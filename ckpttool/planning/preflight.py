@@ -10,6 +10,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenProgress
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
@@ -20,7 +23,6 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.planning.targets import ShardedOutput
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
-from ckpttool.records import record, replace
 from ckpttool.storage.files import (
     ELSEWHERE,
     PARTIAL,
@@ -65,8 +67,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
-@record
-class Space:
+class Space(Struct, frozen=True):
     """The bytes that new files need on a disk, and those that are free there.
 
     ``folder`` is the nearest folder that exists already.

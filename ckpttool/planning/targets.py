@@ -19,6 +19,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.fit import fit_to_full_tensors
 from ckpttool.checkpoint.optimizer_state import (
@@ -52,7 +55,6 @@ from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
-from ckpttool.records import record, replace
 from ckpttool.storage.files import is_within
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
@@ -402,8 +404,7 @@ def written_strategy(plan: Plan) -> Strategy:
     )
 
 
-@record
-class StrategySidecar:
+class StrategySidecar(Struct, frozen=True):
     """The strategy file that is written with rank files.
 
     Attributes
@@ -476,8 +477,7 @@ class StrategySidecar:
             )
 
 
-@record
-class ShardedOutput:
+class ShardedOutput(Struct, frozen=True):
     """A merged checkpoint in numbered files, with their indexes.
 
     Attributes

@@ -16,13 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.concurrency import map_in_order
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.records import record, replace
 from ckpttool.storage.numbers import (
     Bytes,
     Flags,
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
 Index = tuple[int, ...]
 
 
-@record
-class Tolerance:
+class Tolerance(Struct, frozen=True):
     """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0."""
 
     atol: float = 0.0
@@ -66,8 +66,7 @@ class Tolerance:
                 raise PlanError([Diagnostic("options", message)])
 
 
-@record
-class TensorDelta:
+class TensorDelta(Struct, frozen=True):
     """How one reading of a tensor differs from the first.
 
     Attributes
@@ -122,8 +121,7 @@ class TensorDelta:
         )
 
 
-@record
-class TensorStats:
+class TensorStats(Struct, frozen=True):
     """Statistics of a tensor, or of a region of it.
 
     Attributes
@@ -180,8 +178,7 @@ def _join(a: Statistics | None, b: Statistics | None) -> Statistics | None:
 K = TypeVar("K")
 
 
-@record
-class CompareUnit:
+class CompareUnit(Struct, frozen=True):
     """A C-contiguous region of a tensor, and the readings of the tensor to compare there."""
 
     region: Region
@@ -198,8 +195,7 @@ class CompareUnit:
         return self.region.size * sum(reading.stored_itemsize for reading in self.readings)
 
 
-@record
-class CompareOptions:
+class CompareOptions(Struct, frozen=True):
     """What to compute, and how much at a time.
 
     Attributes

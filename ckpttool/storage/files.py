@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ckpttool.formats import get_format, header_of, read_as
 from ckpttool.formats.base import Header
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
@@ -21,7 +23,6 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
-from ckpttool.records import replace
 from ckpttool.system import reserve, sync_contents
 
 if TYPE_CHECKING:
@@ -268,19 +269,6 @@ def write_document(path: str, data: bytes | Iterable[bytes]) -> None:
                 error.filename = path
             raise
     sync_folder(partial.parent)
-
-
-def create_document(path: Path, text: Iterable[bytes]) -> None:
-    """Write a small file that is not there yet; raises `FileExistsError` if it is."""
-    with path.open("xb") as file:
-        try:
-            file.writelines(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException as error:
-            clean_up(error, path.unlink)
-            raise
-    sync_folder(path.parent)
 
 
 def remove_document(path: str) -> None:

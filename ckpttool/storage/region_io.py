@@ -18,6 +18,7 @@ from operator import mul
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
@@ -26,7 +27,6 @@ from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
-from ckpttool.records import record
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number, spread
@@ -539,8 +539,7 @@ def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
     return tensor.file.path, tensor.extents[0].offset if tensor.extents else 0
 
 
-@record
-class _CachedBytes:
+class _CachedBytes(Struct, frozen=True):
     """Bytes ``first`` to ``last`` of a tensor, at the start of ``data``."""
 
     first: int
@@ -548,8 +547,7 @@ class _CachedBytes:
     data: Bytes
 
 
-@record
-class Runs:
+class Runs(Struct, frozen=True):
     """The byte runs of a region in a tensor.
 
     Attributes

@@ -12,8 +12,8 @@ import math
 from fractions import Fraction
 
 import numpy as np
+from msgspec import Struct
 
-from ckpttool.records import record
 from ckpttool.storage.numbers import Numbers, count_nonfinite, widen
 
 BLOCK_ELEMENTS = 1 << 16  # in Float64 they stay in the cache
@@ -21,8 +21,7 @@ UNIT_ELEMENTS = 1 << 18  # at most 4 MiB, which are read at once
 _MOST_SQUARED = 400  # a power of two; beyond it the squares of a block may leave Float64
 
 
-@record
-class Statistics:
+class Statistics(Struct, frozen=True):
     """Statistics of some elements.
 
     Attributes

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from msgspec import Struct
+
 from ckpttool.formats import format_of_content, format_of_suffix, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.problems import FormatError
-from ckpttool.records import record
 
 STRATEGY_FOLDER = "strategy"
 SUFFIXES = (".ckpt", ".json")
@@ -33,8 +34,7 @@ _NUMBER = re.compile(r"\d+")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
 
 
-@record
-class StrategyFiles:
+class StrategyFiles(Struct, frozen=True):
     """The strategy files of a folder.
 
     Attributes

@@ -65,12 +65,14 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unicodedata import normalize
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy, escape_pattern
 from ckpttool.problems import CombinedError, StrategyError, raise_all
-from ckpttool.records import record, replace
 from ckpttool.wording import count, nearest
 
 if TYPE_CHECKING:
@@ -234,8 +236,7 @@ def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
-@record
-class _Cut:
+class _Cut(Struct, frozen=True):
     """The values of a cut; None for absent keys.
 
     ``ways`` has the keys that say where it cuts.  ``axis_parts`` is ``parts`` beside ``axis``.
@@ -484,8 +485,7 @@ def _quote(pattern: str) -> str:
 # ---------------------------------------------------------------------------- documents with places
 
 
-@record
-class Node:
+class Node(Struct, frozen=True):
     """A value of a document, and its place there.
 
     Attributes

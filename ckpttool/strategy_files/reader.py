@@ -67,6 +67,9 @@ from shlex import quote
 from sys import intern
 from typing import TypeAlias, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
@@ -89,7 +92,6 @@ from ckpttool.problems import (
     StrategyError,
     raise_all,
 )
-from ckpttool.records import field, record, replace
 from ckpttool.strategy_files.folders import (
     checkpoint_format,
     files_that_may_be_strategies,
@@ -274,8 +276,7 @@ def _check_size(path: str) -> None:
 # ----------------------------------------------------------------------------------------- one file
 
 
-@record
-class _StrategyFile:
+class _StrategyFile(Struct, frozen=True):
     """One strategy file, its layouts by stage.
 
     ``from_json`` is False for protobuf.  ``is_merged`` says whether names had the stages, and
@@ -395,8 +396,7 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
 # --------------------------------------------------------------------------------------- one layout
 
 
-@record
-class _LayoutEntry:
+class _LayoutEntry(Struct, frozen=True):
     """The layout of one parameter in the JSON form; nested lists are several messages."""
 
     tensor_map: tuple[int | tuple[int, ...], ...]
@@ -575,16 +575,14 @@ def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], 
     return entries, {one.stage for one in operators}
 
 
-@record
-class Items:
+class Items(Struct, frozen=True):
     """The items of a JSON file."""
 
-    parallel_layout_item: dict[str, object] = field(default_factory=dict)
-    parallel_strategy_item: dict[str, object] = field(default_factory=dict)
+    parallel_layout_item: dict[str, object] = {}
+    parallel_strategy_item: dict[str, object] = {}
 
 
-@record
-class _Operator:
+class _Operator(Struct, frozen=True):
     stage: int = 0
 
 

@@ -26,13 +26,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ckpttool.formats.foreign import is_split_info
 from ckpttool.formats.local import read_file
 from ckpttool.formats.strict_json import convert_as, parse_json
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import StrategyError, raise_all
-from ckpttool.records import record
 from ckpttool.wording import shorten
 
 
@@ -78,8 +79,7 @@ class _SplitInfo(NamedTuple):
     splits: Mapping[str, bool]
 
 
-@record
-class _Entry:
+class _Entry(Struct, frozen=True):
     split: bool
     group_size: int
     rank_id: int

@@ -69,12 +69,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
-from ckpttool.records import record, replace
 from ckpttool.storage.files import is_there, write_document
 from ckpttool.strategy_files.handwritten import YAML_SUFFIXES, encode_handwritten, why_no_line
 from ckpttool.strategy_files.reader import parse_strategy
@@ -154,8 +156,7 @@ def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
 
 
-@record
-class Form:
+class Form(Struct, frozen=True):
     """A form of strategy files.
 
     Attributes

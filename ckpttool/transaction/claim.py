@@ -10,7 +10,6 @@ from ckpttool.problems import BusyError, Diagnostic, ExecutionError, FormatError
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
-    create_document,
     is_open_as,
     is_there,
     remove_stale,
@@ -18,13 +17,12 @@ from ckpttool.storage.files import (
     write_document,
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
-from ckpttool.transaction.log import Log, LoggedLine, LogWriter
+from ckpttool.transaction.log import Log, LogWriter, UnitGroup
 from ckpttool.transaction.resume import (
     Assignment,
     beside_problem,
     busy_problem,
     destination_changes,
-    undecided_problem,
 )
 from ckpttool.transaction.states import (
     Destination,
@@ -53,7 +51,7 @@ class Claim:
     log
         The log of the run, which it alone writes.
     half_written
-        The lines of the units that an earlier run wrote of outputs, by path.
+        The units that an earlier run wrote of outputs, by path.
     plan
         The plan of the run, when it is written.
     notes
@@ -75,7 +73,7 @@ class Claim:
         self._log_lock: FileLock | None = None
         self.plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
-        self.half_written: Mapping[str, list[LoggedLine]] = {}
+        self.half_written: Mapping[str, list[UnitGroup]] = {}
         if run.is_finished:
             return
         try:
@@ -124,7 +122,7 @@ class Claim:
             remove_half_written(record, found.files)
         self.plan = run.plan()
         if not (is_same and self._has_locks):
-            self._write_plan(self.plan, is_new=found is None and not overwrites)
+            write_document(str(record.plan), self.plan.text())
         if overwrites and run.part is None:
             for path in destination.damaged.keys() & {*record.logs()}:
                 path.unlink(missing_ok=True)
@@ -132,19 +130,6 @@ class Claim:
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
         message, where = "this file system has no locks", str(self._record.home)
         return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
-
-    def _write_plan(self, plan: RecordedPlan, is_new: bool) -> None:
-        """Write the plan; without locks, only one of two runs can make a new one."""
-        path = self._record.plan
-        if self._has_locks or not is_new:
-            write_document(str(path), plan.text())
-            return
-        try:
-            create_document(path, plan.text())
-        except FileExistsError as error:
-            self.plan = None
-            by = "it began at the same time"
-            raise BusyError([undecided_problem(self._record, by)]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.local import describe_os_error
 from ckpttool.model.manifest import MANIFEST, OutputEntry
@@ -26,7 +28,6 @@ from ckpttool.problems import (
     VerifyError,
     raise_all,
 )
-from ckpttool.records import replace
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError

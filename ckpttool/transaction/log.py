@@ -38,11 +38,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from zlib import crc32
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.records import asdict, field, record, replace
 from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
@@ -55,8 +57,7 @@ RECORD_SCHEMA = 2  # of logs and plans; before 2 a log did not list units, and p
 NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
-@record
-class Writer:
+class Writer(Struct, frozen=True):
     """A process that writes a set of outputs, and the time (UTC) since which it does."""
 
     process: int
@@ -73,8 +74,7 @@ class Writer:
         return f"process {self.process} on {self.host}"
 
 
-@record
-class _Begin(Writer):
+class _Begin(Writer, frozen=True):
     """The line of a process that begins, with the plan and the command line of its run."""
 
     plan: str
@@ -90,37 +90,37 @@ def require_schema(path: Path, schema: int) -> None:
         raise FormatError(str(path), None, f"{reason}; {facts}")
 
 
-@record
-class _Group:
-    """The output that a group of units is of, and whether it is the first of its file."""
+class UnitGroup(Struct, frozen=True):
+    """Units of an output that are on disk, in a file with its temporary name.
+
+    Attributes
+    ----------
+    units
+        The path of the output.
+    is_first
+        Whether groups before this one are of another file.
+    hashes
+        Place of the tensor, number and SHA-256 of each unit.
+    casts
+        What casts did to them, by the name of the tensor.
+    """
 
     units: str
     is_first: bool
+    hashes: tuple[tuple[int, int, str], ...]
+    casts: Mapping[str, CastStats] = {}
 
     def __post_init__(self) -> None:
         require_below(self.units)
 
 
-@record
-class UnitGroup(_Group):
-    """Units of an output that are on disk: place of the tensor, number and SHA-256 of each.
-
-    ``casts`` is what casts did to them, by the name of the tensor.
-    """
-
-    hashes: tuple[tuple[int, int, str], ...]
-    casts: Mapping[str, CastStats] = field(default_factory=dict)
-
-
-@record
-class _Done:
+class _Done(Struct, frozen=True):
     """The outputs that a writer has written."""
 
     done: tuple[str, ...]
 
 
-@record
-class PlannedOutput:
+class PlannedOutput(Struct, frozen=True):
     """The rank of an output, and its path relative to the manifest."""
 
     rank: int
@@ -130,8 +130,7 @@ class PlannedOutput:
         require_below(self.path)
 
 
-@record
-class StampedOutput:
+class StampedOutput(Struct, frozen=True):
     """The path of an output relative to the manifest, and its stamp under its final name."""
 
     path: str
@@ -141,17 +140,27 @@ class StampedOutput:
         require_below(self.path)
 
 
-@record
-class LoggedLine:
-    """A line in a log: the file, the bytes of the line, and the plan of the run that wrote it."""
+class LoggedOutput(Struct, frozen=True):
+    """An output in a log.
+
+    Attributes
+    ----------
+    log, start, stop
+        The file, and the bytes of the output's line.
+    plan
+        The plan of the run that wrote it.
+    stamp
+        The stamp of the output under its final name; None if the log does not have it.
+    """
 
     log: Path
     start: int
     stop: int
     plan: str
+    stamp: FileStamp | None = None
 
     def read_line(self) -> Iterator[bytes]:
-        """Yield the text of the line in pieces.
+        """Yield the text of the output's line in pieces.
 
         Raises
         ------
@@ -168,24 +177,12 @@ class LoggedLine:
             if left or file.read(len(SEAL)) != _seal(crc):
                 raise FormatError(str(self.log), self.start, NOT_AS_WRITTEN)
 
-    def read_units(self) -> UnitGroup:
-        """Return the group of units in the line."""
-        return parse_entries(self.log, UnitGroup, b"".join(self.read_line()))
-
-
-@record
-class LoggedOutput(LoggedLine):
-    """The line of an output, and the stamp of its file under its final name; None if unknown."""
-
-    stamp: FileStamp | None = None
-
     def read_entry(self) -> OutputEntry:
         """Return the output's entry in the manifest."""
         return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
 
 
-@record(frozen=False)
-class Log:
+class Log(Struct):
     """The log of a writer, as far as it goes.
 
     Attributes
@@ -197,7 +194,7 @@ class Log:
     plans
         The outputs by plan, and then by path, relative to the manifest.
     units
-        The lines of units by plan, and then by the path of an output that is half-written.
+        The groups of units by plan, and then by the path of an output that is half-written.
     done
         The outputs that the last writer has written; None if it has not ended.
     nbytes
@@ -215,8 +212,8 @@ class Log:
     writer: Writer | None = None
     plan: str = ""
     command: str = ""
-    plans: dict[str, dict[str, LoggedOutput]] = field(default_factory=dict)
-    units: dict[str, dict[str, list[LoggedLine]]] = field(default_factory=dict)
+    plans: dict[str, dict[str, LoggedOutput]] = {}
+    units: dict[str, dict[str, list[UnitGroup]]] = {}
     done: tuple[str, ...] | None = None
     nbytes: int = 0
 
@@ -235,7 +232,7 @@ class Log:
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
         outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
-        units: dict[str, list[LoggedLine]] = {}
+        units: dict[str, list[UnitGroup]] = {}
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
@@ -243,7 +240,7 @@ class Log:
                 reason = "not a log of ckpttool: it does not begin with a run"
                 raise FormatError(str(path), 0, reason)
             if text.startswith(ENTRY):
-                last = parse_entries(path, PlannedOutput, _head(text, b', "tensors": ')).path
+                last = parse_entries(path, PlannedOutput, _without_tensors(text)).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 units.pop(last, None)
                 continue
@@ -260,18 +257,19 @@ class Log:
                     raise FormatError(str(path), start, reason)
                 outputs[last] = replace(outputs[last], stamp=stamped.stamp)
             elif text.startswith(UNITS):
-                group = parse_entries(path, _Group, _head(text, b', "hashes": '))
-                line = LoggedLine(path, start, stop, log.plan)
-                units[group.units] = [*(() if group.is_first else units.get(group.units, ())), line]
+                group = parse_entries(path, UnitGroup, text)
+                if group.is_first:
+                    units[group.units] = []
+                units.setdefault(group.units, []).append(group)
             log.done = parse_entries(path, _Done, text).done if text.startswith(DONE) else None
             last = None
         return log
 
 
-def _head(text: bytes, key: bytes) -> bytes:
-    """Return the text of a line without the entry of this key, which is long, and those behind."""
-    head, entry, _ = text.partition(key)
-    return head + b"}" if entry else text
+def _without_tensors(text: bytes) -> bytes:
+    """Return the text of an output's line up to its tensors, of which there may be many."""
+    head, tensors, _ = text.partition(b', "tensors": ')
+    return head + b"}" if tensors else text
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -331,7 +329,8 @@ class LogWriter:
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        begin = {**asdict(Writer.this()), "record": RECORD_SCHEMA, "plan": plan, "command": command}
+        begin = to_builtins(Writer.this())
+        begin |= {"record": RECORD_SCHEMA, "plan": plan, "command": command}
         self._append([json.dumps(begin).encode()])
 
     def add(self, line: Iterable[bytes], *, is_durable: bool = True) -> LoggedOutput:
@@ -350,7 +349,7 @@ class LogWriter:
 
     def add_units(self, group: UnitGroup) -> None:
         """Append units whose file was synced; `sync` makes them durable."""
-        self._append([json.dumps(asdict(group)).encode()], is_durable=False)
+        self._append([json.dumps(to_builtins(group)).encode()], is_durable=False)
 
     def end(self, outputs: Iterable[str]) -> None:
         """Append that these outputs are written."""

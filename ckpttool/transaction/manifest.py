@@ -18,6 +18,8 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from msgspec import Struct, to_builtins
+
 from ckpttool.formats.local import open_file, unreadable
 from ckpttool.formats.strict_json import parse_as, to_json
 from ckpttool.model.manifest import (
@@ -33,7 +35,6 @@ from ckpttool.problems import (
     FormatError,
     UnreadableError,
 )
-from ckpttool.records import asdict, record
 
 S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
@@ -44,8 +45,7 @@ PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
-@record
-class Written:
+class Written(Struct, frozen=True):
     """An output that is complete under its final name.
 
     Attributes
@@ -69,8 +69,7 @@ class Written:
     cast: CastStats | None = None
 
 
-@record
-class Manifest:
+class Manifest(Struct, frozen=True):
     """A complete set of outputs, with paths relative to its folder, and notes about the set.
 
     ``renamed`` is the number of tensors with other names than in the source.
@@ -114,7 +113,7 @@ def _seal(digest: str) -> bytes:
 def entry_text(output: OutputEntry, tensors: Iterable[TensorEntry]) -> Iterator[bytes]:
     """Yield the line of an output with these tensors in pieces, without a newline."""
     head = {"rank": output.rank, "path": output.path, "format": output.format}
-    cast = {} if output.cast is None else {"cast": asdict(output.cast)}
+    cast = {} if output.cast is None else {"cast": to_builtins(output.cast)}
     text = json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": []})
     yield text.removesuffix("]}").encode("ascii")
     left, separator = iter(tensors), b""
@@ -157,15 +156,13 @@ def parse_entries(path: Path, kind: type[T], text: bytes) -> T:
         raise FormatError(str(path), None, str(error)) from error
 
 
-@record
-class _Schema:
+class _Schema(Struct, frozen=True):
     """The version of a sealed document."""
 
     schema: int
 
 
-@record
-class SealedFile:
+class SealedFile(Struct, frozen=True):
     """A sealed document in a file.
 
     Attributes
@@ -224,7 +221,7 @@ class SealedFile:
                 yield parse_entries(self.path, kind, line.rstrip(b",\n"))
 
 
-class ManifestFile(SealedFile):
+class ManifestFile(SealedFile, frozen=True):
     """A manifest in a file."""
 
     def outputs(self) -> Iterator[OutputEntry]:

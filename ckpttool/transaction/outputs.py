@@ -8,12 +8,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.formats import FORMATS, read_index, suffix_of
 from ckpttool.model.manifest import OutputEntry, Provenance
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import replace
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units

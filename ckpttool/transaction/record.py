@@ -30,6 +30,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, UnitHashes
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
@@ -40,7 +42,6 @@ from ckpttool.problems import (
     join_alike,
     join_clauses,
 )
-from ckpttool.records import replace
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
@@ -147,8 +148,7 @@ class Transaction(Claim):
         name = os.path.relpath(output.path, self._record.folder)
         hashes: dict[tuple[int, int], str] = {}
         casts: dict[str, CastStats] = {}
-        for line in self.half_written.get(name, ()):
-            group = line.read_units()
+        for group in self.half_written.get(name, ()):
             hashes |= {(place, number): digest for place, number, digest in group.hashes}
             for tensor, stats in group.casts.items():
                 casts[tensor] = casts.get(tensor, CastStats()).merged(stats)

@@ -22,6 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
 from ckpttool.concurrency import OpenProgress
 from ckpttool.formats import FORMATS
 from ckpttool.formats.local import list_folder, read_file
@@ -29,7 +32,6 @@ from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
-from ckpttool.records import defaults, field, record, replace, set_field
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -62,8 +64,7 @@ ACCEPT_OR_AGAIN = "--resume accepts it, --overwrite writes it again"
 WAIT = "--wait 10m"  # hint
 
 
-@record
-class OutputOptions:
+class OutputOptions(Struct, frozen=True):
     """Options of the outputs, and of existing files.
 
     Attributes
@@ -134,7 +135,7 @@ class OutputOptions:
         for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
             require_choice(name, getattr(self, name), (None, *choices))
         if self.strategy_path is not None:
-            set_field(self, "strategy_path", os.fspath(self.strategy_path))
+            force_setattr(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
         if self.name is not None:
@@ -148,7 +149,7 @@ class OutputOptions:
             if not isinstance(self.ranks, Iterable):
                 raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
             ranks = tuple(require_rank("ranks", rank) for rank in self.ranks)
-            set_field(self, "ranks", ranks)
+            force_setattr(self, "ranks", ranks)
             if not ranks:
                 raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
@@ -156,12 +157,12 @@ class OutputOptions:
         require_number("max_shard_bytes", self.max_shard_bytes)
         require_seconds("wait_seconds", self.wait_seconds)
         if self.wait_seconds is not None:
-            set_field(self, "resume", True)
+            force_setattr(self, "resume", True)
 
     def refuse(self, *names: str) -> None:
         """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
-        unset = defaults(OutputOptions)
-        unused = sorted(name for name in names if getattr(self, name) != unset[name])
+        unset = OutputOptions()
+        unused = sorted(name for name in names if getattr(self, name) != getattr(unset, name))
         if unused:
             raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
@@ -185,8 +186,7 @@ def decide(found: Found, options: OutputOptions) -> Literal["write", "keep", "re
     return "refuse"
 
 
-@record
-class Assignment(Brief):
+class Assignment(Brief, Struct, frozen=True):
     """The outputs that one run has to write, and what it keeps and may replace.
 
     Attributes
@@ -226,7 +226,7 @@ class Assignment(Brief):
     whole: Mapping[str, int]
     documents: tuple[Document, ...]
     destination: Destination
-    kept: Mapping[str, FileStamp] = field(default_factory=dict)
+    kept: Mapping[str, FileStamp] = {}
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
     replaces_itself: bool = False

@@ -170,7 +170,8 @@ def _show_layout(layout: Layout) -> _Shown:
 
 @lru_cache(maxsize=1 << 12)  # a model has few layouts; equal ones may differ in the full shape
 def _show(layout: Layout, full_shape: tuple[int, ...] | None) -> _Shown:
-    return _Shown(repr(layout))
+    names = [name for name in layout.__struct_fields__ if name != "split_shape"]
+    return _Shown(f"Layout({', '.join(f'{name}={getattr(layout, name)!r}' for name in names)})")
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

@@ -37,21 +37,23 @@ from pathlib import Path
 from shlex import quote
 from typing import TypeVar
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from ckpttool.formats.local import list_folder, unreadable
 from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import asdict, field, record, replace
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import (
     RECORD_SCHEMA,
     Log,
-    LoggedLine,
     LoggedOutput,
     PlannedOutput,
     StampedOutput,
+    UnitGroup,
     Writer,
     require_schema,
 )
@@ -78,8 +80,7 @@ class State(Enum):
     COMPLETE = "complete"
 
 
-@record
-class Record:
+class Record(Struct, frozen=True):
     """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
 
     manifest: Path
@@ -143,8 +144,7 @@ class Record:
         return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
 
 
-@record
-class _Documents:
+class _Documents(Struct, frozen=True):
     """The documents of a set in its plan."""
 
     documents: tuple[Document, ...]
@@ -154,15 +154,13 @@ class _Documents:
             require_below(document.path)
 
 
-@record
-class _RecordSchema:
+class _RecordSchema(Struct, frozen=True):
     """The version of the record in a plan."""
 
     record: int = 1
 
 
-@record
-class _ManifestDigest:
+class _ManifestDigest(Struct, frozen=True):
     """The SHA-256 of a manifest in the stamps of its set."""
 
     manifest: str
@@ -173,8 +171,7 @@ def _line(output: Mapping[str, object]) -> bytes:
     return json.dumps(output).encode("ascii")
 
 
-@record
-class RecordedPlan:
+class RecordedPlan(Struct, frozen=True):
     """What a run writes, or several runs of one plan.
 
     Attributes
@@ -222,14 +219,13 @@ class RecordedPlan:
             {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
             for one in self.documents
         ]
-        head = {**self.provenance.head_with_stamps(), **asdict(self.writer)}
+        head = {**self.provenance.head_with_stamps(), **to_builtins(self.writer)}
         head |= {"record": RECORD_SCHEMA, "documents": documents}
         outputs = self.outputs.items()
         return sealed_text(head, ([_line({"rank": rank, "path": path})] for path, rank in outputs))
 
 
-@record
-class FinishedStamps:
+class FinishedStamps(Struct, frozen=True):
     """The stamps of a finished set.
 
     Attributes
@@ -260,8 +256,7 @@ class FinishedStamps:
         return sealed_text(head, ([_line({"path": path, "stamp": at})] for path, at in outputs))
 
 
-@record
-class Destination:
+class Destination(Struct, frozen=True):
     """What lies at a destination, seen without a lock.
 
     Attributes
@@ -287,9 +282,9 @@ class Destination:
     state: State
     plan: RecordedPlan | None = None
     logs: tuple[Log, ...] = ()
-    running: Mapping[Path, str] = field(default_factory=dict)
+    running: Mapping[Path, str] = {}
     stamps: FinishedStamps | None = None
-    damaged: Mapping[Path, FormatError] = field(default_factory=dict)
+    damaged: Mapping[Path, FormatError] = {}
 
     @property
     def runs(self) -> list[Log]:
@@ -310,8 +305,8 @@ class Destination:
         known = self.finished & self.logged(self.plan.provenance.digest).keys()
         return [name for name in self.plan.outputs if name not in known]
 
-    def half_written(self, plan: str) -> dict[str, list[LoggedLine]]:
-        """Return the lines of units of half-written outputs, from the last log that has some."""
+    def half_written(self, plan: str) -> dict[str, list[UnitGroup]]:
+        """Return the units of half-written outputs, from the last log that has some."""
         in_order = sorted(self.logs, key=lambda log: log.writer.time if log.writer else "")
         return {name: lines for log in in_order for name, lines in log.units.get(plan, {}).items()}
 

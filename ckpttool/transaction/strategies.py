@@ -13,17 +13,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path, PurePath
 
+from msgspec import Struct
+
 from ckpttool.formats.local import is_file, list_readable, read_file, stat_file
 from ckpttool.model.manifest import MANIFEST, Provenance, StrategyFile
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.records import record
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import shorten
 
 
-@record
-class RecordedStrategy:
+class RecordedStrategy(Struct, frozen=True):
     """The strategy of the rank files of a set, as its manifest names it.
 
     Attributes
@@ -86,8 +86,7 @@ class RecordedStrategy:
         return "no file beside the outputs, or one folder up, has its SHA-256"
 
 
-@record
-class RecordedSet:
+class RecordedSet(Struct, frozen=True):
     """What a manifest says of how its set is read.
 
     Attributes

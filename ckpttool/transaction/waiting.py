@@ -9,9 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.problems import BusyError, Diagnostic, FormatError, add_note, join_clauses
-from ckpttool.records import replace
 from ckpttool.storage.files import is_there
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log

@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
-from ckpttool.records import record, replace
 
 # All are divisible by 768, so that 8 ranks and 6, 64 and 48, 512 and 384 can cut them.
 WIDTHS = (4608, 3072, 2304, 1536, 768)
@@ -29,8 +31,7 @@ EMBEDDING, HEAD, NORM = "model.tok_embeddings.embedding_weight", "lm_head.weight
 MOMENTS = ("adam_m.", "adam_v.")
 
 
-@record
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A full tensor: ``cut_axis`` is the one that MindFormers cuts, None for a vector.
 
     A ``tensor_map`` says more: the axis of the mesh that cuts each axis, 0 for tensor parallel and
@@ -51,8 +52,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-@record
-class Mesh:
+class Mesh(Struct, frozen=True):
     """Tensor x data x pipeline parallel, and which axis of the matrices is cut.
 
     Attributes
@@ -105,8 +105,7 @@ class Mesh:
         return min(tensor.layer * self.pipeline // layers, self.pipeline - 1)
 
 
-@record
-class Model:
+class Model(Struct, frozen=True):
     """Tensors in the order in which they are saved."""
 
     tensors: tuple[Tensor, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.problems import PlanError
-from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import (
     ROWS,

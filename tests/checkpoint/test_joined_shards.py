@@ -1,11 +1,11 @@
 """Optimizer shards that the strategy lists and the files no longer have."""
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.records import replace
 from tests.support.checkpoints import catalog_on_disk, cut, noise
 from tests.support.readers import Entry, read
 

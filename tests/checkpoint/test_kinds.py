@@ -1,10 +1,11 @@
 """Tensors of one kind are laid out once; what the kind does not decide is looked at for each."""
 
+from msgspec.structs import replace
+
 from ckpttool.checkpoint.interpret import interpret
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BrokenTensor, FullTensor
 from ckpttool.model.strategy import join_stages
-from ckpttool.records import replace
 from tests.support.checkpoints import with_names
 
 ROWS = Layout((4,), ((0,), ()))

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool import problems
 from ckpttool.checks import run_checks
@@ -28,7 +29,6 @@ from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
-from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import catalog_of

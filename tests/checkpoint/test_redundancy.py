@@ -6,11 +6,11 @@ import json
 import shutil
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.presence import quarantine_empty
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
-from ckpttool.records import replace
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.contents import ComparedCopies
@@ -16,7 +17,6 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, UnreadableError
-from ckpttool.records import replace
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

@@ -5,11 +5,11 @@ import re
 import shutil
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.records import replace
 from scripts.sweep_strategies import sweep
 from tests.support.checkpoints import ROWS, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well

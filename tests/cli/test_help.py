@@ -25,6 +25,7 @@ from tests.support.pages import CHINESE, DOCS, blocks_of, name_of
 from tests.support.terminals import on_terminal
 
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
+CHANGELOG = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 TRANSLATED = [path for path in PAGES if CHINESE in path.parents]
 TOPICS = [path for path in PAGES if path.name != "index.md" and path not in TRANSLATED]
 
@@ -348,3 +349,12 @@ def test_the_page_about_completion_names_every_shell():
     page = help_module.read_topics()["completion"]
     assert set(re.findall(r"ckpttool completion (\w+)", page)) == {*SHELLS}
     assert shutil.which("bash"), "the tests run bash"
+
+
+@pytest.mark.parametrize("word", help_module.NOW)
+def test_a_word_that_is_gone_says_what_to_type_now(word):
+    now = help_module.NOW[word]
+    assert run_well("help", word).stdout.endswith(f"Type now: {now}\n")
+    rows = [row for row in CHANGELOG.splitlines() if row.startswith("|") and f"`{word}`" in row]
+    assert len(rows) == 1
+    assert rows[0].replace("`", "").endswith(f"| {now.replace('`', '')} |")

@@ -27,7 +27,6 @@ from ckpttool.operations.verify import verify
 from ckpttool.problems import VerifyError
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.wording import with_keywords
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import texts_of
 from tests.support.executors import (
@@ -483,7 +482,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
         return real(fd, buffers, at)
 
     monkeypatch.setattr(os, "preadv", fake)
-    with pytest.raises(ckpttool.ExecutionError, match=f"; {with_keywords(AFRESH)}$") as caught:
+    with pytest.raises(ckpttool.ExecutionError, match=f"; {AFRESH}$") as caught:
         execute(plan, destination, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
     assert files_below(out) != []
     assert f"{source / 'm.ckpt'}: w: the file ends here; byte {size // 2}; " in str(caught.value)

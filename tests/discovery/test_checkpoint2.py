@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.discovery.checkpoint2 import parse_key
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
-from ckpttool.records import replace
 from ckpttool.wording import count
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves

@@ -2,7 +2,8 @@
 
 A case has a title, files, and scans with their results.  ``{0-3}`` stands for these ranks, the
 same everywhere in a word; ``{a,b}`` for each of these words.  ``PATH/`` is a folder, and
-``PATH=KIND`` no checkpoint but a strategy, damage, or as a meta.json the record of a save.
+``PATH=KIND`` no checkpoint but a strategy, damage, or as a meta.json the record of a save; with
+``whole`` it holds the tensor ``w``.
 ``@SECONDS PATH`` sets the time of a file.  A line ``> OPTIONS`` is a scan of the folder, or of a
 path in it.  ``SNAPSHOT_UPDATE=1`` writes the results.
 """
@@ -68,7 +69,8 @@ def write(root, word):
     elif content == "strategy":
         shutil.copy(STRATEGY, path)
     elif not name.endswith("/"):
-        path.write_bytes(b"\xff" if content == "damage" else record(name))
+        tensor = "w" if content == "whole" else name
+        path.write_bytes(b"\xff" if content == "damage" else record(tensor))
     if path.is_file():
         os.utime(path, (SECONDS, SECONDS))
 

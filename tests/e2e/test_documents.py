@@ -20,17 +20,21 @@ from jsonschema import Draft202012Validator
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
+from ckpttool.operations.answer import Document
+from ckpttool.operations.strategy_check import StrategyCheck
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
 from tests.support.file_bytes import layout, strategy
+from tests.support.schemas import make_schema
 from tests.support.snapshots import SNAPSHOTS, UPDATE
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 DEVICE = {"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}
 TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEVICE]}]}
 DOCUMENT = re.compile(r"(?ms)^\$ ckpttool ([^\n]*) --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
+ANSWERS: dict[str, type[Document]] = {"strategy-check.json": StrategyCheck}
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 
@@ -149,9 +153,20 @@ def test_the_commands_of_the_pages_run(page, name):
 
 
 @pytest.mark.source
-def test_every_key_stands_in_the_module_of_documents():
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_schema_of_an_answer_is_made_of_its_fields(name):
+    path, made = REFERENCE / "schema" / name, make_schema(ANSWERS[name])
+    if os.environ.get(UPDATE):
+        path.write_text(made, encoding="utf-8")
+    else:
+        assert path.read_text(encoding="utf-8") == made
+
+
+@pytest.mark.source
+def test_every_other_key_stands_in_the_module_of_documents():
     """There a new one is added, and a field that has another name does not change one unseen."""
-    places = set().union(*(declared(name) for name in SCHEMAS if name != "diagnostic.json"))
+    by_hand = SCHEMAS.keys() - {"diagnostic.json", *ANSWERS}
+    places = set().union(*map(declared, by_hand))
     keys = {place[-1] for place in places if place[-2] == "properties"}
     assert keys - {*re.findall(r"\w+", getsource(documents))} == set()
 

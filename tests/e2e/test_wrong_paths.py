@@ -29,32 +29,6 @@ def case(request, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_an_absent_strategy_becomes_one_that_fits_and_none_by_its_name(case, before):
-    options = ["-s", "strategy.ckpt"]
-    words = ["verify", *options, "run"] if before else ["verify", "run", *options]
-    result = run(*words)
-    assert result.exit_code == 2
-    assert "'strategy.ckpt' does not exist" in message(result)
-    assert hint_of(result) == "-s of_the_run.ckpt"
-    (case / "of_the_run.ckpt").unlink()
-    assert "strategies.ckpt" not in message(run(*words))
-
-
-def test_an_absent_target_becomes_one_that_can_shard_the_checkpoint(case):
-    run_well("merge", "run", "-s", "of_the_run.ckpt", "-o", "m.ckpt")
-    (case / "of_the_run.ckpt").unlink()
-    result = run("split", "m.ckpt", "-d", "strategiez.ckpt", "-o", "new")
-    assert hint_of(result) == "-d wanted.ckpt"
-    run_well("split", "m.ckpt", "-d", "wanted.ckpt", "-o", "new")
-
-
-def test_an_absent_strategy_of_b_becomes_one_that_fits_b(case):
-    run_well("merge", "run", "-s", "of_the_run.ckpt", "-o", "m.ckpt")
-    result = run("diff", "m.ckpt", "run", "--b-strategy", "x.ckpt")
-    assert hint_of(result) == "--b-strategy of_the_run.ckpt"
-
-
 def test_a_folder_of_one_rank_that_looks_merged_says_what_to_type(case):
     run_well("merge", "run", "-s", "of_the_run.ckpt", "-o", "out/rank_0/merged0.ckpt")
     said = "looks merged: its tensors have the full shapes of"

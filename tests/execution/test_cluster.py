@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import cluster
@@ -30,7 +31,6 @@ from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
 from ckpttool.problems import CkptToolError, EngineError
-from ckpttool.records import replace
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below

@@ -6,11 +6,11 @@ import os
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.records import replace
 from tests.support.checkpoints import catalog_on_disk, noise, strategy_of, write_holes
 
 MIB = 1 << 20

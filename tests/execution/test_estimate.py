@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import cluster
@@ -16,7 +17,6 @@ from ckpttool.execution.schedule import schedule
 from ckpttool.formats import header_of
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import Reads, StoredFile
-from ckpttool.records import replace
 from ckpttool.storage.counting import CountingFiles
 from tests.support.checkpoints import catalog_on_disk, cut, noise, strategy_of, write_holes
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
@@ -27,7 +28,6 @@ from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.operations.verify import verify
 from ckpttool.problems import CombinedError, FormatError
-from ckpttool.records import replace
 from ckpttool.storage import region_io
 from ckpttool.storage.files import PARTIAL, PartialFile, write_header
 from tests.support.checkpoints import create_file, write_file, write_holes

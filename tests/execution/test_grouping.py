@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
@@ -23,7 +24,6 @@ from ckpttool.model import manifest, region
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
-from ckpttool.records import replace
 from tests.support.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.support.commands import files_below
 from tests.support.in_memory import make

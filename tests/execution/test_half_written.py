@@ -109,7 +109,7 @@ def written(monkeypatch):
 def logged_bytes(out):
     """The bytes of units that the log lists in half-written files."""
     (of_plan,) = Log.read(out / LOG).units.values()
-    groups = [line.read_units() for lines in of_plan.values() for line in lines]
+    groups = [group for groups in of_plan.values() for group in groups]
     return sum(256 * len(group.hashes) for group in groups)
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckpttool.formats import ckpt, encryption, read_index
 from ckpttool.formats.encryption import find_forged, read_plain
 from ckpttool.model.names import map_component_names
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import AuthenticityError, FormatError, PlanError, UnsupportedError
-from ckpttool.records import replace
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Term
 from ckpttool.model.region import Region
-from ckpttool.records import replace
 from ckpttool.transaction.sources import plan_digest
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.in_memory import checkpoint_in_memory, full_tensors, merge_in_memory

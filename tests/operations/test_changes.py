@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations.diff import diff
-from ckpttool.records import replace
 from ckpttool.storage.compare import CompareOptions
 from tests.operations.test_diff import written
 from tests.support.checkpoints import noise, strategy_of

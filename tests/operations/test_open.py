@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.records import replace
 from tests.strategies import examples
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run_well

@@ -45,7 +45,7 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
         (
             "m.ckpt",
             {"format": "hdf5"},
-            r"is that of ckpt, but the format is hdf5\n.*m\.h5', or no fo",
+            r"is that of ckpt, but the format is hdf5\n.*m\.h5, or no --format",
         ),
         (
             "m.pth",
@@ -55,7 +55,7 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
         (
             "m.safetensors",
             {"max_shard_bytes": 1000},
-            r"the name is that of a file\n  Try: out='.*/m'$",
+            r"the name is that of a file\n  Try: -o .*/m$",
         ),
     ],
 )

@@ -8,12 +8,12 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations import plot
 from ckpttool.operations.inspect import examine
-from ckpttool.records import replace
 from tests.oracle import take
 from tests.support.checkpoints import (
     ROWS,

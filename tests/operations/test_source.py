@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.operations.diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
-from ckpttool.records import replace
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
 
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
 def test_without_a_strategy_ranks_are_not_resolved(catalog):
     with pytest.raises(
         ckpttool.PlanError,
-        match=r": no strategy for 4 ranks\n.*\n  Try: strategy='STRATEGY', or",
+        match=r": no strategy for 4 ranks\n.*\n  Try: -s STRATEGY, or",
     ):
         ckpttool.resolve(catalog)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.operations.strategy_diff import diff_strategies
-from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support.checkpoints import ROWS, strategy_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checks import run_checks
@@ -21,7 +22,6 @@ from ckpttool.operations.summary import (
     find_parallelism,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
-from ckpttool.records import replace
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
 from tests.support.in_memory import checkpoint_in_memory
 

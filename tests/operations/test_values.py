@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli.values import print_values
@@ -24,7 +25,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
 from ckpttool.operations.values import read_values
-from ckpttool.records import replace
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
 from tests.strategies import examples

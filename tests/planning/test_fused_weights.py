@@ -1,11 +1,11 @@
 """Weights that each rank fused for itself are pointed out when their slices are joined or cut."""
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.planning.fused_weights import fused_axes
-from ckpttool.records import replace
 from tests.support.checkpoints import catalog_of, strategy_of
 from tests.support.in_memory import plan_in_memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import records_of_files
@@ -12,7 +13,6 @@ from ckpttool.model.slicing import Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning import targets
 from ckpttool.problems import Diagnostics
-from ckpttool.records import replace
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import plan_digest
 from tests.support.checkpoints import catalog_of, with_names

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.hidden_shards import telling_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.planning.needs import find_needs
 from ckpttool.problems import PlanError
-from ckpttool.records import replace
 from ckpttool.wording import parse_numbers
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts, moves, table_moves

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.interpret import decided_by_contents
@@ -14,7 +15,6 @@ from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
-from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
@@ -16,7 +17,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import StoredFile
 from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
-from ckpttool.records import replace
 from ckpttool.transaction import record
 from tests.support.checkpoints import (
     ONE_STAGE,

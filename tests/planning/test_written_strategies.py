@@ -6,9 +6,9 @@ import errno
 import os
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.records import replace
 from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.commands import files_below, run, run_well

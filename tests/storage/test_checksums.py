@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.concurrency import InlineExecutor
@@ -18,7 +19,6 @@ from ckpttool.formats import get_format, read_index
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError, PlanError
-from ckpttool.records import replace
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.checkpoints import create_file, seal_file

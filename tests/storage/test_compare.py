@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.model.plan import OutputTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.records import replace
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool import formats
@@ -27,7 +28,6 @@ from ckpttool.formats.weight_index import index_text
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, PlanError
-from ckpttool.records import replace
 from ckpttool.storage import files
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors

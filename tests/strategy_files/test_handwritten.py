@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import StrategyError
-from ckpttool.records import replace
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support import corpus

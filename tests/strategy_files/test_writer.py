@@ -9,13 +9,13 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CombinedError, PlanError, StrategyError
-from ckpttool.records import replace
 from ckpttool.strategy_files import writer
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import encode_strategy

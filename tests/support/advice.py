@@ -23,10 +23,7 @@ _PARTS = re.compile(  # not between backticks
     r"(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"
 )
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"`]+)"
-_TOOLS = (
-    *("bunzip2", "cp", "for [a-z] in", "gunzip", "gzip", "bzip2", "xz", "zstd", "h5repack"),
-    *("mv", "tar", "ulimit", "unxz", "unzip", "unzstd"),
-)
+_TOOLS = ("cp", "gzip", "bzip2", "xz", "zstd", "h5repack", "mv", "tar", "ulimit", "unzip")
 _PLACE = r"(?:FILE|NEW|STRATEGY|SRC|TARGET|DIR|OUT|PATTERN|STEP|ADDRESS|HOST|NAME|COPY|MORE|N|TYPE)"
 
 
@@ -70,6 +67,7 @@ ROWS = (
         "",
     ),
     Row("shell", _OF_SHELL, "on"),
+    Row("option in place", r"-\S+ in place of -\S+$", ""),
     Row("without", r"(?:the same command )?without (?=-)|omit -|no --", "on"),
     Row(
         "same",
@@ -124,9 +122,7 @@ def row_of(part: str) -> Row | None:
 @cache
 def unknown(hint: str) -> str:
     """Return the piece of advice in a hint that has no row; "" if each has one."""
-    of_python = re.compile(r"[a-z_]+=")  # a keyword in the place of an option
-    parts = (one for one in parts_of(hint) if not of_python.match(one))
-    return next((part for part in parts if row_of(part) is None), "")
+    return next((part for part in parts_of(hint) if row_of(part) is None), "")
 
 
 class Typed(NamedTuple):

@@ -161,7 +161,7 @@ EXAMPLES = [
         },
         (
             "out/rank_1/a.h5: not written: the disk is full; complete: out/rank_0/a.h5; "
-            "the same command with resume=True"
+            "the same command with --resume"
         ),
         6,
     ),

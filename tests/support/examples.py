@@ -49,7 +49,6 @@ def lay_out(folder: Path) -> None:
     shutil.copy(folder / "strategy.ckpt", folder / "output/strategy/ckpt_strategy_rank_0.ckpt")
     shutil.copytree(GOLDEN / "mindformers" / "1.9.0_stages", folder / "output_2" / "checkpoint")
     shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
-    shutil.copy(GOLDEN / "samples" / "files" / "group_info.pb", folder / "group_info.pb")
     merged = folder / "hub" / "model.safetensors"
     ckpttool.merge(folder / "checkpoint", folder / "strategy.ckpt", merged)
     shutil.rmtree(merged.with_name(f".{merged.name}.ckpttool"))  # the record of this run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import EqualContents, read_number
@@ -18,7 +19,6 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
-from ckpttool.records import replace
 from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored

@@ -14,11 +14,11 @@ from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
-from ckpttool.records import replace
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, run, run_well
 from tests.support.executors import wait_until, with_options

@@ -179,7 +179,7 @@ def units_of(*numbers, is_first=False):
 
 
 def numbers_in(path, plan=PLAN):
-    groups = [line.read_units() for line in Log.read(path).units[plan].get("a", ())]
+    groups = Log.read(path).units[plan].get("a", ())
     return [number for group in groups for _, number, _ in group.hashes]
 
 
@@ -194,8 +194,7 @@ def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
     assert numbers_in(path) == [0, 1, 2]
     log.add_units(units_of(3, is_first=True))
     assert numbers_in(path) == [3]
-    (line,) = Log.read(path).units[PLAN]["a"]
-    assert line.read_units() == units_of(3, is_first=True)
+    assert Log.read(path).units[PLAN]["a"] == [units_of(3, is_first=True)]
     log.add([line_of("a")])
     assert numbers_in(path) == []
     os.close(log._fd)

@@ -13,15 +13,10 @@ import time
 
 import pytest
 
-import ckpttool
-from ckpttool.transaction import claim
-from ckpttool.transaction.states import RecordedPlan
 from tests.support.commands import message, run, run_well
 from tests.support.manifests import reseal
 from tests.support.small_sets import (
-    Other,
     SmallSet,
-    execute_split,
     filled_outputs,
     while_filling,
 )
@@ -211,65 +206,6 @@ def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeyp
     assert seen[0].exit_code == 9, message(seen[0])
     assert f"process {me} on {socket.gethostname()} since {begun}" in message(seen[0])
     assert small.read() == small.wanted()
-
-
-def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks, monkeypatch):
-    """Else both find no plan, and both write."""
-    create = claim.create_document
-    seen = []
-
-    def create_second(path, text):
-        if not seen:
-            seen.append(None)
-            lines, host = list(text), socket.gethostname().encode()
-            create(path, (line.replace(host, b"node7") for line in lines))
-            text = lines
-        return create(path, text)
-
-    monkeypatch.setattr(claim, "create_document", create_second)
-    result = small.run()
-    assert result.exit_code == 9, message(result)
-    assert "another run" in message(result)
-    assert small.read() == {}
-    assert (small.record / "plan.json").exists()
-
-
-def test_of_two_runs_that_both_find_no_plan_one_is_refused(small, monkeypatch):
-    """Else both write.  The second begins behind each look of the first for a plan, in turn."""
-    monkeypatch.setattr(fcntl, "flock", failing_with(errno.ENOLCK))
-    looks = begin_another(small, number=-1)
-    assert looks > 3
-    for number in range(looks):
-        begin_another(SmallSet(small.folder / str(number)), number)
-
-
-def begin_another(small, number):
-    """Run, and begin another run behind one of the looks for a plan; return how many there are."""
-    other, looks, read, errors = Other(SmallSet(small.folder, "other")), [], RecordedPlan.read, []
-
-    def look(path):
-        try:
-            return read(path)
-        except FileNotFoundError:
-            if not other.is_this():
-                looks.append(path)
-                other.start() if len(looks) == number + 1 else None
-            raise
-
-    with pytest.MonkeyPatch.context() as patch:
-        other.patch(patch)
-        patch.setattr(RecordedPlan, "read", look)
-        try:
-            execute_split(small)
-        except ckpttool.PlanError as error:
-            errors.append(error)
-        if number >= 0:
-            other.end()
-            errors += filter(None, [other.error])
-            (refusal,) = errors
-            assert isinstance(refusal, ckpttool.PlanError)
-            assert small.read() == (small if other.error else other.small).wanted()
-    return len(looks)
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])

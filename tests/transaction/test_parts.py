@@ -8,11 +8,11 @@ import shutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
-from ckpttool.records import replace
 from ckpttool.transaction.parts import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well

@@ -150,7 +150,7 @@ def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
     path = small.out / MANIFEST
     path.write_bytes(path.read_bytes().replace(b"Int8", b"Int9"))
     with pytest.raises(
-        CkptToolError, match=r"(?s)ckpttool\.json: changed since it was written.*overwrite=True"
+        CkptToolError, match=r"(?s)ckpttool\.json: changed since it was written.*--overwrite"
     ):
         small.resume_part()
 
@@ -196,7 +196,7 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
     ("name", "parts", "act", "said"),
     [
         (MANIFEST, (), Small.commit, ": a pipe or a device, not a file"),
-        (MANIFEST, (), Small.resume, " is a device or a pipe\n  Try: move it away, or out= with"),
+        (MANIFEST, (), Small.resume, " is a device or a pipe\n  Try: move it away, or -o with"),
         (LOG, (), Small.resume, f": {IN_THE_WAY}"),
         (STAMPS, (), Small.resume, f": {IN_THE_WAY}"),
         (PLAN, PARTS, Small.commit, f": {IN_THE_WAY}"),

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.manifest import StrategyFile
-from ckpttool.records import replace
 from ckpttool.transaction.strategies import read_recorded
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN

@@ -198,15 +198,12 @@ def test_a_signal_ends_a_run_that_waits(tmp_path, held, heeded_signals, number):
     assert waits.returncode == 128 + getattr(signal, number)
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [("10", "10m"), ("10min", "10m"), ("2 hours", "2h"), ("soon", "10m"), ("-1s", "1s")],
-)
-def test_a_time_without_its_unit_is_refused(tmp_path, typed, hint):
+@pytest.mark.parametrize("typed", ["10", "10min", "2 hours", "soon", "-1s"])
+def test_a_time_without_its_unit_is_refused(tmp_path, typed):
     small = SmallSet(tmp_path)
     result = small.run("--wait", typed)
     assert result.exit_code == 2
-    assert f"Try: --wait {hint}" in message(result)
+    assert "Try: --wait 10m" in message(result)
 
 
 def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
@@ -214,7 +211,7 @@ def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
     other = Other(small)
     other.patch(monkeypatch)
     other.start()
-    with pytest.raises(ckpttool.BusyError, match="wait_seconds='10m', or out="):
+    with pytest.raises(ckpttool.BusyError, match="--wait 10m, or -o"):
         ckpttool.split(small.source, small.strategy, small.out, format="ckpt")
     at_the_first_pause(monkeypatch, other.end)
     done = ckpttool.split(

@@ -12,7 +12,7 @@ COMMANDS = {
     "convert": "How do I get it in another form: protobuf, JSON or YAML?",
     "merge": "How do I get one file for all pipeline stages?",
     "diff": "Are two strategies equal, parameter by parameter?",
-    "check": "Which of these strategies fits this checkpoint, and how many devices do?",
+    "check": "Which of these strategies fits this checkpoint?",
     "ranks": "Which ranks do I have to fetch for a target?",
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import RANK_FILES, RANKS, UsageProblem
 from ckpttool.problems import severities
-from ckpttool.records import replace
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
-    misplaced=dict.fromkeys(
-        ("-s", "--src-strategy", "--strategy"),
-        options.Misplaced("The strategy is named without an option.", ""),
-    ),
     help="""\b
     ckpttool strategy show strategy.ckpt
 

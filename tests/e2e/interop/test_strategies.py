@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.optimizer_state import (
@@ -14,7 +15,6 @@ from ckpttool.checkpoint.optimizer_state import (
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.records import replace
 from ckpttool.strategy_files.writer import _encoded_tensor_maps
 from tests.e2e.interop.cases import SEED, every_cut, every_cut_and_the_next, on
 from tests.support.checkpoints import noise, strategy_of, write_file

@@ -1,0 +1,120 @@
+"""JSON Schemas, made from the structs of answers: types from fields, words from docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ckpttool.operations.answer import Document, Reported
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+VERSION = "Version of the document; it grows with a change that breaks readers."
+WIDTH = 100
+_FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n?)+)", re.MULTILINE)
+
+
+def make_schema(document: type[Document]) -> str:
+    """Return the JSON Schema of a document as text."""
+    (_,), parts = msgspec.json.schema_components([document], schema_hook=_hook)
+    structs = {one.__name__: one for one in _structs(document)}
+    described = {name: _describe(parts[name], one) for name, one in structs.items()}
+    root = described.pop(document.__name__)
+    version = {"description": VERSION, "const": document.schema}
+    schema: dict[str, Any] = {"$schema": DIALECT, **root}
+    schema["properties"] = {"schema": version, **root["properties"]}
+    schema["required"] = ["schema", *root["required"]]
+    if described:
+        schema["$defs"] = described
+    return fold(schema) + "\n"
+
+
+def _hook(kind: type) -> dict[str, Any]:
+    if kind is Reported:
+        return {"type": "array", "items": {"$ref": "diagnostic.json"}}
+    raise NotImplementedError
+
+
+def _structs(document: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+    """Return a struct, and those that its fields hold."""
+    found: dict[type[msgspec.Struct], None] = {}
+
+    def walk(node: object) -> None:
+        if isinstance(node, msgspec.inspect.StructType):
+            if node.cls in found:
+                return
+            found[node.cls] = None
+        if isinstance(node, msgspec.Struct):
+            for name in node.__struct_fields__:
+                walk(getattr(node, name))
+        elif isinstance(node, tuple):
+            for one in node:
+                walk(one)
+
+    walk(msgspec.inspect.type_info(document))
+    return [*found]
+
+
+def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schema of a struct with the words of its docstring."""
+    text = inspect.getdoc(struct) or ""
+    words = {
+        name: " ".join(of.split())
+        for names, of in _FIELD.findall(text.partition("----------\n")[2] + "\n")
+        for name in names.split(", ")
+    }
+    infos = {one.encode_name: one for one in msgspec.inspect.type_info(struct).fields}
+    assert words.keys() == infos.keys(), f"{struct.__name__}: {words.keys() ^ infos.keys()}"
+    properties = {}
+    for name, one in part["properties"].items():
+        is_optional = not infos[name].required
+        properties[name] = {"description": words[name], **_plain(one, is_optional)}
+        keys = getattr(infos[name].type, "key_type", None)  # of a mapping
+        if isinstance(keys, msgspec.inspect.LiteralType):
+            properties[name]["propertyNames"] = {"enum": [*keys.values]}
+    summary = " ".join(text.partition("\n\n")[0].split())
+    return {
+        "title": struct.__name__,
+        "description": summary,
+        "type": "object",
+        "properties": properties,
+        "required": part.get("required", []),
+        "additionalProperties": False,
+    }
+
+
+def _plain(node: dict[str, Any], is_optional: bool) -> dict[str, Any]:
+    """Return the schema of a value: null as one of its types, and no default."""
+    node = {key: value for key, value in node.items() if key != "default"}
+    kinds = node.pop("anyOf", ())
+    if kinds:
+        null = {"type": "null"}
+        others = [one for one in kinds if one != null]
+        (value,) = others
+        if is_optional or null not in kinds:
+            return {**node, **value}
+        if "type" not in value:
+            return {**node, "oneOf": [value, null]}
+        return {**node, **value, "type": [value["type"], "null"]}
+    return node
+
+
+def fold(value: object, indent: str = "", before: int = 0) -> str:
+    """Lay out a document: what does not fit on a line has a line for each item."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent) + before + len(line) < WIDTH or not isinstance(value, dict | list):
+        return line
+    inner = indent + "  "
+    if isinstance(value, list):
+        items = [fold(one, inner) for one in value]
+        ends = "[]"
+    else:
+        keys = {key: f"{json.dumps(key)}: " for key in value}
+        items = [keys[key] + fold(one, inner, len(keys[key])) for key, one in value.items()]
+        ends = "{}"
+    lines = f",\n{inner}".join(items)
+    return f"{ends[0]}\n{inner}{lines}\n{indent}{ends[1]}"
