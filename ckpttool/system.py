@@ -93,6 +93,11 @@ def start_writing(fd: int, offset: int, nbytes: int) -> None:
     _advise(fd, offset, nbytes, "POSIX_FADV_DONTNEED")
 
 
+def sync_contents(fd: int) -> None:
+    """Let the contents of a file, and its size, come to the disk; the times may come later."""
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
 def _advise(fd: int, offset: int, nbytes: int, advice: str) -> None:
     """Advise the system, if it takes advice; the file system may refuse it."""
     if hasattr(os, "posix_fadvise"):
