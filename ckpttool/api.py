@@ -838,7 +838,6 @@ def _value(name: str, given: object, reverse: bool) -> object:
 
 
 def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:
-    """Return the rules for names in files, or their inverse."""
     from ckpttool.strategy_files.rename_files import read_renames
 
     paths = files if isinstance(files, list | tuple) else [files]
@@ -857,7 +856,6 @@ def _for_engine(path: Path, engine: str) -> str:
 
 
 def _files(strategy: Layouts | None) -> StrategySource:
-    """Return a strategy, or its files."""
     return strategy or () if isinstance(strategy, Strategy | None) else _paths(strategy)
 
 
@@ -867,7 +865,6 @@ def _paths(given: Path | Sequence[Path]) -> tuple[str, ...]:
 
 
 def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
-    """Warn of what a command prints as a warning, at the line of the caller."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("ckpttool."):
         frame, level = frame.f_back, level + 1
@@ -888,7 +885,6 @@ def _counts(progress: Progress) -> OpenCount:
 
 
 def _bytes(progress: Progress) -> OpenProgress:
-    """Return the same for phases of bytes."""
     return add_up(_counts(progress), "reading")
 
 

@@ -81,7 +81,6 @@ def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
 
 
 def _is_in_memory(fd: int, offset: int) -> bool:
-    """Return whether a byte of a file can be read without the disk."""
     try:
         return _peek is not None and _peek(fd, [bytearray(1)], offset, _NOWAIT) == 1
     except OSError:  # it is not there, or the file system cannot tell

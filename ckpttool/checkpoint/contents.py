@@ -165,7 +165,6 @@ def _group(
 
 
 def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
-    """Return whether several elements are all equal, on all ranks."""
     are_equal = len(contents) == 1 and next(iter(contents)).is_constant
     return are_equal and meta.nbytes > meta.itemsize
 

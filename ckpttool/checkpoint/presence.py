@@ -195,7 +195,6 @@ def _meta_of(listed: _Listed) -> TensorMeta:
 
 
 def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
-    """Yield the tensors that manifests list for a file."""
     for manifest in find_manifests(catalog):
         try:
             outputs = ManifestFile.read(manifest).outputs()
@@ -207,7 +206,6 @@ def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
 
 
 def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[_Listed]]:
-    """Yield the tensors in other files of the stage of a rank, one file for each header."""
     ranks_of_stage = strategy.stage_ranks if strategy.layouts else len(strategy.ranks)
     for ranks, header in catalog.headers.items():
         stages = {one // ranks_of_stage for one in ranks if one not in catalog.damaged}
@@ -217,7 +215,6 @@ def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[
 
 
 def _find_listed(catalog: Catalog, strategy: Strategy, rank: int, left: FileIndex) -> Iterator[str]:
-    """Yield the tensors of which only a file that is cut short may have a slice that is listed."""
     for name, layouts in strategy.layouts.items():
         for layout in layouts if name not in left.tensors else ():
             if rank in layout.ranks:

@@ -238,7 +238,6 @@ def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
 
 
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
-    """Return the ranks of the strategy, and those that the scan found missing."""
     return {*(strategy.ranks if strategy is not None else ()), *catalog.missing_ranks}
 
 

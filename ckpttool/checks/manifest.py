@@ -224,7 +224,6 @@ class _Comparison(Struct):
     _sound: set[tuple[int, int]] = field(default_factory=set)  # equal headers, by their identities
 
     def _differs(self, file: _File, text: str, facts: str, tensor: str | None = None) -> Diagnostic:
-        """Return the finding that a file is not what its manifest lists."""
         ranks = (file.listed.entry.rank,)
         found = _finding(file.path, text, _WRITE_AGAIN, ranks, facts, tensor)
         if self.is_verify:
@@ -256,7 +255,6 @@ class _Comparison(Struct):
             yield self._differs(file, text, problem)
 
     def _check_some(self, file: _File) -> Iterator[Diagnostic]:
-        """Yield the finding that a tensor in the index of a file is not as listed."""
         listed = {one.name: (one.dtype, one.shape) for one in file.listed.entry.tensors}
         for name, tensor in file.index.tensors.items():
             meta = tensor.meta

@@ -262,7 +262,6 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
-    """Return the note on ranks without a file that no output needs."""
     strategy, without = checkpoint.strategy, checkpoint.presence.without_file
     at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
     stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
@@ -274,7 +273,6 @@ def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
 def _replaced_note(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
-    """Return the diagnostic of a damaged file that replicas replace."""
     (one,) = error.diagnostics
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 

@@ -146,7 +146,6 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
-    """Return the finding of a weight with slices that are all zero."""
     ranks = tuple(sorted(tally.zero_ranks))
     text, facts = "all elements are zero", ""
     if tally.zeros < tally.elements:

@@ -167,7 +167,6 @@ def _stages_text(found: Explanation) -> Iterator[str]:
 
 
 def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
-    """Return which tensors have a device matrix, and whether it is the one that is drawn."""
     which = f", of {count(len(names), 'tensor')} such as {names[0]}" if names[1:] else ""
     which = f", of {names[0]}" if len(names) == 1 else which
     return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
@@ -311,7 +310,6 @@ def _print_groups(found: Explanation) -> None:
 
 
 def _coordinate_text(one: RankGroup) -> str:
-    """Return the coordinate that ranks have in common, with a star where they differ."""
     return ", ".join("*" if at is None else str(at) for at in one.coordinate).join(
         "()" if one.coordinate else ("", "")
     )
@@ -419,7 +417,6 @@ def _same_text(part: Holding, found: Explanation) -> str:
 
 
 def _stored_text(part: Holding, found: Explanation) -> str:
-    """Return who saved a slice, or which of its ranks have it not on disk."""
     if not part.holders:
         return "no file has it"
     if found.is_deduplicated:
@@ -429,14 +426,12 @@ def _stored_text(part: Holding, found: Explanation) -> str:
 
 
 def _ranks_text(ranks: Ranks, found: Explanation) -> str:
-    """Return ranks, or the names of the files of a merged checkpoint."""
     if found.is_of_files:
         return _sources_text(ranks, found, ", ")
     return format_numbers(ranks, most=MAX_RANGES)
 
 
 def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
-    """Return source ranks, or of a merged checkpoint the names of its files."""
     if not found.catalog.is_merged:
         return format_numbers(numbers, separator, most=MAX_RANGES)
     names = [PurePath(found.catalog.files[one].path).name for one in numbers]
@@ -444,7 +439,6 @@ def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = "
 
 
 def _taken_text(one: Distribution, part: Holding, found: Explanation) -> str:
-    """Return the source ranks, with the elements that each gives if there are several."""
     taken = one.taken[part]
     ranks = list(dict.fromkeys(piece.rank for piece in taken))
     if len(ranks) == 1 or len(taken) > MAX_PIECES:
@@ -493,7 +487,6 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
 
 
 def _print_grids(found: Explanation) -> None:
-    """Draw the device matrix of each stage."""
     drawn = (one for one in found.stages if one.device_matrices)
     stages = [one for one in drawn if found.rank is None or found.rank in one.ranks]
     for stage in stages[:MAX_STAGES]:
@@ -513,5 +506,4 @@ def _marks(found: Explanation) -> Mapping[int, str]:
 
 
 def _groups_of(found: Explanation) -> Mapping[int, int]:
-    """Return the number of the group of each rank that holds the same."""
     return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}

@@ -133,7 +133,6 @@ def _has_color(when: str) -> bool | None:
 
 @contextmanager
 def _usage_errors(words: Sequence[str]) -> Iterator[None]:
-    """End the program if the command line is wrong."""
     try:
         yield
     except click.ClickException as error:
@@ -222,7 +221,6 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 
 def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
-    """Return a problem of B with the options of B that were typed, in place of those of A."""
     typed = {word.partition("=")[0] for word in words if problem.side == "B"}
     own = {one.replace("--b-", "--"): one for one in typed if one.startswith("--b-")}
     hint = re.sub(r"--[a-z]+\b(?!-)", lambda one: own.get(one[0], one[0]), problem.hint)

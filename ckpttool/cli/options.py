@@ -236,7 +236,6 @@ def require_flag(flag: str, names: Collection[str]) -> None:
 
 
 def _find_typed(ctx: click.Context, others: Collection[str]) -> list[str]:
-    """Return the options that were typed, but for those of ``others``."""
     return [
         one.opts[0]
         for one in ctx.command.params
@@ -267,7 +266,6 @@ def flag(help: str, *flags: str, **settings: Any) -> Parameter:
 
 
 def _declared(group: type, **settings: Any) -> Mapping[str, Parameter]:
-    """Return the options of a class of `ckpttool.keywords`, by their names."""
     found = keywords.declared(group).items()
     return {name: _of_keyword(name, one, is_flag, settings) for name, (one, is_flag) in found}
 
@@ -433,7 +431,6 @@ def _build_output(**values: Any) -> OutputOptions:
 def _build_run(
     engine: str | None, jobs: int | None, max_memory_bytes: int | None = None
 ) -> RunOptions:
-    """Return the engine from -j or --engine, and its limit of memory."""
     from ckpttool.execution.executors import RunOptions
 
     of_jobs = None if jobs is None else f"threads:{jobs}"
@@ -584,7 +581,6 @@ def rank_folder(path: str, output: OutputOptions, run: RunOptions) -> str:
 
 @contextmanager
 def _wrong_name() -> Iterator[None]:
-    """Make the name of an output that is refused a problem of the command line."""
     try:
         yield
     except PlanError as error:

@@ -245,7 +245,6 @@ class _Column:
 
 
 def _end(margin: int, widths: Iterable[int]) -> int:
-    """Return the columns of a row, with its margin."""
     return margin + sum(width + SPACE for width in widths) - SPACE
 
 

@@ -892,7 +892,6 @@ def _fill(
 
 
 def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
-    """Return the problem of a slice that no rank of the layout stored."""
     owners = tuple(rank for rank, own in parameter.number_of.items() if own == number)
     storing = format_ranks(sorted({location.storage_rank for location in parameter.locations}))
     text = "ranks that hold a slice by the layout did not save it"

@@ -483,7 +483,6 @@ def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
 
 
 def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
-    """Return the folders of devices of several hosts as those of ranks, or []."""
     from ckpttool.discovery.rank_tables import ranks_of_devices  # few folders have such hosts
 
     hosts: dict[Path, list[int]] = defaultdict(list)
@@ -575,7 +574,6 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
 def _other_homes(
     inside: Iterable[Path], rank: int, depth: int = 1
 ) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield the files in each folder of another name in a rank folder, and their folder."""
     for path in inside:
         if RANK_FOLDER.fullmatch(path.name) or EMERGENCY.fullmatch(path.name):
             continue
@@ -934,7 +932,6 @@ def find_manifests(catalog: Catalog) -> list[Path]:
 
 
 def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
-    """Yield the manifest paths of the scanned folder, and of the folders above the files."""
     if is_folder(catalog.root):
         yield Path(catalog.root, MANIFEST)
     for folder in dict.fromkeys(Path(path).parent for path in list_paths(catalog)):

@@ -627,7 +627,6 @@ def _holds_other_slices(twin: FileIndex, file: FileIndex) -> bool:
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:
-    """Yield the error of a file whose name marks it as incomplete."""
     if is_unfinished_name(path):
         reason, facts = "a file of a save that did not finish", ""
         hint = "rename it to .ckpt, if the file is complete"

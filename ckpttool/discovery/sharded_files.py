@@ -210,7 +210,6 @@ def _contradictions(
 def _copies(
     index: WeightIndex, by_name: Mapping[str, FileIndex]
 ) -> dict[str, tuple[StoredTensor, ...]]:
-    """Return the copies of tensors that the index names in another file, which holds them."""
     copies: dict[str, tuple[StoredTensor, ...]] = {}
     for at, file in by_name.items():
         for name, tensor in file.tensors.items():

@@ -616,7 +616,6 @@ def _name_by_rank(files: Sequence[SavedFile]) -> str:
 
 
 def _refusal(found: SavedFiles, problem: Diagnostic) -> StepError:
-    """Return the error of a problem, with the first proposals or else its page as the hint."""
     hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
     if problem.code == "mixed_runs":
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"

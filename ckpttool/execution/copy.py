@@ -308,14 +308,12 @@ class _Slice(NamedTuple):
 def _slices(
     output: OutputFile, index: FileIndex, select: Callable[[Place], bool] | None
 ) -> Iterator[_Slice]:
-    """Yield the tensors of an output that have bytes to fill."""
     for place, one in enumerate(output.tensors):
         if one.meta.text is None and one.meta.nbytes:
             yield _Slice(one, place, index.tensors, select)
 
 
 def _align(outputs: Sequence[Iterable[_Slice]]) -> Iterator[Sequence[_Slice]]:
-    """Yield the slices of each tensor, in the order of the outputs that have it first."""
     while outputs:
         first, *others = outputs
         rest = [{one.output.meta.name: one for one in other} for other in others]
@@ -465,7 +463,6 @@ class _Reader:
 
 
 def _keep(band: Band) -> tuple[Band, int]:
-    """Return a band that can be read again, and the number of its moves."""
     steps, moves = [*band.steps], 0
     for i, step in enumerate(steps):
         if isinstance(step, PieceRead):
@@ -569,7 +566,6 @@ def read_tensor(
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
-    """Return the bytes of a band for which at most ``max_bytes`` are read, gaps included."""
     return int(max_bytes / max(read_amplification(piece) for piece in pieces))
 
 
@@ -582,7 +578,6 @@ def read_amplification(piece: Piece) -> float:
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:
-    """Return the number of elements before the band in a tensor of ``shape``."""
     at = 0
     for start, size in zip(band.start, shape, strict=True):
         at = at * size + start

@@ -392,7 +392,6 @@ class _Run(Struct, dict=True):
         return written.keys() == digests.keys()
 
     def _log_units(self) -> None:
-        """Sync the files in work, and let the log tell which units are in them."""
         for job in self.jobs:
             if isinstance(job.file, PartialFile) and job.unlogged:
                 job.file.sync()
@@ -469,13 +468,11 @@ class _Run(Struct, dict=True):
             raise SourceHashError(path, [f"{text}; {facts}"], hint)
 
     def _max_in_flight(self) -> int:
-        """Return the limit of pending tasks, which is at least two for each worker of a cluster."""
         if isinstance(self.executor, Cluster):
             return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
         return self.options.max_in_flight
 
     def _commit_if_done(self, job: Job) -> None:
-        """Count a task of an output as done, and commit the output after the last one."""
         job.open_tasks -= 1
         if job.open_tasks:
             return

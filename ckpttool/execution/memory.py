@@ -114,7 +114,6 @@ def _workers(engine: str, executor: Executor | None, own_bytes: int) -> tuple[in
 
 
 def _headers(plan: Plan | None) -> tuple[int, int]:
-    """Return the most tensors in an output of a plan, and the memory that its header takes."""
     if plan is None:
         return 0, 0
     tensors = max(map(len, plan.headers.values()), default=0)

@@ -684,7 +684,6 @@ def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
 
 
 def _cell_number(index: tuple[int, ...], counts: tuple[int, ...]) -> int:
-    """Return the number of a cell, in C order."""
     place = 0
     for i, n in zip(index, counts, strict=True):
         place = place * n + i

@@ -149,7 +149,6 @@ _KNOWN: Mapping[type, Known] = {
 
 
 def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
-    """Return the optimizer shard that the strategy lists, if that of the slices is another."""
     base = one.known_by.parameter if isinstance(one.known_by, Follows) else one.name
     layouts = () if listed is None else listed.layouts.get(base, ())
     slicings = [each.layout for each in one.stages if isinstance(each, LayoutSlicing)]

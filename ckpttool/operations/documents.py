@@ -400,7 +400,6 @@ def _slices(source: FullTensor) -> Json:
 
 
 def _layout(layout: Layout) -> Json:
-    """Describe how a layout shards a tensor."""
     fields = layout.fields if layout.fields > 1 else None
     return {
         **_take(layout, "device_matrix tensor_map optimizer_shard"),
@@ -435,7 +434,6 @@ def _each_number(value: object) -> object:
 
 
 def _number(value: object) -> object:
-    """Return a number for JSON, which has no NaN, no infinity and no complex numbers."""
     if isinstance(value, complex):
         return [_number(value.real), _number(value.imag)]
     if isinstance(value, float) and not math.isfinite(value):
@@ -530,7 +528,6 @@ def _difference(one: TensorDifference) -> Json:
 
 
 def _change(one: TensorChange) -> Json:
-    """Describe how much a tensor changed."""
     numbers = ("relative", "distance", "norm", "max_abs")
     return {
         **_take(one, "name rank"),
@@ -548,7 +545,6 @@ def _meta(meta: TensorMeta) -> Json:
 
 
 def _document(*parts: Json, **keys: object) -> Json:
-    """Return a document of parts and keys, in the types of JSON."""
     document: Json = {"schema": SCHEMA}
     for part in (*parts, keys):
         document |= {key: _plain(value) for key, value in part.items()}
@@ -556,7 +552,6 @@ def _document(*parts: Json, **keys: object) -> Json:
 
 
 def _take(answer: object, names: str) -> Json:
-    """Return fields or properties of an answer by their names, which are the keys."""
     return {name: getattr(answer, name) for name in names.split()}
 
 
@@ -565,12 +560,10 @@ def _each(answers: Iterable[object], names: str) -> list[Json]:
 
 
 def _given(**keys: object) -> Json:
-    """Return the keys of what there is."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def _plain(value: object) -> object:
-    """Return a value in the types of JSON."""
     if isinstance(value, Reported):
         return value.to_builtins()
     if isinstance(value, Mapping):

@@ -140,7 +140,6 @@ def estimate(
 
 
 def _header_reads(catalog: Catalog) -> Reads:
-    """Return what was read to find the files of a source and to know what they hold."""
     return sum((file.reads for file in catalog.files.values()), catalog.reads)
 
 

@@ -229,7 +229,6 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
         return {one.device_matrix: one.coordinate(rank) for one in of_rank if rank is not None}
 
     def _layouts(self) -> Iterator[tuple[str, Layout]]:
-        """Yield the names of tensors, and their layouts on the explained ranks."""
         layouts_of = ((name, one.layouts) for name, one in self.tensors.items())
         for name, layouts in chain(layouts_of, self.absent.items()):
             yield from ((name, one) for one in layouts if self.rank in (None, *one.ranks))

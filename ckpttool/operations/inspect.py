@@ -122,7 +122,6 @@ def inspect_catalog(
 
 
 def _as_shown(checkpoint: Checkpoint, has_misfits: bool) -> Checkpoint:
-    """Return the checkpoint with each file by itself if the strategy is wrong."""
     from ckpttool.checks import run_checks
 
     fits_nothing = has_misfits and not checkpoint.strategy.layouts

@@ -63,7 +63,6 @@ def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnosti
 
 
 def _inputs(found: Inspection) -> tuple[str, ...]:
-    """Return all files that were read, or should have been."""
     catalog = found.catalog
     documents = (file.path for file in catalog.documents)
     damaged = (error.path for error in catalog.damaged.values())
@@ -119,7 +118,6 @@ def draw(found: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
 
 
 def _hash_inline(page: str, tag: str) -> str:
-    """Return the source by which the policy of the page allows its own script or style alone."""
     match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     assert match is not None, f"{TEMPLATE} has one <{tag}>"
     return f"'sha256-{b64encode(hashlib.sha256(match[1].encode()).digest()).decode()}'"
@@ -167,7 +165,6 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
 
 
 def _found_by_merge(found: Inspection) -> Diagnostics:
-    """Return what inspect found and what merge would report, as grave as it is for merge."""
     said = Diagnostics("convert")
     if found.has_full_tensors:  # else merge reports only that there is no strategy
         checkpoint, choices = found.checkpoint, found.checkpoint.options
@@ -179,13 +176,11 @@ def _found_by_merge(found: Inspection) -> Diagnostics:
 
 
 def _names_below(root: str, files: Iterable[StoredFile]) -> str:
-    """Return the names of files below the folder that was scanned."""
     paths = (one.path for one in files)
     return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
 def _device(found: Inspection, rank: int) -> Iterator[str]:
-    """Yield the server and the device of a rank, if a rank table names them."""
     if (device := found.devices.get(rank)) is not None:
         yield printable(f"{device.server}, device {device.device}")
 
@@ -336,7 +331,6 @@ def _slices_of(
 
 
 def _sharding(one: Entry) -> Json:
-    """Describe how a layout shards a tensor."""
     layout = one.placement.layout
     how: Json = {}
     if one.placement.is_listed:

@@ -198,7 +198,6 @@ def _write(
 
 
 def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
-    """Yield an error of layouts that nobody could read without the full shapes beside them."""
     expanded = [name for name, of in strategy.layouts.items() if any(map(may_be_expanded, of))]
     if expanded and not form_of(path).has_shapes:
         text = f"{count(len(expanded), 'parameter')} may have more axes in JSON than in files, and "
@@ -208,7 +207,6 @@ def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
 
 
 def _lost(strategy: Strategy, path: str) -> tuple[Diagnostic, ...]:
-    """Return a note on full shapes that a form has no place for."""
     known = [name for name, of in strategy.layouts.items() if of[0].full_shape is not None]
     if not known or form_of(path).has_shapes:
         return ()

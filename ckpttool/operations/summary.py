@@ -462,7 +462,6 @@ def fold_rows(
 
 
 def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
-    """Yield the rows of tensors whose names differ only in their numbers."""
     for ways in _factor(layers):
         rows = [layers[key] for key in product(*ways)]
         pattern = _join_numbers(rows[0].pattern, ways)
@@ -487,7 +486,6 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
 
 
 def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
-    """Return a name with several numbers in the place of each."""
     texts = [text if text.isdigit() else f"{{{text}}}" for text in map(format_numbers, ways)]
     between = _NUMBER.split(name, _MAX_NUMBERS)
     return "".join(chain(*zip_longest(between, texts, fillvalue="")))

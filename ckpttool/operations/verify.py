@@ -293,7 +293,6 @@ def _files_to_check(catalog: Catalog, deep: bool, crc: bool) -> dict[int, FileIn
 def _bytes_to_read(
     checkpoint: Checkpoint, checked: Mapping[int, FileIndex], deep: bool, reads_all: bool
 ) -> int:
-    """Estimate the bytes to read, as if headers and texts were read again."""
     total = sum(file.nbytes for file in checked.values())
     if reads_all:
         total += sum(file.nbytes for file in checkpoint.catalog.files.values())

@@ -158,7 +158,6 @@ def average(
 
 
 def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) -> Transfer:
-    """Return the transfer of a mean to where the last input would be written."""
     terms = (
         Term(one.source, weight, number)
         for number, (one, weight) in enumerate(zip(others, weights, strict=True))
@@ -167,7 +166,6 @@ def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) 
 
 
 def _without_mean(last: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield the problem of each weight whose type cannot be averaged."""
     for one in last.tensors:
         meta, what = one.meta, last.belonging(one.name)
         if what.is_trained and meta.dtype in INEXACT and meta.dtype not in CASTABLE:

@@ -262,7 +262,6 @@ def _slicings_of(transfer: Transfer) -> tuple[LayoutSlicing, ...]:
 
 
 def _are_implied(groups: Iterable[Owners], needed: Collection[Owners]) -> bool:
-    """Return whether the ranks that are needed anyway hold one replica of each slice."""
     sets = [*map(set, needed)]
     return all(any(one.issubset(owners) for one in sets) for owners in groups)
 
@@ -305,7 +304,6 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
 
 
 def _spell_out(target: Strategy, strategy: Strategy) -> Strategy:
-    """Return the target with the layouts that its patterns have for the names of the source."""
     return target.resolve(_metas(_ndims(strategy)), is_rest_decided=True)[0]
 
 
@@ -314,7 +312,6 @@ def _ndims(strategy: Strategy) -> dict[str, int]:
 
 
 def _metas(ndims: Mapping[str, int]) -> dict[str, TensorMeta]:
-    """Return tensors that are not single values."""
     return {name: TensorMeta(name, "Float32", (2,) * ndim) for name, ndim in ndims.items()}
 
 
@@ -370,13 +367,11 @@ def _imply(
 
 
 def _unit(layouts: Iterable[Iterable[Layout]]) -> int:
-    """Return the least even number that all numbers of slices divide."""
     distinct = {(one.slice_counts, one.fields) for of_name in layouts for one in of_name}
     return math.lcm(2, *(n * fields for counts, fields in distinct for n in counts))
 
 
 def _shape(layouts: Sequence[Layout], of_target: Sequence[Layout], unit: int) -> tuple[int, ...]:
-    """Return the full shape that the layouts give, or else one that they divide."""
     ndim = len(layouts[0].tensor_map)
     both = (*layouts, *of_target)
     for one in both:

@@ -155,7 +155,6 @@ class Claim:
         raise ExecutionError(str(self._record.output), cause, (), "--overwrite", facts)
 
     def _has_log(self) -> bool:
-        """Return whether the log of this run is still in the record."""
         return self._log_lock is not None and is_open_as(self._log_lock.path, self._log_lock.fd)
 
     def release(self) -> None:
@@ -183,7 +182,6 @@ class Claim:
             self.release()
 
     def _is_of_others(self, found: Destination) -> bool:
-        """Return whether other runs write, or have planned to."""
         if self._has_locks:
             return bool(find_writers(self._record))
         return found.plan is not None and found.plan != self.plan
@@ -197,7 +195,6 @@ def _read_plan(path: Path) -> RecordedPlan | None:
 
 
 def _has_something_to_resume(found: Destination) -> bool:
-    """Return whether runs left something that only the record tells of."""
     folder = found.record.folder
     names = found.plan.outputs if found.plan is not None else {}
     if any(is_there(f"{folder / name}{PARTIAL}") for name in names):

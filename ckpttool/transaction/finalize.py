@@ -161,7 +161,6 @@ def _finish(folder: str, destination: Destination) -> None:
 def _output_errors(
     folder: Path, outputs: Iterable[Written | OutputEntry], hint: str
 ) -> Iterator[VerifyError]:
-    """Yield an error for each output of a set that is missing or changed."""
     for one in outputs:
         what = size_problem(folder, one) or "changed since it was written"
         yield VerifyError(str(folder / one.path), [what], hint)
@@ -216,7 +215,6 @@ def _changed_outputs(
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
-    """Yield a warning about files that readers would mistake for outputs of the set."""
     first = next(iter(outputs), None)
     if first is not None and Path(first.path).parent == Path(f"rank_{first.rank}"):
         paths = {output.rank: str(folder / output.path) for output in outputs}

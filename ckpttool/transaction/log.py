@@ -267,7 +267,6 @@ class Log(Struct):
 
 
 def _without_tensors(text: bytes) -> bytes:
-    """Return the text of an output's line up to its tensors, of which there may be many."""
     head, tensors, _ = text.partition(b', "tensors": ')
     return head + b"}" if tensors else text
 
@@ -288,7 +287,6 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _seal(crc: int) -> bytes:
-    """Return the end of a line whose text has this CRC-32."""
     return b" %08x\n" % crc
 
 

@@ -119,7 +119,6 @@ class Transaction(Claim):
         self.log.sync()
 
     def _find_kept(self) -> None:
-        """Find the entries of outputs that logs list."""
         logged = look(self._record).logged(self._run.provenance.digest)
         self._entries = {
             name: replace(logged[name], stamp=self._run.kept.get(name))
@@ -213,7 +212,6 @@ class Transaction(Claim):
             self._has_replaced = True
 
     def _remove_older_set(self) -> None:
-        """Remove what says that the set is complete, before the first output is replaced."""
         self.require_record()
         documents = (document.path for document in self._run.documents)
         for path in (self._record.manifest, self._record.stamps, *documents):

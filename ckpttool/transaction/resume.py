@@ -540,7 +540,6 @@ def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
-    """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
     (one,) = error.diagnostics
     return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
@@ -673,14 +672,12 @@ def beside_problem(destination: Destination, mine: Provenance, other: Provenance
 
 
 def _damage(run: Assignment) -> Iterator[Diagnostic]:
-    """Yield the problems of files of the record that this run needs and that are damaged."""
     for path, error in run.destination.damaged.items():
         if run.part is None or path in {run.record.plan, run.log}:
             yield _damaged(error, "destination")
 
 
 def _already_written(run: Assignment) -> Diagnostic:
-    """Return the problem that a run has nothing to do, without ``--resume``."""
     output, of = str(run.record.output), "" if run.part is None else f"part {run.part} of "
     text = f"{of}{output} is already complete"
     return Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, path=output)
@@ -703,7 +700,6 @@ def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Di
 
 
 def _describe_replicas(run: Assignment, earlier: Provenance) -> Iterator[Diagnostic]:
-    """Yield a note if the run that is resumed could read other files of the same source."""
     if files := list(read_otherwise(run.provenance, earlier)):
         text = "the run that is resumed read other replicas"
         yield run.record.diagnostic("resumed", text, facts=join_clauses(*files[:3]))

@@ -167,7 +167,6 @@ class _ManifestDigest(Struct, frozen=True):
 
 
 def _line(output: Mapping[str, object]) -> bytes:
-    """Return the line of an output in a sealed document."""
     return json.dumps(output).encode("ascii")
 
 

@@ -174,7 +174,6 @@ def _find(folder: Path, one: StrategyFile) -> str | None:
 
 
 def _places(folder: Path, one: StrategyFile) -> Iterator[Path]:
-    """Yield where a strategy file may be, the likeliest first."""
     yield Path(os.path.normpath(folder / one.path))  # links above do not count, as when written
     yield folder / one.path
     ups = ("", os.pardir, os.path.join(os.pardir, os.pardir))  # noqa: PTH118

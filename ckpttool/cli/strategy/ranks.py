@@ -83,7 +83,6 @@ def ranks(
 
 
 def _line(name: str, needs: RankNeeds) -> str:
-    """Return the ranks to fetch, those of which one is enough, and those to fetch with them."""
     several = [format_numbers(ranks, ", ") for ranks in needs.groups if len(ranks) > 1]
     alternatives = f" ({'; '.join(f'one of {ranks}' for ranks in several)})" if several else ""
     fetch = format_numbers(needs.fetch, ", ") or "any rank"
