@@ -46,16 +46,12 @@ from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
 from ckpttool.operations.answer import Document, Json
-from ckpttool.operations.average import load_average
-from ckpttool.operations.convert import Conversion
-from ckpttool.operations.convert import convert as run_plan
+from ckpttool.operations.average_inputs import load_average
 from ckpttool.operations.describe import Inspected
-from ckpttool.operations.diff import Difference
-from ckpttool.operations.diff import diff as compare
 from ckpttool.operations.estimate import Estimate, estimate
-from ckpttool.operations.explain import Explanation
-from ckpttool.operations.explain import explain as explain_catalog
-from ckpttool.operations.inspect import inspect_catalog, inspect_other
+from ckpttool.operations.explanation import Explanation
+from ckpttool.operations.explanation import explain as explain_catalog
+from ckpttool.operations.inspection import inspect_catalog, inspect_other
 from ckpttool.operations.load import (
     Source,
     StrategySource,
@@ -64,10 +60,14 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.run import Conversion
+from ckpttool.operations.run import convert as run_plan
 from ckpttool.operations.strategies import RanksToFetch
+from ckpttool.operations.tensor_diff import Difference
+from ckpttool.operations.tensor_diff import diff as compare
 from ckpttool.operations.values import Values
-from ckpttool.operations.verify import Verification
-from ckpttool.operations.verify import verify as find_problems
+from ckpttool.operations.verification import Verification
+from ckpttool.operations.verification import verify as find_problems
 from ckpttool.planning.averaging import AverageInput
 from ckpttool.planning.needs import Needs
 from ckpttool.problems import (

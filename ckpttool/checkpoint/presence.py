@@ -45,7 +45,7 @@ from ckpttool.problems import (
     UnsupportedError,
     join_clauses,
 )
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.wording import count
 
 REDUNDANCY_KEY = "remove_redundancy"
@@ -199,7 +199,7 @@ def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
         try:
             outputs = ManifestFile.read(manifest).outputs()
         except FormatError:
-            continue  # `ckpttool.checks.manifest.check_source` reports it
+            continue  # `ckpttool.checks.manifest_hashes.check_source` reports it
         for one in outputs:
             if os.path.abspath(manifest.parent / one.path) == os.path.abspath(path):  # noqa: PTH100
                 yield [(t.name, t.dtype, t.shape) for t in one.tensors]

@@ -9,7 +9,7 @@ from shlex import quote
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
-from ckpttool.checks.presence import check_ranks, find_unsaved_weights, partly_held_problems
+from ckpttool.checks.missing import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import RankGroups, Whole

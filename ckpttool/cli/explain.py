@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpttool.model.region import Region
     from ckpttool.model.slicing import Holding
     from ckpttool.operations.distribution import Distribution, Ranks
-    from ckpttool.operations.explain import Explanation, RankGroup
+    from ckpttool.operations.explanation import Explanation, RankGroup
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
@@ -81,7 +81,7 @@ def explain(
     from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
     from ckpttool.model.choices import TensorOptions
-    from ckpttool.operations.explain import explain as answer
+    from ckpttool.operations.explanation import explain as answer
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, target = workflow.load(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.operations.verify import Verification
+    from ckpttool.operations.verification import Verification
 
 
 @click.command(
@@ -61,7 +61,7 @@ def verify(
 ) -> None:
     """Find what is wrong with a checkpoint."""
     from ckpttool.cli import workflow
-    from ckpttool.operations import verify as operation
+    from ckpttool.operations import verification as operation
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(

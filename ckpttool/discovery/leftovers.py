@@ -33,7 +33,7 @@ from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.manifest import written_strategies
+from ckpttool.transaction.sealed_files import written_strategies
 from ckpttool.wording import count, format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)

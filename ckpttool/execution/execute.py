@@ -47,9 +47,9 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
-from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.sealed_files import Written
 from ckpttool.wording import count
 
 

@@ -18,7 +18,7 @@ from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
-    from ckpttool.execution.estimate import Work
+    from ckpttool.execution.task_costs import Work
 
 MIB = 1 << 20
 MIN_BAND_BYTES = 64 << 10  # smaller copies take less time than their system calls

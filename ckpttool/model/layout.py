@@ -715,7 +715,7 @@ def shard_as_axes(layout: Layout) -> Layout | None:
     --------
     >>> shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
     Layout(device_matrix=(2, 2, 2), tensor_map=((0,),), optimizer_shard=1, first_rank=0, \
-full_shape=None, rows=(), fields=1)
+full_shape=None, rows=(), fields=1, split_shape=())
     """
     if layout.optimizer_shard == 1:
         return layout

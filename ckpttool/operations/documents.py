@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
-    from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
-    from ckpttool.operations.explain import Explanation
+    from ckpttool.operations.explanation import Explanation
     from ckpttool.operations.open import Array
+    from ckpttool.operations.run import Casting, Conversion
     from ckpttool.operations.summary import Parallelism
+    from ckpttool.operations.tensor_diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.values import TensorValues, Values
-    from ckpttool.operations.verify import Verification
+    from ckpttool.operations.verification import Verification
     from ckpttool.problems import Diagnostics
 
 _FILE = "path format nbytes"

@@ -1,6 +1,6 @@
 """What finalize answers: the set that is complete now, as its manifest says.
 
-`ckpttool.transaction.finalize` decides and writes; here stands only the document.
+`ckpttool.transaction.finishing` decides and writes; here stands only the document.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ckpttool._version import __version__
 from ckpttool.model.manifest import CastStats
 from ckpttool.operations.answer import Answer, Count, Digest, Document, Magnitude, Reported, Some
 from ckpttool.problems import severities
-from ckpttool.transaction.manifest import Manifest
+from ckpttool.transaction.sealed_files import Manifest
 
 Format = Literal["ckpt", "safetensors", "hdf5"]
 

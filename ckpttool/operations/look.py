@@ -153,7 +153,7 @@ def look(
     catalog = take_remains(source.catalog, options.tensors, checks_bytes=crc)
     listed: Mapping[str, ListedOutput] = {}
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
-        from ckpttool.checks.manifest import check_source
+        from ckpttool.checks.manifest_hashes import check_source
 
         listed = check_source(catalog, executor, found, source.sampled_bytes)
     if command in ("inspect", "verify"):

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checks.presence import find_shared_problems
+from ckpttool.checks.missing import find_shared_problems
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.belonging import WEIGHT
 from ckpttool.model.catalog import Catalog

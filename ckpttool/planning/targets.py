@@ -30,7 +30,7 @@ from ckpttool.checkpoint.optimizer_state import (
     state_layouts,
     target_layouts,
 )
-from ckpttool.checks.presence import check_nothing
+from ckpttool.checks.missing import check_nothing
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.weight_index import (

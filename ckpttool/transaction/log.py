@@ -45,7 +45,7 @@ from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.transaction.manifest import opened, parse_entries, read_lines
+from ckpttool.transaction.sealed_files import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 PIECE_BYTES = 1 << 20  # of a line that are read at a time
@@ -334,7 +334,7 @@ class LogWriter:
     def add(self, line: Iterable[bytes], *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is.
 
-        ``line`` is the text of `ckpttool.transaction.manifest.entry_text`.
+        ``line`` is the text of `ckpttool.transaction.sealed_files.entry_text`.
         """
         start = self._end
         self._append(line, is_durable=is_durable)

@@ -52,9 +52,9 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.claim import Claim, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, UnitGroup
-from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.outputs import find_intact
 from ckpttool.transaction.resume import Assignment, overtaken_problem
+from ckpttool.transaction.sealed_files import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 from ckpttool.wording import shorten

@@ -35,9 +35,9 @@ from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
-from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.outputs import FindUnchanged, find_unchanged
 from ckpttool.transaction.parts import ranks_of_part
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
     NO_LOCKS,

@@ -10,7 +10,7 @@ The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of
 ``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
 ===================  ===============================================================================
 
-``plan.json`` and ``stamps.json`` are sealed documents (`ckpttool.transaction.manifest`) with the
+``plan.json`` and ``stamps.json`` are sealed (`ckpttool.transaction.sealed_files`), with the
 provenance of a run in their first line, and a line for each output.
 
 A destination is in one of four states.  The first that applies is it:
@@ -57,7 +57,7 @@ from ckpttool.transaction.log import (
     Writer,
     require_schema,
 )
-from ckpttool.transaction.manifest import SealedFile, sealed_text
+from ckpttool.transaction.sealed_files import SealedFile, sealed_text
 from ckpttool.wording import count, shorten
 
 LOG = re.compile(r"whole\.log|\d{1,6}-of-\d{1,6}\.log")

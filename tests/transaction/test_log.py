@@ -12,9 +12,9 @@ import pytest
 from ckpttool.model.manifest import CastStats, OutputEntry, TensorEntry
 from ckpttool.problems import FormatError
 from ckpttool.storage.files import stamp_at
-from ckpttool.transaction import manifest as manifest_module
+from ckpttool.transaction import sealed_files as manifest_module
 from ckpttool.transaction.log import Log, LogWriter, UnitGroup, Writer, _seal
-from ckpttool.transaction.manifest import ManifestFile, entry_text
+from ckpttool.transaction.sealed_files import ManifestFile, entry_text
 from ckpttool.transaction.states import FinishedStamps, RecordedPlan
 
 PLAN = "4b1c"

@@ -31,7 +31,6 @@ from ckpttool.problems import (
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
-from ckpttool.transaction.manifest import WRITE_AGAIN, Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
     find_intact,
     find_unchanged,
@@ -40,6 +39,13 @@ from ckpttool.transaction.outputs import (
 )
 from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import WAIT, access_problems, is_written
+from ckpttool.transaction.sealed_files import (
+    WRITE_AGAIN,
+    Manifest,
+    ManifestFile,
+    Written,
+    remedy_for,
+)
 from ckpttool.transaction.states import (
     Destination,
     Record,

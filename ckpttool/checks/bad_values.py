@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
-from ckpttool.checks.manifest import fingerprint
+from ckpttool.checks.manifest_hashes import fingerprint
 from ckpttool.checks.replicas import Slice, compare_replicas, find_difference
 from ckpttool.checks.unlisted import running_statistics_problem
 from ckpttool.concurrency import OnProgress

@@ -11,8 +11,8 @@ from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, 
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.execution.estimate import Supply
     from ckpttool.execution.memory import Peak
+    from ckpttool.execution.task_costs import Supply
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Plan
     from ckpttool.operations.estimate import Estimate

@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.operations.explain import Explanation, explain
+from ckpttool.operations.explanation import Explanation, explain
 from ckpttool.problems import PlanError
 from tests.strategies import examples, moves, table_moves
 from tests.support.checkpoint2 import Save

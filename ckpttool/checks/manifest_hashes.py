@@ -28,8 +28,8 @@ from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, 
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.sampling import hash_unit, hash_units
-from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
+from ckpttool.transaction.sealed_files import ManifestFile, remedy_for
 
 SAMPLED_BYTES = 64 << 20  # of a set; a disk reads them in less than a second
 MAX_IN_FLIGHT = 32

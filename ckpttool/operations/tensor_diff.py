@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checks.presence import find_nothing, find_shared_problems
+from ckpttool.checks.missing import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
