@@ -81,29 +81,6 @@ def test_an_output_that_is_only_touched_before_the_end_of_the_run_is_good(tmp_pa
 FORMATS = ("ckpt", "hdf5", "safetensors")
 
 
-def drop_stamps(log: Path) -> None:
-    """Leave a log as a run leaves it that is killed before it has noted any final name."""
-    lines = log.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith(b'{"path"')]
-    assert len(kept) < len(lines)
-    log.write_bytes(b"".join(kept))
-
-
-@pytest.mark.parametrize("output_format", FORMATS)
-@pytest.mark.parametrize("command", ["split", "numbered"])
-def test_an_output_is_kept_if_the_run_was_killed_before_it_noted_its_stamp(
-    tmp_path, command, output_format
-):
-    """Else an unlucky kill costs a whole conversion: ``--resume`` refuses its own outputs."""
-    small = SmallSet(tmp_path, "a", command, output_format)
-    small.stop()
-    drop_stamps(small.record / "whole.log")
-    with filled_outputs() as filled:
-        small.run_well("--resume")
-    assert filled == [path.name for path in small.outputs[2:]]
-    assert small.read() == small.wanted()
-
-
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("command", ["split", "numbered", "file"])
 def test_a_complete_set_that_was_copied_is_kept(tmp_path, command, output_format):

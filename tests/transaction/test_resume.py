@@ -413,41 +413,6 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, mo
         assert f"warning[unfinished]: {said}" in message(run_well("inspect", tmp_path / src))
 
 
-@pytest.mark.interpreter
-@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
-def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
-    words = [*ordered_words(tmp_path), *part]
-    code = (  # os._exit as by SIGKILL
-        "import os\n"
-        "from ckpttool.cli.main import main\n"
-        "from ckpttool.transaction import log, record\n"
-        "end = log.LogWriter.end\n"
-        "log.LogWriter.end = lambda *given: (end(*given), os._exit(9))\n"
-        "record.remove_leftovers = lambda *given: os._exit(9)\n"
-        "main()"
-    )
-    assert finish(start(sys.executable, "-c", code, *words))[0] == 9
-    assert (tmp_path / PLAN).exists()
-    log = tmp_path / (f"{RECORD}/1-of-2.log" if part else LOG)
-    assert log.exists()
-    listing = log if part else tmp_path / MANIFEST
-    before = listing.read_bytes()
-    result = run(*words)
-    assert result.exit_code == 5
-    said = f"{'part 1/2 of ' if part else ''}{tmp_path} is already complete "
-    assert said in message(result)
-    assert "Try: --resume accepts it, --overwrite writes it again" in message(result)
-    assert "exist already" not in message(result)
-    filled = failing(None)
-    run_well(*words, "--resume")
-    assert not filled
-    assert listing.read_bytes() == before
-    assert [path.exists() for path in (log, tmp_path / PLAN)] == [bool(part)] * 2
-    assert said in message(run(*words))  # with no log it is the same
-    run_well(*words, "--overwrite")
-    assert len(filled) == (2 if part else 4)
-
-
 MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
 
 
