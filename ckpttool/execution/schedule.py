@@ -40,9 +40,7 @@ class Batch(Struct, frozen=True):
         ``written`` has the units of each output that an earlier run wrote.
         """
         places = [*zip(self.outputs, indexes, strict=True)]
-        selects = [
-            None if not units else lambda unit, of=units: unit not in of for units in written
-        ]
+        selects = [_all_but(units) if units else None for units in written]
         return cut_into_tasks(places, self.options, self.wants_read, selects)
 
     def excerpt(self) -> Batch:

@@ -87,8 +87,8 @@ class Watch:
             self.filled.append(named(task))
             return fill(task)
 
-        def listed(batch, indexes):
-            for task in tasks(batch, indexes):
+        def listed(batch, *given):
+            for task in tasks(batch, *given):
                 if not self._is_active:
                     self.listed.append(named(task))
                 yield task

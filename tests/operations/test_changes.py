@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations.tensor_diff import diff
 from ckpttool.storage.compare import CompareOptions
-from tests.operations.test_diff import written
+from tests.operations.test_tensor_diff import written
 from tests.support.checkpoints import noise, strategy_of
 from tests.support.commands import run
 from tests.support.readers import Entry, entry_of

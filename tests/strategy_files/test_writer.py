@@ -448,7 +448,7 @@ def test_what_lines_leave_open_is_refused_by_pattern_and_key(tmp_path, suffix):
     rest = "otherwise: 1 line for all other parameters"
     for one, found in zip((names, axes, rest), said, strict=True):
         assert found.startswith(f"hand.yaml: {one}, and MindSpore's files list each")
-        assert found.endswith("; split or reshard with strategy_path=")
+        assert found.endswith("; split or reshard with --write-strategy")
     assert files_below(tmp_path) == ["hand.yaml"]
 
 
