@@ -77,9 +77,9 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.storage.compare import Tolerance as Tolerance
     from ckpttool.strategy_files.reader import read_strategy as read_strategy
     from ckpttool.strategy_files.writer import write_strategy as write_strategy
-    from ckpttool.transaction.finalize import finalize as finalize
-    from ckpttool.transaction.manifest import Manifest as Manifest
+    from ckpttool.transaction.finishing import finalize as finalize
     from ckpttool.transaction.resume import OutputOptions as OutputOptions
+    from ckpttool.transaction.sealed_files import Manifest as Manifest
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
@@ -116,9 +116,9 @@ _MODULES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.problems",
     "VerifyError": "ckpttool.problems",
-    "Manifest": "ckpttool.transaction.manifest",
+    "Manifest": "ckpttool.transaction.sealed_files",
     "execute": "ckpttool.execution.execute",
-    "finalize": "ckpttool.transaction.finalize",
+    "finalize": "ckpttool.transaction.finishing",
     "fit_memory": "ckpttool.execution.memory",
     "OpenCheckpoint": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",

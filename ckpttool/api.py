@@ -18,31 +18,40 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
+from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
 from ckpttool.discovery.scan import SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
+from ckpttool.keywords import (
+    AverageKeywords,
+    ConvertKeywords,
+    InspectKeywords,
+    MergeKeywords,
+    Path,
+    ReadKeywords,
+    ReshardKeywords,
+    SourceKeywords,
+    VerifyKeywords,
+    declared,
+)
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import OnOverflow, TensorOptions
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
-from ckpttool.operations.average import load_average
-from ckpttool.operations.convert import Conversion
-from ckpttool.operations.convert import convert as run_plan
+from ckpttool.operations.answer import Document, Json
+from ckpttool.operations.average_inputs import load_average
 from ckpttool.operations.describe import Inspected
-from ckpttool.operations.diff import Difference
-from ckpttool.operations.diff import diff as compare
 from ckpttool.operations.estimate import Estimate, estimate
-from ckpttool.operations.explain import Explanation
-from ckpttool.operations.explain import explain as explain_catalog
-from ckpttool.operations.inspect import inspect_catalog, inspect_other
+from ckpttool.operations.explanation import Explanation
+from ckpttool.operations.explanation import explain as explain_catalog
+from ckpttool.operations.inspection import inspect_catalog, inspect_other
 from ckpttool.operations.load import (
     Source,
     StrategySource,
@@ -51,11 +60,14 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
-from ckpttool.operations.strategies import WrittenStrategy
-from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.run import Conversion
+from ckpttool.operations.run import convert as run_plan
+from ckpttool.operations.strategies import RanksToFetch
+from ckpttool.operations.tensor_diff import Difference
+from ckpttool.operations.tensor_diff import diff as compare
 from ckpttool.operations.values import Values
-from ckpttool.operations.verify import Verification
-from ckpttool.operations.verify import verify as find_problems
+from ckpttool.operations.verification import Verification
+from ckpttool.operations.verification import verify as find_problems
 from ckpttool.planning.averaging import AverageInput
 from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
@@ -67,16 +79,12 @@ from ckpttool.problems import (
     raise_all,
     severities,
 )
-from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.typed import (
+    PARSERS,
     TypedError,
-    parse_duration,
-    parse_part,
-    parse_ranks,
-    parse_size,
     parse_steps,
     read_key,
     require_choice,
@@ -87,7 +95,6 @@ from ckpttool.wording import format_ranks, nearest
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Weighted: TypeAlias = tuple[Checkpoint, float] | tuple[Checkpoint, float, Layouts | None]
@@ -104,120 +111,17 @@ Answer: TypeAlias = (
     | Steps
     | Values
     | Needs
-    | StrategyComparison
-    | WrittenStrategy
+    | Document
 )
 T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
-_PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text may say, too
-    "ranks": parse_ranks,
-    "part": parse_part,
-    "max_memory_bytes": parse_size,
-    "max_shard_bytes": parse_size,
-    "wait_seconds": parse_duration,
-}
+_KINDS = {name: one.kind for name, (one, _) in declared(AverageKeywords).items()}
 
 _OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
-
-
-class SourceKeywords(TypedDict, total=False):
-    """The fields of `SourceOptions`."""
-
-    pattern: str | None
-    step: str | int | None
-    key: bytes | Secret | Path | None  # the key itself, or the path of a file with it
-
-
-class InspectKeywords(SourceKeywords, total=False):
-    """The fields of `SourceOptions`, and those of `TensorOptions` that choose tensors."""
-
-    include: str | Collection[str]
-    exclude: str | Collection[str]
-    weights_only: bool
-
-
-class _TensorKeywords(InspectKeywords, total=False):
-    rename: Mapping[str, str] | Collection[str | Rename]
-    rename_file: Path | Sequence[Path]  # files of rules, as for --rename-file
-    reverse: bool  # whether to use these files the other way
-    dtype: str | Collection[str]
-    on_overflow: OnOverflow
-
-
-class VerifyKeywords(InspectKeywords, total=False):
-    """The fields of `SourceOptions` and `ResolveOptions`, and those that choose tensors."""
-
-    replicated: bool
-    unlisted: UnlistedChoice | None
-    trust_strategy: bool
-    optimizer_shard: int | None
-    check_replicas: bool
-    strict: bool
-    manifest: ManifestChoice
-
-
-class ReadKeywords(VerifyKeywords, _TensorKeywords, total=False):
-    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
-
-
-class _OutputKeywords(TypedDict, total=False):
-    """The fields of `RunOptions`, and of `OutputOptions` whatever is written."""
-
-    format: str | None
-    crc: bool
-    part: tuple[int, int] | str | None
-    overwrite: bool
-    resume: bool
-    wait_seconds: float | str | None
-    no_locks: bool
-    engine: str
-    max_memory_bytes: int | str | None
-
-
-class _WriteKeywords(ReadKeywords, _OutputKeywords, total=False):
-    pass
-
-
-class ConvertKeywords(_TensorKeywords, _OutputKeywords, total=False):
-    """The fields of all options of `convert`."""
-
-    strict: bool
-    manifest: ManifestChoice
-    max_shard_bytes: int | str | None
-    ranks: Collection[int] | str | None
-
-
-class MergeKeywords(_WriteKeywords, total=False):
-    """The fields of all options of a merge."""
-
-    max_shard_bytes: int | str | None
-
-
-class AverageKeywords(_WriteKeywords, total=False):
-    """The fields of all options of `average`."""
-
-    max_shard_bytes: int | str | None
-    prefix: str
-    name: str | None
-    mindformers: bool
-    ranks: Collection[int] | str | None
-    not_in_target: NotInTarget
-    strategy_path: Path | None
-
-
-class ReshardKeywords(_WriteKeywords, total=False):
-    """The fields of all options of a split and of a reshard."""
-
-    prefix: str
-    name: str | None
-    mindformers: bool
-    ranks: Collection[int] | str | None
-    not_in_target: NotInTarget
-    strategy_path: Path | None
 
 
 def open(
@@ -789,7 +693,7 @@ def steps(
     return replace(answer, diagnostics=tuple(found))
 
 
-def to_dict(answer: Answer) -> documents.Json:
+def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
         case Explanation():
@@ -801,11 +705,9 @@ def to_dict(answer: Answer) -> documents.Json:
         case Values():
             return documents.values(answer)
         case Needs():
-            return documents.strategy_ranks(answer, None)
-        case StrategyComparison():
-            return documents.strategy_diff(answer, None)
-        case WrittenStrategy():
-            return documents.written_strategy(answer)
+            return RanksToFetch.of(answer).to_dict()
+        case Document():
+            return answer.to_dict()
         case Estimate():
             return documents.estimate(answer)
         case Conversion():
@@ -927,7 +829,8 @@ def _value(name: str, given: object, reverse: bool) -> object:
                 return read_key(file)
         if name == "rename_file":
             return _rules_of(given, reverse)
-        return _PARSERS[name](given) if name in _PARSERS and isinstance(given, str) else given
+        parse = PARSERS.get(_KINDS.get(name, ""))
+        return parse(given) if parse is not None and isinstance(given, str) else given
     except TypedError as error:
         raise ValueError(f"{name}: {error}") from None
     except OSError as error:
@@ -935,7 +838,6 @@ def _value(name: str, given: object, reverse: bool) -> object:
 
 
 def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:
-    """Return the rules for names in files, or their inverse."""
     from ckpttool.strategy_files.rename_files import read_renames
 
     paths = files if isinstance(files, list | tuple) else [files]
@@ -954,7 +856,6 @@ def _for_engine(path: Path, engine: str) -> str:
 
 
 def _files(strategy: Layouts | None) -> StrategySource:
-    """Return a strategy, or its files."""
     return strategy or () if isinstance(strategy, Strategy | None) else _paths(strategy)
 
 
@@ -964,7 +865,6 @@ def _paths(given: Path | Sequence[Path]) -> tuple[str, ...]:
 
 
 def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
-    """Warn of what a command prints as a warning, at the line of the caller."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("ckpttool."):
         frame, level = frame.f_back, level + 1
@@ -985,7 +885,6 @@ def _counts(progress: Progress) -> OpenCount:
 
 
 def _bytes(progress: Progress) -> OpenProgress:
-    """Return the same for phases of bytes."""
     return add_up(_counts(progress), "reading")
 
 

@@ -954,45 +954,6 @@ class Diagnostics:
         return replace(one, message=f"{one.message} (strict)", hint=hint, options=())
 
 
-def describe_diagnostics(
-    found: Iterable[Diagnostic], severity_of: SeverityOf
-) -> list[dict[str, object]]:
-    """Return the diagnostics of a JSON document."""
-    return [describe_diagnostic(one, severity_of[one.code]) for one in found]
-
-
-def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str, object]:
-    """Return a diagnostic of a JSON document; keys that do not apply to all are optional.
-
-    Examples
-    --------
-    >>> describe_diagnostic(Diagnostic("nan", "some elements are NaN", tensor="w"), "warning")
-    {'severity': 'warning', 'code': 'nan', 'text': 'w: some elements are NaN', 'facts': None, \
-'hint': None, 'tensor': 'w', 'ranks': []}
-    """
-    optional = {
-        "path": one.path,
-        "offset": one.offset,
-        "count": one.count,
-        "first": None if one.first is None else list(one.first),
-    }
-    return {
-        "severity": severity,
-        "code": one.code,
-        "text": one.fact,
-        "facts": one.facts or None,
-        "hint": as_typed(one.hint) or None,
-        "tensor": one.tensor,
-        "ranks": list(one.ranks),
-        **{key: value for key, value in optional.items() if value is not None},
-    }
-
-
-def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
-    """Return the diagnostics of a JSON document that stopped a command."""
-    return [describe_diagnostic(one, "error") for one in found]
-
-
 def join_alike(found: Iterable[Diagnostic], document: str = "--json") -> list[Diagnostic]:
     """Join the same problem of several files, tensors or ranks, for the text that people read.
 

@@ -81,7 +81,6 @@ def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
 
 
 def _is_in_memory(fd: int, offset: int) -> bool:
-    """Return whether a byte of a file can be read without the disk."""
     try:
         return _peek is not None and _peek(fd, [bytearray(1)], offset, _NOWAIT) == 1
     except OSError:  # it is not there, or the file system cannot tell
@@ -91,6 +90,11 @@ def _is_in_memory(fd: int, offset: int) -> bool:
 def start_writing(fd: int, offset: int, nbytes: int) -> None:
     """Let the system write bytes of a file to disk now, and forget them."""
     _advise(fd, offset, nbytes, "POSIX_FADV_DONTNEED")
+
+
+def sync_contents(fd: int) -> None:
+    """Let the contents of a file, and its size, come to the disk; the times may come later."""
+    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _advise(fd: int, offset: int, nbytes: int, advice: str) -> None:

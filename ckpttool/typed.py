@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
@@ -232,6 +232,14 @@ def parse_steps(text: str) -> range:
         facts = "FIRST..LAST:STRIDE counts from FIRST to LAST, and reaches it."
         raise TypedError(f"{text!r} does not name steps", facts, "8000..10000:500")
     return range(first, last + 1, stride)
+
+
+PARSERS: Mapping[str, Callable[[str], object]] = {  # of texts that a keyword takes, by their kind
+    "ranks": parse_ranks,
+    "size": parse_size,
+    "time": parse_duration,
+    "k/n": parse_part,
+}
 
 
 def read_key(file: IO[bytes]) -> Secret:

@@ -306,7 +306,6 @@ def as_typed(text: str) -> str:
 
 
 def _spell_bytes(word: re.Match[str]) -> str:
-    """Return a word with its bytes that are no letters in digits, if it has any."""
     if not _OTHER_BYTE.search(word[0]):
         return word[0]
     spelled = word[0].strip("'").replace("\\", r"\\")
@@ -319,11 +318,9 @@ class Brief:
     __slots__ = ()
 
     def _texts(self) -> Iterable[str]:
-        """Yield what the line says."""
         raise NotImplementedError
 
     def _rows(self) -> Iterable[Sequence[str]]:
-        """Yield the rows of the table, the headings first."""
         return ()
 
     def __repr__(self) -> str:

@@ -7,6 +7,8 @@ for all of them.  Seconds are medians of the rounds, ratios are medians of the r
 `cp` leaves its output in memory; ckpttool has it on disk when it ends.  So there are two ratios:
 `ratio` is command against command, `+ sync` counts for both the time until all of it is on disk.
 Both are for each byte that is written; `per read` is for each byte of the sources that is needed.
+With `--other PYTHON` the ckpttool of that Python runs each case too, in turn; `other` is the
+time of this one against that one's.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ sys.path.insert(0, str(ROOT))  # measured is the code beside this script, instal
 from benchmark.cases import (  # noqa: E402
     AVERAGED,
     Case,
+    beside_other,
     prepare_averages,
     prepare_casts,
     prepare_copies,
@@ -55,14 +58,17 @@ GROUPS = ("copy", "cast", "average", "start", "index", "many", "ranks")
 class Bench:
     """Everything that was measured so far."""
 
-    def __init__(self, cold: bool) -> None:
+    def __init__(self, cold: bool, other: str | None) -> None:
         self.cold = cold
+        self.other = other
         self.runs: list[Run] = []
         self.summaries: list[Summary] = []
 
     def run(self, cases: list[Case], size: str, rounds: int) -> None:
         """Measure cases in turn, and print what came out."""
         runs = []
+        if self.other is not None:
+            cases = [*beside_other(cases, self.other)]
         for round in range(rounds):
             for case in cases:
                 click.echo(f"{size} {case.name}, {round + 1}/{rounds}".lstrip(), err=True)
@@ -82,6 +88,10 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[fl
 
 def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
     return value.split(",")
+
+
+def _program(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    return value and str(Path(shutil.which(value) or value).absolute())
 
 
 @click.command(help=(__doc__ or "").replace("\n    python", "\n\b\n    python"))
@@ -129,7 +139,18 @@ def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
 )
 @click.option("--ranks-tensors", default=2000, show_default=True, help="Tensors of each.")
 @click.option("--warm", is_flag=True, help="Do not empty the page cache before each run.")
-@click.option("--mindspore", metavar="PYTHON", help="A Python with MindSpore, to compare with.")
+@click.option(
+    "--other",
+    metavar="PYTHON",
+    callback=_program,
+    help="A Python with another ckpttool, which runs each case in turn with this one.",
+)
+@click.option(
+    "--mindspore",
+    metavar="PYTHON",
+    callback=_program,
+    help="A Python with MindSpore, to compare with.",
+)
 @click.option(
     "--work", type=click.Path(file_okay=False), help="Folder for the files.  [default: temporary]"
 )
@@ -155,6 +176,7 @@ def main(
     ranks: tuple[float, ...],
     ranks_tensors: int,
     warm: bool,
+    other: str | None,
     mindspore: str | None,
     work: str | None,
     keep: bool,
@@ -167,8 +189,8 @@ def main(
         raise click.UsageError(f"--groups are some of {','.join(GROUPS)}.")
     if work is not None:
         Path(work).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="ckpttool-bench-", dir=work))
-    bench = Bench(cold=not warm and can_drop_caches())
+    folder = Path(tempfile.mkdtemp(prefix="ckpttool-bench-", dir=work)).absolute()
+    bench = Bench(not warm and can_drop_caches(), other)
     facts = {**machine(folder), "page_cache": "emptied before each run" if bench.cold else "kept"}
     click.echo("\n".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items()))
     try:
@@ -239,7 +261,8 @@ def _report(
     if svg_path is not None:
         written = [one for one in bench.summaries if one.nbytes and not one.error]
         Path(svg_path).write_text(plot(written, sizes), encoding="utf-8")
-    failed = [one for one in bench.summaries if one.error and "MindSpore" not in one.case]
+    ours = (one for one in bench.summaries if "MindSpore" not in one.case)
+    failed = [one for one in ours if one.error and not one.case.endswith(", other")]
     if failed:
         raise click.ClickException(f"failed: {', '.join(one.case for one in failed)}")
 

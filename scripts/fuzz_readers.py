@@ -41,7 +41,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.log import Log
-    from ckpttool.transaction.manifest import ManifestFile
+    from ckpttool.transaction.sealed_files import ManifestFile
     from ckpttool.transaction.states import FinishedStamps, RecordedPlan
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry

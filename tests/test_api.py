@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import typing
 import warnings
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.cli.main import main as cli
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions
+from ckpttool.keywords import declared, names_of
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.secret import Secret
@@ -233,7 +233,7 @@ def test_strategies_are_taken_as_paths_and_as_read(tmp_path):
     expected = ckpttool.find_needs(src, dst, np.array([1]))
     assert ckpttool.find_needs(Path(STRATEGY), [str(hand)], [1]) == expected
     assert ckpttool.find_needs(str(STRATEGY), None) == ckpttool.find_needs(src, None)
-    assert ckpttool.diff_strategies(Path(TARGET), str(hand)).is_equal
+    assert ckpttool.diff_strategies(Path(TARGET), str(hand)).equal
     (left, right) = (
         ckpttool.check_strategies(one, [STRATEGY]) for one in (SRC, ckpttool.scan(SRC))
     )
@@ -414,16 +414,16 @@ def test_keywords_are_the_fields_of_the_options():
         return found - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
-    assert {*typing.get_type_hints(api.ReadKeywords)} == reading
+    assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
-    assert {*typing.get_type_hints(api.VerifyKeywords)} == reading - of_outputs
-    assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
-    writing = {*typing.get_type_hints(api.MergeKeywords)}
-    writing |= {*typing.get_type_hints(api.ReshardKeywords)}
+    assert {*names_of(api.VerifyKeywords)} == reading - of_outputs
+    assert {*names_of(api.SourceKeywords)} == names(SourceOptions)
+    writing = {*names_of(api.MergeKeywords)}
+    writing |= {*names_of(api.ReshardKeywords)}
     assert writing == reading | names(OutputOptions, RunOptions)
     of_strategies = {"replicated", "unlisted", "trust_strategy", "optimizer_shard", "prefix"}
     of_strategies |= {"check_replicas", "not_in_target", "strategy_path", "name", "mindformers"}
-    assert {*typing.get_type_hints(api.ConvertKeywords)} == writing - of_strategies
+    assert {*names_of(api.ConvertKeywords)} == writing - of_strategies
 
 
 def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
@@ -513,7 +513,7 @@ def test_what_a_command_shows_python_returns(tmp_path):
     assert ours == {one["path"]: one["verdict"] for one in printed["strategies"]}
     for name in ("b.json", "c.yaml"):
         written = ckpttool.convert_strategy(STRATEGY, tmp_path / name)
-        assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).is_equal
+        assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).equal
         assert ckpttool.to_dict(written)["path"] == str(tmp_path / name)
 
 
@@ -536,12 +536,11 @@ OF_CALLS = {  # options whose keywords are arguments of a call, or those of anot
 }
 
 
-def _keyword_of(param):
-    known = {*typing.get_type_hints(api.MergeKeywords), *typing.get_type_hints(api.ReshardKeywords)}
-    if param.opts[0] in OF_CALLS or param.name not in known:
+def keyword_of(param):
+    option, _ = declared(api.AverageKeywords).get(param.name, (None, False))
+    if param.opts[0] in OF_CALLS or option is None:
         return OF_CALLS.get(param.opts[0])
-    is_choice = param.is_flag and isinstance(param.flag_value, str)
-    return f"{param.name}={param.flag_value!r}" if is_choice else param.name
+    return f"{param.name}={param.flag_value!r}" if option.value else param.name
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
@@ -552,7 +551,7 @@ def test_the_page_lists_the_options_whose_keywords_have_other_names():
     """With ``SNAPSHOT_UPDATE=1`` it writes the table."""
     commands = ("merge", "split", "reshard", "inspect", "verify", "diff", "explain")
     params = [one for name in commands for one in cli.get_command(None, name).params]
-    options = {one.opts[0]: keyword for one in params if (keyword := _keyword_of(one)) is not None}
+    options = {one.opts[0]: keyword for one in params if (keyword := keyword_of(one)) is not None}
     rows = [
         f"| `{option}` | `{keyword}` |"
         for option, keyword in options.items()

@@ -34,6 +34,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"checks"},
     {"planning", "execution"},
     {"operations"},
+    {"keywords"},
     {"api", "cli"},
 ]
 ROOMS = set().union(*FLOORS)
@@ -386,6 +387,7 @@ def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
         "cli",
         "concurrency",
         "formats",
+        "keywords",
         "model",
         "secret",
         "system",
@@ -398,7 +400,7 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
     path = GOLDEN / "append_dict_scalars" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     ours, _ = loaded_by("inspect", str(path))
     assert not any(name.startswith("planning") for name in ours)
-    assert not ours & {"operations.documents", "operations.convert", "execution.execute"}
+    assert not ours & {"operations.documents", "operations.run", "execution.execute"}
     assert len(ours) <= 97
 
 
@@ -612,14 +614,14 @@ def test_the_record_of_a_run_is_behind_few_names():
         if re.fullmatch(r"ckpttool\.transaction\.\w+\.\w+", module)
     }
     assert used == {
-        "finalize.finalize",
+        "finishing.finalize",
         "locks.is_held",
-        "manifest.Manifest",
-        "manifest.ManifestFile",
-        "manifest.Written",
-        "manifest.remedy_for",
+        "sealed_files.Manifest",
+        "sealed_files.ManifestFile",
+        "sealed_files.Written",
+        "sealed_files.remedy_for",
         "outputs.output_problems",
-        "manifest.written_strategies",
+        "sealed_files.written_strategies",
         "outputs.stale_files",
         "record.Transaction",
         "resume.Assignment",
@@ -629,7 +631,7 @@ def test_the_record_of_a_run_is_behind_few_names():
         "sources.require_unmodified_sources",
         "states.describe_record",
         "states.find_unfinished_run",
-        "strategies.RecordedSet",
-        "strategies.read_recorded",
+        "set_strategy.RecordedSet",
+        "set_strategy.read_recorded",
         "waiting.wait_while_busy",
     }

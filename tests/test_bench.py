@@ -64,3 +64,21 @@ def test_the_cases_of_many_small_things_run(tmp_path):
         "look, stopped set of 16",
         "resume, finished set of 16",
     ]
+
+
+def test_another_installation_runs_each_case_in_turn(tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={BENCH.parent.parent} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    words = ["--groups", "many", "--rounds", "2", "--many-tensors", "20", "--many-outputs", "8"]
+    words += ["--warm", "--work", str(tmp_path), "--other", str(other)]
+    words += ["--json", str(tmp_path / "bench.json")]
+    done = subprocess.run([sys.executable, str(BENCH), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "bench.json").read_text())
+    ratios = {one["case"]: one["other_ratio"] for one in document["summaries"]}
+    twins = [name for name in ratios if name.endswith(", other")]
+    assert len(twins) == len(ratios) - len(twins) - 1 == 6
+    assert all(ratios[name] is None for name in ("cp -r", *twins))
+    assert all(ratios[name.removesuffix(", other")] > 0 for name in twins)
+    assert [run["case"] for run in document["runs"]] == [*ratios] * 2

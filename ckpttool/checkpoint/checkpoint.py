@@ -15,7 +15,6 @@ from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedT
 from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import (
     Files,
-    Tensor,
     find_rank_slices,
     full_tensor,
     interpret,
@@ -42,6 +41,7 @@ from ckpttool.model.slicing import (
     FullTensor,
     LayoutSlicing,
     RankGroups,
+    Tensor,
     Unlisted,
     Whole,
 )
@@ -416,7 +416,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         if find_needed is None or not ranks_without_file(self.catalog, self.strategy):
             return self
         partial = tuple(
-            _of_stages(one, one.partial) if isinstance(one, BrokenTensor) else one
+            _of_stages(one, one.stages) if isinstance(one, BrokenTensor) else one
             for one in self.records
         )
         needed = find_needed(replace(self, records=partial))
@@ -610,10 +610,9 @@ def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
     if not isinstance(one, BrokenTensor):
         return one
     gaps = []
-    for slicing in one.partial:
-        layout = slicing.layout
-        held = tuple(rank for rank in layout.ranks if rank in slicing.files)
-        gaps.append(tuple(owners for owners in layout.gaps(held) if owners in needed))
+    for slicing in one.stages:
+        missing = (each.owners for each in slicing.holdings() if not each.holders)
+        gaps.append(tuple(owners for owners in missing if owners in needed))
         if not gaps[-1]:
             return _of_stages(one, [slicing])
     return replace(one, gaps=gaps[0]) if gaps else one

@@ -37,7 +37,7 @@ from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError, FormatError
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 
 if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
@@ -165,7 +165,6 @@ def _group(
 
 
 def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
-    """Return whether several elements are all equal, on all ranks."""
     are_equal = len(contents) == 1 and next(iter(contents)).is_constant
     return are_equal and meta.nbytes > meta.itemsize
 
@@ -266,7 +265,7 @@ def _read_block(path: str) -> tuple[int, int] | None:
         try:
             return ManifestFile.read(Path(path)).provenance().weight_block
         except FormatError:
-            return None  # `ckpttool.checks.manifest.check_source` reports it
+            return None  # `ckpttool.checks.manifest_hashes.check_source` reports it
     if Path(path).stat().st_size > _MAX_CONFIG_BYTES:
         return None
     try:

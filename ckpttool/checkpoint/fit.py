@@ -167,7 +167,6 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
 
 
 def _weights(metas: Mapping[str, TensorMeta]) -> set[str]:
-    """Return the names of the tensors with several elements that are not optimizer states."""
     states = match_states((), metas)
     return {name for name, meta in metas.items() if not meta.is_single and name not in states}
 
@@ -211,7 +210,6 @@ def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
 
 
 def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]]) -> Diagnostic:
-    """Return the problem of a ``param_split_shape`` that is neither rows nor a shape."""
     facts = f"it is {list(layout.split_shape)}, and the shape {shorten(map(str, shapes), 3)}; "
     facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
     text = "param_split_shape is neither its shape nor the rows of its slices"

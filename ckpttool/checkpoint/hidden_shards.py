@@ -81,7 +81,6 @@ def ambiguity_reason(
 
 
 def _is_divisible(tensor: FullTensor, shard: int) -> bool:
-    """Return whether a shard divides the rows and the replicas of a tensor."""
     return tensor.meta.shape[0] % shard == 0 and tensor.layout.replicas % shard == 0
 
 
@@ -147,9 +146,8 @@ def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
 
 def missing_ranks(tensor: FullTensor) -> list[int]:
     """Return the ranks of a layout without a file, or with one that lacks the tensor."""
-    slicing = tensor.slicing
-    pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
-    return sorted(rank for owners, held in pairs for rank in owners if rank not in held)
+    slices = tensor.slicing.holdings()
+    return sorted(chain(*({*one.owners}.difference(one.holders) for one in slices)))
 
 
 def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
@@ -237,7 +235,6 @@ def inconsistent_states(listed: Sequence[FullTensor], shards: Mapping[str, int])
 
 
 def _rows(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
-    """Return name to full rows, for the tensors with a shard."""
     return {
         tensor.name: tensor.meta.shape[0] * shards[tensor.name]
         for tensor in listed
@@ -286,7 +283,6 @@ _OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 
 
 def _shapes(tensor: FullTensor, shards: Sequence[int]) -> str:
-    """Return the full shapes of a tensor with each shard, for messages."""
     rows, *others = tensor.meta.shape
     return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
 
@@ -374,7 +370,6 @@ def has_proven_shard(strategy: Strategy, tensors: Sequence[FullTensor]) -> bool:
 
 
 def _shards_by_full_shapes(strategy: Strategy, tensors: Iterable[FullTensor]) -> dict[str, int]:
-    """Return name to optimizer shard where only the full shape in the strategy shows it."""
     return {
         tensor.name: tensor.layout.optimizer_shard
         for tensor in tensors
@@ -433,7 +428,6 @@ _NO_STATES = "and the strategy lists no optimizer state"
 
 
 def _candidates(strategy: Strategy, tensors: Iterable[FullTensor]) -> list[FullTensor]:
-    """Return the tensors that may have a hidden shard, without hand-written layouts."""
     return [
         tensor
         for tensor in tensors
@@ -442,7 +436,6 @@ def _candidates(strategy: Strategy, tensors: Iterable[FullTensor]) -> list[FullT
 
 
 def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) -> InferredStrategy:
-    """Return the unchanged strategy with the one problem of the parameters ``names``."""
     return InferredStrategy(strategy, problems=(problem,), undecided=frozenset(names))
 
 
@@ -753,7 +746,6 @@ def read_contents(
 
 
 def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
-    """Yield a note on the shards that contents or shapes prove."""
     proven = {name: shard for name, shard in sharded.items() if name not in by_request}
     if proven:
         shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
@@ -765,7 +757,6 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
 
 
 def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
-    """Yield a note if the requested shard is larger than the replicas of every parameter."""
     most = max((tensor.layout.replicas for tensor in listed), default=1)
     if requested is not None and requested > most:
         text = f"optimizer shard {requested}: no parameter has more than {most} replicas"
@@ -776,7 +767,6 @@ def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Itera
 def _requested_notes(
     shards: Mapping[str, int], by_request: Sequence[str], requested: int | None
 ) -> Iterator[Diagnostic]:
-    """Yield a note on the tensors that only the requested shard decides."""
     sharded = [name for name in by_request if shards[name] > 1]
     unsharded = [name for name in by_request if shards[name] == 1]
     groups = {"sharded": sharded, "in full": unsharded}

@@ -40,6 +40,7 @@ from ckpttool.model.slicing import (
     Listed,
     Own,
     RankGroups,
+    Tensor,
     Unlisted,
     Whole,
     described_state_shapes,
@@ -54,7 +55,6 @@ from ckpttool.wording import format_ranks, shorten
 _T = TypeVar("_T", bound=Hashable)
 _LISTED = Listed()  # one object for all tensors
 
-Tensor = FullTensor | BrokenTensor
 # How files are taken: joined, or each by itself: as one of full tensors, or as one of tensors that
 # stay in a file of their own.
 Files = Literal["joined", "full", "kept"]
@@ -253,7 +253,6 @@ class _Ranks(Struct, frozen=True):
         return self._join(name, case, Follows(self.states[name]))
 
     def _listing(self, name: str) -> Hashable:
-        """Return all that decides how a tensor is laid out, but for its parameter and its role."""
         layouts = self.strategy.layouts.get(name, ())
         full_shapes = tuple(layout.full_shape for layout in layouts)  # no part of a layout's key
         is_handwritten = name in self.strategy.handwritten
@@ -282,7 +281,6 @@ class _Ranks(Struct, frozen=True):
         return replace(case, stages=tuple(stages))
 
     def _join_stage(self, listed: Layout, metas: Mapping[int, TensorMeta]) -> _Stage | Diagnostic:
-        """Return what the slices of one stage make."""
         held = {rank: meta for rank, meta in metas.items() if rank in listed.ranks}
         if not held:
             return _Stage(listed)
@@ -311,7 +309,7 @@ class _Ranks(Struct, frozen=True):
         if not complete:
             gaps = next((stage.gaps for stage in case.stages if stage.gaps), ())
             gaps = gaps or (tuple(case.layouts[0].ranks),)
-            return replace(broken, gaps=gaps, partial=tuple(partial))
+            return replace(broken, gaps=gaps, stages=tuple(partial))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
@@ -339,7 +337,6 @@ class _Ranks(Struct, frozen=True):
         return len(groups) == 1 and len(groups_by_slice) > 1
 
     def _full(self, name: str, held: Sequence[int]) -> FullTensor:
-        """Return a tensor without a layout, as the lowest rank holds it."""
         groups = self._group_equal(name, held)
         known_by: KnownBy = Unlisted(groups, self._odd_shapes(name, held[0]))
         if not self.strategy.layouts and self.catalog.description is None:
@@ -470,7 +467,6 @@ def infer_full_tensor(
 
 
 def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
-    """Return the problem of slices whose shapes are not those of a layout."""
     text = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
     return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))

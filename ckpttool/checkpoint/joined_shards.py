@@ -40,7 +40,6 @@ def without_listed_shards(strategy: Strategy) -> Strategy:
 
 
 def _names(strategy: Strategy) -> list[str]:
-    """Return the parameters whose optimizer shard the files of MindSpore list."""
     return [
         name
         for name, layouts in strategy.layouts.items()
@@ -91,7 +90,6 @@ def find_joined_shards(
 
 
 def _shard_of(listed: Strategy, tensor: FullTensor) -> int:
-    """Return the optimizer shard that the strategy lists for the stage of a tensor."""
     layouts = listed.layouts[tensor.name]
     return next(one.optimizer_shard for one in layouts if one.ranks == tensor.layout.ranks)
 
@@ -150,6 +148,5 @@ def _notes(
 
 
 def _shape(tensor: FullTensor, shard: int) -> tuple[int, ...]:
-    """Return the full shape of a tensor, which has no shard, with one."""
     rows, *others = tensor.meta.shape
     return (rows * shard, *others)

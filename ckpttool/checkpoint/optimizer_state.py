@@ -330,7 +330,6 @@ def _mismatched_full_shapes(
 
 @lru_cache(maxsize=4096)  # a thousand parameters have few layouts
 def _are_equal_without_shard(a: Layout, b: Layout) -> bool:
-    """Return whether two layouts of a stage differ only in optimizer shard and manual split."""
     return replace(a, optimizer_shard=1, rows=()).cuts_like(replace(b, optimizer_shard=1, rows=()))
 
 
@@ -358,7 +357,6 @@ def shape_difference(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that the state ``name`` of a parameter of ``shape`` has."""
     axis = parse_name(name).reduced_axis
     if axis is None or len(shape) < 2:
         return shape
@@ -369,7 +367,6 @@ def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _expected_shapes(
     catalog: Catalog, strategy: Strategy, name: str, parameter: str
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
     for layout in strategy.layouts[parameter]:
         slice_shape = _slice_shape(catalog, parameter, layout)
         full_shape = _full_shape(catalog, parameter, layout)
@@ -382,7 +379,6 @@ def _without_shard(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
 
 
 def _has_split_shapes(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
-    """Return whether all slices of ``name`` have the shapes of a manual split."""
     for layout in layouts:
         expected = _slice_shapes(catalog, name, layout)
         for rank, file in catalog.files.items():

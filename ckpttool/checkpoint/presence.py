@@ -1,8 +1,9 @@
-"""Which slices of the ranks are on disk: who should hold each, who does, and which are missing.
+"""Which slices of the ranks are missing, and which files are replaced.
 
-A slice that another rank holds is read from there.  The strategy shows which slices a file held.
-The other ranks of its stage show which unlisted parameters it held, since all run the same program.
-A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+The records say who should hold a slice and who does (`ckpttool.model.slicing.holdings`).  A slice
+that another rank holds is read from there.  The strategy shows which slices a file held.  The other
+ranks of its stage show which unlisted parameters it held, since all run the same program.  A
+damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
 It may have held something that no other rank has.
 
 ``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
@@ -28,14 +29,13 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
-from ckpttool.model.slicing import BrokenTensor, Unlisted
+from ckpttool.model.slicing import BrokenTensor, Tensor, Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, FileIndex, TensorMeta
 from ckpttool.problems import (
@@ -45,7 +45,7 @@ from ckpttool.problems import (
     UnsupportedError,
     join_clauses,
 )
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.wording import count
 
 REDUNDANCY_KEY = "remove_redundancy"
@@ -87,14 +87,11 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
         for layout in layouts:
             if math.prod(layout.slice_counts) == len(layout.ranks):
                 continue  # every slice has one owner, so counting would only take time
-            owners = [rank for rank in layout.ranks if rank in files]
-            expected = Counter(layout.slice_index(rank) for rank in owners)
-            found = Counter(
-                layout.slice_index(rank) for rank in owners if name in files[rank].header
-            )
-            if any(number > 1 for number in found.values()):
-                return False
-            is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
+            for owners in layout.slice_owners():
+                are_holders = [name in files[rank].header for rank in owners if rank in files]
+                if sum(are_holders) > 1:
+                    return False
+                is_incomplete |= any(are_holders) and len(are_holders) > 1
     return is_incomplete
 
 
@@ -198,19 +195,17 @@ def _meta_of(listed: _Listed) -> TensorMeta:
 
 
 def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
-    """Yield the tensors that manifests list for a file."""
     for manifest in find_manifests(catalog):
         try:
             outputs = ManifestFile.read(manifest).outputs()
         except FormatError:
-            continue  # `ckpttool.checks.manifest.check_source` reports it
+            continue  # `ckpttool.checks.manifest_hashes.check_source` reports it
         for one in outputs:
             if os.path.abspath(manifest.parent / one.path) == os.path.abspath(path):  # noqa: PTH100
                 yield [(t.name, t.dtype, t.shape) for t in one.tensors]
 
 
 def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[_Listed]]:
-    """Yield the tensors in other files of the stage of a rank, one file for each header."""
     ranks_of_stage = strategy.stage_ranks if strategy.layouts else len(strategy.ranks)
     for ranks, header in catalog.headers.items():
         stages = {one // ranks_of_stage for one in ranks if one not in catalog.damaged}
@@ -220,7 +215,6 @@ def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[
 
 
 def _find_listed(catalog: Catalog, strategy: Strategy, rank: int, left: FileIndex) -> Iterator[str]:
-    """Yield the tensors of which only a file that is cut short may have a slice that is listed."""
     for name, layouts in strategy.layouts.items():
         for layout in layouts if name not in left.tensors else ():
             if rank in layout.ranks:

@@ -3,7 +3,7 @@
 A manifest names the ranks that it was written for, if not for all (--rank).  It has the layouts of
 the outputs under the names that they have.  Where these were not known, it has the names that the
 strategy of the source uses: a strategy is read through them, never through rules.  A manifest
-counts for the files that it lists.  `ckpttool.checks.manifest` reports one that cannot be read.
+counts for the files that it lists.  `ckpttool.checks.manifest_hashes` reports a damaged one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Kept
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, FormatError, PlanError
-from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.transaction.strategies import RecordedSet
+from ckpttool.transaction.sealed_files import ManifestFile
+from ckpttool.transaction.set_strategy import RecordedSet
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
     """Return the catalog that misses the ranks of its manifest without a file, and no others.
 
     For who writes each file again: without a strategy, nothing else tells which were the last.
-    `ckpttool.checks.manifest.check_source` reports a manifest that cannot be read.
+    `ckpttool.checks.manifest_hashes.check_source` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     if not catalog.needs_strategy or not is_file(path):
@@ -86,7 +86,7 @@ def read_kept(catalog: Catalog, is_ignored: bool) -> tuple[Kept, PlanError | Non
     try:
         recorded = RecordedSet.read(catalog.root)
     except FormatError:
-        return Kept(), None  # `ckpttool.checks.manifest.check_source` reports it
+        return Kept(), None  # `ckpttool.checks.manifest_hashes.check_source` reports it
     if recorded is None:
         return Kept(names={}), None
     if recorded.provenance.has_unknown_names:
@@ -170,7 +170,7 @@ def _compared(
 def with_names_of_files(catalog: Catalog, target: Strategy) -> Strategy:
     """Return the strategy of a target with the names of the files, as their manifest has both.
 
-    `ckpttool.checks.manifest.check_source` reports a manifest that cannot be read.
+    `ckpttool.checks.manifest_hashes.check_source` reports a manifest that cannot be read.
     """
     try:
         recorded = RecordedSet.read(catalog.root)
@@ -238,7 +238,6 @@ def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
 
 
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
-    """Return the ranks of the strategy, and those that the scan found missing."""
     return {*(strategy.ranks if strategy is not None else ()), *catalog.missing_ranks}
 
 
@@ -247,7 +246,7 @@ def _written_ranks(
 ) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
-    `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
+    `ckpttool.checks.manifest_hashes.check_set` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()

@@ -194,7 +194,6 @@ def _resolve_ranks(
 
 
 def _know_numbers(found: Checkpoint) -> Asking[Checkpoint]:
-    """Return the checkpoint with the numbers that count something, and the blocks of scales."""
     catalog = found.catalog
     found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
     if not any(meta.dtype in FLOAT8 for meta in found.metas.values()):

@@ -179,8 +179,7 @@ def _first_and_last(
     held = slicing.files
     key = slicing.layout, tuple(held)
     if key not in known:
-        slices = ([rank for rank in owners if rank in held] for owners in slicing.owners())
-        known[key] = _ends(max(slices, key=len), slicing)
+        known[key] = _ends(max((one.holders for one in slicing.holdings()), key=len), slicing)
     return {rank: held[rank][slicing.name] for rank in known[key]}
 
 

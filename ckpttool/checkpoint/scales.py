@@ -90,7 +90,6 @@ def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
 
 
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:
-    """Return the shapes that a scale may have."""
     of_blocks = (-(-n // of) for n, of in zip(shape[-2:], size[-len(shape) :], strict=False))
     shapes = (*shape[:-2], *of_blocks), (*shape[:-1], 1)
     blocks, rows = map(format_shape, shapes)

@@ -158,7 +158,6 @@ def _line(catalog: Catalog, tensor: FullTensor) -> _Line | None:
 
 
 def _part(tensor: StoredTensor, start: int, size: int) -> StoredTensor:
-    """Return ``size`` elements of a stored tensor, in C order, as a tensor of one axis."""
     (extent,), itemsize = tensor.extents, tensor.meta.itemsize
     part = Extent(extent.offset + start * itemsize, size * itemsize)
     return StoredTensor(tensor.meta.of_shape((size,)), tensor.file, (part,))

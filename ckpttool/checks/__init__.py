@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.recorded import noted_other_strategy
-from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
+from ckpttool.checks import headers, layout_samples, layouts, missing, readings, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
 from ckpttool.wording import count
 
@@ -69,10 +69,10 @@ CHECKS = (
     ),
     Check(readings.check_damage, "the same of files that cannot be read", ("verify",), _BOTH),
     Check(readings.check_checksums, "the same of files whose bytes changed", ("verify",), _BOTH),
-    Check(presence.check_scan, "which files were chosen explains all that follows", of=_ANY),
-    Check(presence.check_missing_files, "files that are not there are not read", of=_FILES),
+    Check(missing.check_scan, "which files were chosen explains all that follows", of=_ANY),
+    Check(missing.check_missing_files, "files that are not there are not read", of=_FILES),
     Check(
-        presence.check_kept_files, "the same for who writes each of them again", ("convert",), _KEPT
+        missing.check_kept_files, "the same for who writes each of them again", ("convert",), _KEPT
     ),
     Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
     Check(
@@ -89,47 +89,47 @@ CHECKS = (
     ),
     Check(layouts.check_options, "an option that cannot apply changes all that follows", of=_BOTH),
     Check(
-        presence.check_choice,
+        missing.check_choice,
         "a pattern is an option, too",
         ("verify", "inspect", "convert"),
         _ANY,
     ),
     Check(
-        presence.check_casts,
+        missing.check_casts,
         "a pattern of a cast is an option, too",
         ("verify", "inspect", "convert"),
         _ANY,
     ),
-    Check(presence.check_left_out, "what is not wanted is not judged", of=_ANY),
-    Check(presence.check_counters, "what is not cast is no weight", ("diff", "convert"), _ANY),
-    Check(presence.check_scales, "a number is only one with its scale", ("diff", "convert"), _ANY),
-    Check(presence.check_narrowed, "a cast may narrow what was kept wide", ("convert",), _ANY),
+    Check(missing.check_left_out, "what is not wanted is not judged", of=_ANY),
+    Check(missing.check_counters, "what is not cast is no weight", ("diff", "convert"), _ANY),
+    Check(missing.check_scales, "a number is only one with its scale", ("diff", "convert"), _ANY),
+    Check(missing.check_narrowed, "a cast may narrow what was kept wide", ("convert",), _ANY),
     Check(
-        presence.check_lost_evidence,
+        missing.check_lost_evidence,
         "with it goes what contents would show later",
         ("convert",),
         _KEPT,
     ),
-    Check(presence.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
-    Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
+    Check(missing.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
+    Check(missing.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
     Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
     Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING, _FILES),
     Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",), _FILES),
     Check(unlisted.check_differing, "wrong ranks make tensors differ, so it needs the right ones"),
     Check(layouts.check_handwritten, "a line of a person is compared with slices that fit it"),
-    Check(presence.check_missing, "what explains a lost slice stands before it"),
+    Check(missing.check_missing, "what explains a lost slice stands before it"),
     Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice", of=_FILES),
-    Check(presence.check_unsaved, "what was never saved is not lost"),
-    Check(presence.check_partly_held, "what some ranks lack is read from others"),
-    Check(presence.check_replaced, "what whole ranks lack is read from others"),
-    Check(presence.check_own_values, "values of single ranks have no replica"),
+    Check(missing.check_unsaved, "what was never saved is not lost"),
+    Check(missing.check_partly_held, "what some ranks lack is read from others"),
+    Check(missing.check_replaced, "what whole ranks lack is read from others"),
+    Check(missing.check_own_values, "values of single ranks have no replica"),
     Check(layouts.check_followed, "layouts that the strategy omits follow from slices"),
     Check(layouts.check_guessed, "some of these only a name shows"),
     Check(layouts.check_stages, "what one stage provides is not read from another"),
-    Check(presence.check_redundancy, "how it was saved explains empty files"),
+    Check(missing.check_redundancy, "how it was saved explains empty files"),
     Check(
-        presence.check_empty,
+        missing.check_empty,
         "without a strategy, nothing says what they hold",
         ("inspect",),
         _FILES,
@@ -142,17 +142,19 @@ CHECKS = (
     _of_contents(layouts.check_index, "an index beside the files contradicts it"),
     Check(layouts.check_hidden_shard, "a file that is not there would show what no sample shows"),
     _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
-    _of_contents(samples.check_replicas, "slices whose replicas differ show nothing else"),
+    _of_contents(layout_samples.check_replicas, "slices whose replicas differ show nothing else"),
     Check(
         readings.check_contents,
         "every byte says more than samples",
         ("verify", "convert"),
         _BOTH,
-        supersedes=(samples.check_replicas,),
+        supersedes=(layout_samples.check_replicas,),
     ),
-    _of_contents(samples.check_scrambled, "the elements are wrong, and the layouts may be right"),
-    _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
-    _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
+    _of_contents(
+        layout_samples.check_scrambled, "its elements are wrong, the layouts may be right"
+    ),
+    _of_contents(layout_samples.check_shards, "a shard that is not there makes tensors too large"),
+    _of_contents(layout_samples.check_slices, "other equal slices may be equal by chance"),
     Check(
         unlisted.check_not_full,
         "only who writes full tensors needs all of them",
@@ -170,12 +172,12 @@ CHECKS = (
         headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
     ),
     Check(
-        presence.check_lacking, "a replica is read, so the result is right", ("verify", "convert")
+        missing.check_lacking, "a replica is read, so the result is right", ("verify", "convert")
     ),
-    Check(presence.check_lacking_names, "a conversion reads another rank", ("verify",)),
+    Check(missing.check_lacking_names, "a conversion reads another rank", ("verify",)),
     Check(readings.check_unlisted_samples, "every byte says it of all ranks", ("verify",)),
     Check(readings.check_manifest, "what it lists may no longer be there", ("verify",), _BOTH),
-    Check(presence.check_nothing, "all else says why there is nothing", ("verify",), _BOTH),
+    Check(missing.check_nothing, "all else says why there is nothing", ("verify",), _BOTH),
 )
 
 
@@ -292,7 +294,7 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
         one
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
-        if check.find is not presence.check_unsaved  # contents of other tensors are not repeated
+        if check.find is not missing.check_unsaved  # contents of other tensors are not repeated
         if checkpoint.files in check.of
         for one in check.find(checkpoint)
         if errors[one.code] == "error"

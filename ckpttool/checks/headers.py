@@ -69,7 +69,6 @@ def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
-    """Yield a problem if ranks disagree on the element type or the number of axes of a name."""
     ranks = tuple(metas)
     name = metas[ranks[0]].name
     dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)

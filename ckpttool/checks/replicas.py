@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.samples import stage_pairs
-from ckpttool.checks.samples import odd_ranks, own_values_note
+from ckpttool.checks.layout_samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole

@@ -9,7 +9,7 @@ from shlex import quote
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
-from ckpttool.checks.presence import check_ranks, find_unsaved_weights, partly_held_problems
+from ckpttool.checks.missing import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import RankGroups, Whole
@@ -60,7 +60,6 @@ def check_differing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def _split(
     differing: DifferingNames, chosen: Collection[str]
 ) -> tuple[DifferingNames, DifferingNames]:
-    """Split what differs between ranks into the tensors in ``chosen`` and the others."""
     selected: dict[RankGroups, list[str]] = {}
     others: dict[RankGroups, list[str]] = {}
     for groups, names in differing.items():
@@ -126,7 +125,6 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
 
 
 def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagnostic:
-    """Return the problem of ranks that should all hold the full model, and differ."""
     number = count(sum(map(len, differing.values())), "parameter", "differ")
     ways = (f"{names[0]}: {format_difference(groups)}" for groups, names in differing.items())
     text = f"not every rank holds the full model: {number} between ranks"
@@ -240,7 +238,6 @@ def check_ignored_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _format_copies(tensors: Sequence[StoredTensor]) -> str:
-    """Return how many tensors there are, and the names of some and of the files that are read."""
     names = shorten((one.meta.name for one in tensors), 3)
     files = shorten(sorted({one.file.path for one in tensors}), 3)
     return f"{count(len(tensors), 'tensor')} ({names}), read from {files}"

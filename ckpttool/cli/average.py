@@ -61,7 +61,6 @@ inputs = options.OptionGroup(
         "key": options.source_options.parameters["key"],
     },
 )
-_OF_RANKS = ("prefix", "name", "mindformers", "ranks", "not_in_target", "strategy_path")
 
 
 @click.command(
@@ -83,10 +82,7 @@ _OF_RANKS = ("prefix", "name", "mindformers", "ranks", "not_in_target", "strateg
     "dst_strategy", options.OUTPUT
 )
 @options.output_options(
-    format=options.option(
-        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
-        **options.FORMAT_CHOICE,
-    ),
+    format=options.format_of_output("by the suffix of OUT; hdf5 without one"),
 )
 @options.run_options()
 @options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
@@ -103,7 +99,7 @@ def average(
     from ckpttool.cli import workflow
 
     if not dst_strategy:
-        options.require_flag("-d", _OF_RANKS)
+        options.require_flag("-d", options.OF_RANKS)
         output = options.with_format(path, output)
     elif output.max_shard_bytes is not None:
         hint = "the same command without one of them"

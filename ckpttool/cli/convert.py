@@ -9,7 +9,6 @@ import click
 
 import ckpttool
 from ckpttool.cli import options
-from ckpttool.cli.params import RANKS
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -31,12 +30,9 @@ if TYPE_CHECKING:
 @options.resolve_options("strict", "manifest", *options.OF_TENSORS)
 @options.output_path("path", "Output file; a folder if SRC is one.", "converted/", "OUT")
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "wait_seconds", "no_locks"),
-    format=options.option(
-        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; of a folder that of SRC]",
-        **options.FORMAT_CHOICE,
-    ),
-    ranks=options.option("Convert only these ranks, such as 0,3-7.", "--rank", type=RANKS),
+    *options.OF_FILES,
+    format=options.format_of_output("by the suffix of OUT; of a folder that of SRC"),
+    ranks=options.variant("ranks", help="Convert only these ranks, such as 0,3-7."),
 )
 @options.run_options()
 @options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.tensors import TensorMeta
-    from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.tensor_diff import Difference, TensorChange, TensorDifference
 
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:
@@ -65,12 +65,13 @@ sides = options.OptionGroup(
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
     *(name for name in options.OF_TENSORS if name != "on_overflow"),
-    replicated=options.flag(
-        "Every rank of a side without a strategy of its own holds all tensors in full."
+    replicated=options.variant(
+        "replicated",
+        help="Every rank of a side without a strategy of its own holds all tensors in full.",
     ),
-    unlisted=options.option(
-        "Unlisted parameters that differ between ranks: rank, first or drop.",
-        **options.UNLISTED,
+    unlisted=options.variant(
+        "unlisted",
+        help="Unlisted parameters that differ between ranks: rank, first or drop.",
         default="rank",
     ),
 )
@@ -94,7 +95,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
     from ckpttool.cli import workflow
-    from ckpttool.operations import diff as operation
+    from ckpttool.operations import tensor_diff as operation
     from ckpttool.storage.compare import CompareOptions
 
     a, b = (side.for_engine(run) for side in sides)
@@ -132,7 +133,7 @@ _WORDS = {  # by kind of difference
 
 def _print(sides: str, found: Difference, report: ReportOptions) -> None:
     """Print a verdict, the differences, the findings and the notes."""
-    from ckpttool.operations.convert import describe_casts
+    from ckpttool.operations.run import describe_casts
 
     tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.model.region import Region
-    from ckpttool.operations.distribution import Distribution, Ranks, Slice
-    from ckpttool.operations.explain import Explanation, RankGroup
+    from ckpttool.model.slicing import Holding
+    from ckpttool.operations.distribution import Distribution, Ranks
+    from ckpttool.operations.explanation import Explanation, RankGroup
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
@@ -80,7 +81,7 @@ def explain(
     from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
     from ckpttool.model.choices import TensorOptions
-    from ckpttool.operations.explain import explain as answer
+    from ckpttool.operations.explanation import explain as answer
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, target = workflow.load(
@@ -166,7 +167,6 @@ def _stages_text(found: Explanation) -> Iterator[str]:
 
 
 def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
-    """Return which tensors have a device matrix, and whether it is the one that is drawn."""
     which = f", of {count(len(names), 'tensor')} such as {names[0]}" if names[1:] else ""
     which = f", of {names[0]}" if len(names) == 1 else which
     return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
@@ -212,7 +212,7 @@ def _absent(found: Explanation) -> Iterator[str]:
 
 
 def _is_complete(one: Distribution) -> bool:
-    return bool(one.slices) and all(part.stored for part in one.slices)
+    return bool(one.slices) and all(part.holders for part in one.slices)
 
 
 def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
@@ -233,7 +233,7 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     verb = "should hold" if rank in group.lost else "holds"
     what = f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"
     if found.is_deduplicated and rank not in group.lost:
-        stored = [rank in part.stored for one in found.tensors.values() for part in one.slices]
+        stored = [rank in part.holders for one in found.tensors.values() for part in one.slices]
         what += f", of which its file has {count(sum(stored), 'slice')}"
     yield verb, [what]
     shards = {
@@ -310,7 +310,6 @@ def _print_groups(found: Explanation) -> None:
 
 
 def _coordinate_text(one: RankGroup) -> str:
-    """Return the coordinate that ranks have in common, with a star where they differ."""
     return ", ".join("*" if at is None else str(at) for at in one.coordinate).join(
         "()" if one.coordinate else ("", "")
     )
@@ -342,7 +341,7 @@ def _print_tensors(found: Explanation) -> None:
     _print_more(len(found.rows) - MAX_ROWS, "row")
 
 
-def _stored_shape(part: Slice) -> tuple[int, ...]:
+def _stored_shape(part: Holding) -> tuple[int, ...]:
     """Return the shape of a slice as it is stored; several boxes of it are behind one another."""
     rows = sum(region.shape[0] for region in part.regions if region.shape)
     return (rows, *part.regions[0].shape[1:]) if part.regions[0].shape else ()
@@ -357,7 +356,9 @@ def _print_rank(found: Explanation) -> None:
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
         for part in one.slices:
-            last = _same_text(part, found) if found.target is None else _taken_text(part, found)
+            last = (
+                _same_text(part, found) if found.target is None else _taken_text(one, part, found)
+            )
             rows.append(
                 (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
             )
@@ -373,8 +374,8 @@ def _print_slices(row: Row, found: Explanation) -> None:
     one = found.tensors[row.first.name]
     rows = []
     for part in one.slices[:MAX_ROWS]:
-        last = _stored_text(part, found) if found.target is None else _taken_text(part, found)
-        rows.append((_regions_text(part.regions), _ranks_text(part.ranks, found), last))
+        last = _stored_text(part, found) if found.target is None else _taken_text(one, part, found)
+        rows.append((_regions_text(part.regions), _ranks_text(part.owners, found), last))
     sharded = _sharded_text(one, found.stages)
     what = "not sharded" if sharded == "no" else sharded
     title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
@@ -402,50 +403,47 @@ def _regions_text(regions: Sequence[Region]) -> str:
     return " ".join(map(str, regions))
 
 
-def _slice_text(part: Slice, shape: Sequence[int]) -> str:
+def _slice_text(part: Holding, shape: Sequence[int]) -> str:
     return f"{_regions_text(part.regions)} of {_brackets(shape)}" if shape else "scalar"
 
 
-def _same_text(part: Slice, found: Explanation) -> str:
+def _same_text(part: Holding, found: Explanation) -> str:
     """Return the other ranks that hold a slice; of a deduplicated checkpoint those that should."""
-    if not part.stored:
+    if not part.holders:
         return "no file has it"
-    ranks = part.ranks if found.is_deduplicated else part.stored
+    ranks = part.owners if found.is_deduplicated else part.holders
     others = [one for one in ranks if one != found.rank]
     return format_numbers(others, most=MAX_RANGES) if others else "no other rank"
 
 
-def _stored_text(part: Slice, found: Explanation) -> str:
-    """Return who saved a slice, or which of its ranks have it not on disk."""
-    if not part.stored:
+def _stored_text(part: Holding, found: Explanation) -> str:
+    if not part.holders:
         return "no file has it"
     if found.is_deduplicated:
-        return format_numbers(part.stored, most=MAX_RANGES)
-    lost = {*part.ranks}.difference(part.stored)
+        return format_numbers(part.holders, most=MAX_RANGES)
+    lost = {*part.owners}.difference(part.holders)
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
 def _ranks_text(ranks: Ranks, found: Explanation) -> str:
-    """Return ranks, or the names of the files of a merged checkpoint."""
     if found.is_of_files:
         return _sources_text(ranks, found, ", ")
     return format_numbers(ranks, most=MAX_RANGES)
 
 
 def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
-    """Return source ranks, or of a merged checkpoint the names of its files."""
     if not found.catalog.is_merged:
         return format_numbers(numbers, separator, most=MAX_RANGES)
     names = [PurePath(found.catalog.files[one].path).name for one in numbers]
     return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
 
 
-def _taken_text(part: Slice, found: Explanation) -> str:
-    """Return the source ranks, with the elements that each gives if there are several."""
-    ranks = list(dict.fromkeys(one.rank for one in part.taken))
-    if len(ranks) == 1 or len(part.taken) > MAX_PIECES:
+def _taken_text(one: Distribution, part: Holding, found: Explanation) -> str:
+    taken = one.taken[part]
+    ranks = list(dict.fromkeys(piece.rank for piece in taken))
+    if len(ranks) == 1 or len(taken) > MAX_PIECES:
         return _sources_text(ranks, found)
-    return "; ".join(f"{_sources_text([one.rank], found)} {one.region}" for one in part.taken)
+    return "; ".join(f"{_sources_text([piece.rank], found)} {piece.region}" for piece in taken)
 
 
 def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
@@ -489,7 +487,6 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
 
 
 def _print_grids(found: Explanation) -> None:
-    """Draw the device matrix of each stage."""
     drawn = (one for one in found.stages if one.device_matrices)
     stages = [one for one in drawn if found.rank is None or found.rank in one.ranks]
     for stage in stages[:MAX_STAGES]:
@@ -509,5 +506,4 @@ def _marks(found: Explanation) -> Mapping[int, str]:
 
 
 def _groups_of(found: Explanation) -> Mapping[int, int]:
-    """Return the number of the group of each rank that holds the same."""
     return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}

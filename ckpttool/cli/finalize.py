@@ -49,9 +49,9 @@ def finalize(folder: str, wait_seconds: float | None, report: ReportOptions) -> 
     )
     tables.print_notes(manifest.notes, severities("convert"), report.quiet)
     if report.as_json:
-        from ckpttool.operations import documents
+        from ckpttool.operations.finalized import Finalized
 
-        tables.print_json(documents.finalize(folder, manifest, options.typed_command()))
+        tables.print_json(Finalized.of(folder, manifest, options.typed_command()).to_dict())
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""

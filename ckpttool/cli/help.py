@@ -184,14 +184,12 @@ def find_titles(title: str) -> list[str]:
 
 
 def _chinese_titles() -> Mapping[str, str]:
-    """Return the Chinese title of each topic, also of those whose page is English."""
     pages = [path for folder in GROUPS.values() for path in _translated(folder)]
     of_pages = {path.stem.lower(): title_of(read_file(path).decode("utf-8")) for path in pages}
     return {**TITLES, **of_pages}
 
 
 def _translated(folder: str) -> list[Path]:
-    """Return the Chinese pages of a group."""
     return [path for path in list_readable(PAGES / CHINESE / folder) if path.suffix == ".md"]
 
 
@@ -253,7 +251,6 @@ def _lay_out(text: str) -> Markdown:
 
 
 def _name_topic(link: re.Match[str]) -> str:
-    """Return the text of a link, with the command that prints the page if it is another topic."""
     text, path = link[1], Path(link[2])
     is_topic = path.suffix == ".md" and path.stem != INDEX
     return f"{text} (`ckpttool help {path.stem}`)" if is_topic else text

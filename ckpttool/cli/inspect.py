@@ -157,7 +157,7 @@ def inspect(
 
 def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     """Print the steps of a folder."""
-    from ckpttool.cli.steps import print_steps
+    from ckpttool.cli.step_table import print_steps
     from ckpttool.operations import load
 
     found = Diagnostics("inspect")
@@ -178,7 +178,7 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
 def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: ReportOptions) -> None:
     """Print the values of tensors."""
     from ckpttool.cli import workflow
-    from ckpttool.cli.values import print_values
+    from ckpttool.cli.value_screen import print_values
     from ckpttool.execution.executors import default_jobs
     from ckpttool.operations.values import read_values
 
@@ -233,7 +233,7 @@ def _inspect(
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
     from ckpttool.operations.describe import describe_strategy
-    from ckpttool.operations.inspect import are_strategies, inspect_catalog, inspect_foreign
+    from ckpttool.operations.inspection import are_strategies, inspect_catalog, inspect_foreign
 
     strategies = (source.path, *more, *source.strategy_files)
     if are_strategies(strategies):

@@ -22,6 +22,7 @@ from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
     ExecutionError,
+    is_busy,
     join_alike,
     join_clauses,
     notes_of,
@@ -132,7 +133,6 @@ def _has_color(when: str) -> bool | None:
 
 @contextmanager
 def _usage_errors(words: Sequence[str]) -> Iterator[None]:
-    """End the program if the command line is wrong."""
     try:
         yield
     except click.ClickException as error:
@@ -221,7 +221,6 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 
 def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
-    """Return a problem of B with the options of B that were typed, in place of those of A."""
     typed = {word.partition("=")[0] for word in words if problem.side == "B"}
     own = {one.replace("--b-", "--"): one for one in typed if one.startswith("--b-")}
     hint = re.sub(r"--[a-z]+\b(?!-)", lambda one: own.get(one[0], one[0]), problem.hint)
@@ -248,9 +247,11 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:
         from ckpttool.cli.options import command_line
-        from ckpttool.operations.documents import failure, to_text
+        from ckpttool.operations.answer import ErrorAnswer, Failure, Reported, to_text
 
-        click.echo(to_text(failure(exit_code, problems, command_line(words))))
+        error_of = ErrorAnswer(exit_code, is_busy(problems), Reported(problems))
+        failure = Failure(ckpttool.__version__, command_line(words), error_of)
+        click.echo(to_text(failure.to_dict()))
     return exit_code
 
 

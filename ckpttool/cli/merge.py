@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 @options.resolve_options()
 @options.output_path("path", "Output file; with --max-shard-size a folder.", "merged.h5", "OUT")
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "wait_seconds", "no_locks"),
-    format=options.option(
-        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
-        **options.FORMAT_CHOICE,
-    ),
+    *options.OF_FILES,
+    format=options.format_of_output("by the suffix of OUT; hdf5 without one"),
 )
 @options.run_options()
 @options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)

@@ -23,57 +23,28 @@ from click.core import ParameterSource, augment_usage_errors
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ckpttool import keywords
 from ckpttool.cli.groups import WORDS, words_of
 from ckpttool.cli.params import (
-    CAST,
-    DURATION,
-    ENGINE,
     JOBS,
-    NAME_PATTERN,
-    PART,
-    PATTERN,
-    RANKS,
-    RENAME,
-    RENAME_FILE,
-    SIZE,
+    KINDS,
     Choice,
     Existing,
     OutputPath,
-    Parsed,
     StrategyFile,
     UsageProblem,
     refuse_repeated,
     whole_number,
 )
 from ckpttool.formats import FORMATS, get_format
-from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
-from ckpttool.system import forbid_core_dumps
-from ckpttool.typed import TypedError, parse_file_name, read_key
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.secret import Secret
     from ckpttool.transaction.resume import OutputOptions
-
-
-def open_key(value: str) -> Secret:
-    """Read the key from a file; no message repeats the argument, which may be the key itself."""
-    if (problem := url_problem(value)) is not None:
-        raise UsageProblem(*problem)
-    hint = "ckpttool help --dec-key-file"
-    forbid_core_dumps()  # imports a module, and a signal is heeded better while nothing is imported
-    try:
-        with click.open_file(value, "rb") as file:
-            return read_key(file)
-    except OSError as error:
-        facts = "The option names a file that holds the key."
-        raise UsageProblem(f"cannot be read ({error.strerror})", hint, facts) from None
-    except TypedError as error:
-        raise UsageProblem(error.message, hint, error.facts) from None
 
 
 # Keys of click's ``Context.meta``.
@@ -117,7 +88,6 @@ EVERYDAY = (
     *("--overwrite", "--resume", "-j", "--json", "-h"),
 )
 
-FORMAT_CHOICE, ANY_FORMAT = {"type": Choice([*FORMATS]), "metavar": "FORMAT"}, any_of(FORMATS)
 EXISTING = Existing("a file or folder")
 
 
@@ -266,7 +236,6 @@ def require_flag(flag: str, names: Collection[str]) -> None:
 
 
 def _find_typed(ctx: click.Context, others: Collection[str]) -> list[str]:
-    """Return the options that were typed, but for those of ``others``."""
     return [
         one.opts[0]
         for one in ctx.command.params
@@ -294,6 +263,36 @@ def option(help: str, *flags: str, **settings: Any) -> Parameter:
 def flag(help: str, *flags: str, **settings: Any) -> Parameter:
     """Return an option without a value; see `option`."""
     return option(help, *flags, is_flag=True, **settings)
+
+
+def _declared(group: type, **settings: Any) -> Mapping[str, Parameter]:
+    found = keywords.declared(group).items()
+    return {name: _of_keyword(name, one, is_flag, settings) for name, (one, is_flag) in found}
+
+
+def variant(name: str, **changes: Any) -> Parameter:
+    """Return the option of a keyword as one command has it: with another help, flag or default."""
+    declared, is_flag = keywords.declared(keywords.AverageKeywords)[name]
+    return _of_keyword(name, declared._replace(**changes), is_flag, {})
+
+
+def _of_keyword(
+    name: str, declared: keywords.Option, is_flag: bool, settings: Mapping[str, Any]
+) -> Parameter:
+    given: dict[str, Any] = {**settings, "aliases": declared.aliases}
+    if declared.is_safety:
+        given["heading"] = SAFETY
+    if declared.default is not None:
+        given["default"] = declared.default
+    if declared.value:
+        given["flag_value"] = declared.value
+    elif is_flag:
+        given["is_flag"] = True
+    else:
+        kind = Choice(declared.choices) if declared.choices else KINDS.get(declared.kind)
+        word = declared.metavar or ("" if declared.kind else name.upper())
+        given |= {"type": kind, "metavar": word or None, "multiple": declared.is_repeatable}
+    return option(declared.help, *filter(None, (declared.flag,)), **given)
 
 
 def argument(what: str) -> Parameter:
@@ -432,7 +431,6 @@ def _build_output(**values: Any) -> OutputOptions:
 def _build_run(
     engine: str | None, jobs: int | None, max_memory_bytes: int | None = None
 ) -> RunOptions:
-    """Return the engine from -j or --engine, and its limit of memory."""
     from ckpttool.execution.executors import RunOptions
 
     of_jobs = None if jobs is None else f"threads:{jobs}"
@@ -440,12 +438,6 @@ def _build_run(
         facts = f"-j {jobs} is short for --engine {of_jobs}; found --engine {engine}."
         raise UsageProblem("-j and --engine contradict each other", "only one of the two", facts)
     return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
-
-
-def _check_prefix(value: str) -> str:
-    if "/" in value or "\0" in value:
-        raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
-    return value
 
 
 def strategy(of: str, *flags: str, **settings: Any) -> Parameter:
@@ -466,154 +458,42 @@ source_options = OptionGroup(
     {
         "src": argument("a folder of rank folders, or a merged checkpoint"),
         "strategy_files": strategy("SRC", "-s", "--src-strategy", aliases=("--strategy",)),
-        "step": option(
-            "Step to read (10_1), or a file name.  [default: the newest that every rank has]",
-            metavar="STEP",
-        ),
-        "pattern": option(
-            "Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.", type=PATTERN
-        ),
-        "key": option(
-            "File with the key of encrypted files; - is standard input.",
-            KEY_FILE,
-            type=Parsed("file", open_key),
-        ),
+        **_declared(keywords.SourceKeywords),
     },
 )
-
-ignore_manifest = option(
-    "Do not compare the files with the manifest of their set.",
-    "--ignore-manifest",
-    heading=SAFETY,
-    flag_value="ignore",
-)
-
-UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
-NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
-OF_CHOICE = ("include", "exclude", "weights_only")
-OF_TENSORS = (*OF_CHOICE, "rename", "rename_file", "reverse", "dtype", "on_overflow")
+OF_CHOICE = keywords.names_of(keywords.ChoiceKeywords)
+OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
     _build_resolve,
     {
-        "replicated": flag("Every rank holds all tensors in full, so there is no strategy."),
-        "unlisted": option(
-            "Unlisted parameters that differ between ranks: rank, first or drop.  "
-            "[default: an error]",
-            **UNLISTED,
-        ),
-        "trust_strategy": flag("Do not compare the strategy with samples of the contents."),
-        "optimizer_shard": option(
-            "Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
-            type=whole_number(1),
-        ),
-        "strict": flag("Refuse to go on after any warning.", heading=SAFETY),
-        "check_replicas": flag(
-            "Compare all replicas byte for byte before anything is written.", heading=SAFETY
-        ),
-        "manifest": ignore_manifest,
-        "include": option(
-            "Only tensors whose names match PATTERN, a glob or re:REGEX; repeat it for more.",
-            **NAMES,
-        ),
-        "exclude": option("No tensors whose names match PATTERN; repeat it for more.", **NAMES),
-        "weights_only": flag(
-            "No optimizer state, gradients, master copies or counters.", heading=TENSORS
-        ),
-        "rename": option(
-            "Rename what matches OLD, a glob or re:REGEX; state follows.  Repeatable.",
-            type=RENAME,
-            multiple=True,
-            metavar="OLD=NEW",
-            heading=TENSORS,
-        ),
-        "rename_file": option(
-            "A YAML file with such rules; to-pytorch and to-mindspore come with ckpttool.",
-            type=RENAME_FILE,
-            multiple=True,
-            metavar="FILE",
-            heading=TENSORS,
-        ),
-        "reverse": flag("Use the files of rules the other way, NEW to OLD.", heading=TENSORS),
-        "dtype": option(
-            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
-            type=CAST,
-            multiple=True,
-            metavar="TYPE",
-            heading=TENSORS,
-        ),
-        "on_overflow": option(
-            "What becomes of numbers too large for their new type: error or inf.",
-            type=Choice(["error", "inf"]),
-            metavar="HOW",
-            default="error",
-            heading=TENSORS,
-        ),
+        **_declared(keywords.ResolveKeywords),
+        **_declared(keywords.TensorKeywords, heading=TENSORS),
     },
 )
 
 crc = flag("Verify the checksums of all files, which reads every byte.")("crc", SAFETY)
 
-WAIT = option(
-    "Wait so long (90s, 10m, 1h) for a run that writes there, then go on as --resume.",
-    "--wait",
-    type=DURATION,
-    metavar="TIME",
-    heading=SAFETY,
-)
+OF_RANKS = keywords.names_of(keywords.RankKeywords)
+OF_FILES = keywords.names_of(keywords.ShardKeywords, keywords.WriteKeywords)
+_WRITE = _declared(keywords.WriteKeywords)
 output_options = OptionGroup(
     OUTPUT,
     "output",
     _build_output,
     {
-        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5"),
-        "prefix": option(
-            "Name the output files PREFIX<rank>.",
-            type=Parsed("prefix", _check_prefix),
-            default="checkpoint_",
-        ),
-        "name": option(
-            "Name the output files, such as '{model}_rank_{rank}-{step}' (its fields).",
-            type=Parsed("name", parse_file_name),
-        ),
-        "mindformers": flag(
-            "Write the meta.json of each rank, from which MindFormers 1.x resumes."
-        ),
-        "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
-        "not_in_target": option(
-            "What becomes of parameters outside the target strategy: follow, full or drop.",
-            type=Choice(["follow", "full", "drop"]),
-            metavar="HOW",
-            default="follow",
-        ),
-        "strategy_path": option(
-            "Write the strategy of the output to FILE, too.",
-            "--write-strategy",
-            type=OutputPath("new_strategy.ckpt"),
-            metavar="FILE",
-        ),
-        "max_shard_bytes": option(
-            "Write a folder of numbered files of at most SIZE (5GB, or 5G for 5GiB).",
-            "--max-shard-size",
-            type=SIZE,
-        ),
-        "crc": flag(
-            "Verify the checksums of SRC before writing, and store one in every output.",
-            heading=SAFETY,
-        ),
-        "part": option("Write only the K-th of N parts; finalize completes the set.", type=PART),
-        "overwrite": flag("Replace outputs that exist.", aliases=("--force",), heading=SAFETY),
-        "resume": flag(
-            "Keep the outputs that this command has completed before; write the rest.",
-            heading=SAFETY,
-        ),
-        "wait_seconds": WAIT,
-        "no_locks": flag(
-            "On a file system without locks: the run that left its plan has ended.", heading=SAFETY
-        ),
+        "format": _WRITE["format"],
+        **_declared(keywords.RankKeywords),
+        **_declared(keywords.ShardKeywords),
+        **_WRITE,
     },
 )
+
+
+def format_of_output(default: str) -> Parameter:
+    """Return --format of a command whose default is not one format."""
+    return variant("format", help=f"{any_of(FORMATS)}.  [default: {default}]", default=None)
 
 
 def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
@@ -641,15 +521,7 @@ run_options = OptionGroup(
             "--jobs",
             type=JOBS,
         ),
-        "engine": option(
-            "threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
-            type=ENGINE,
-        ),
-        "max_memory_bytes": option(
-            "Most memory (200MiB, or 200M; 200MB is of 1000); on a cluster, of each worker.",
-            "--max-memory",
-            type=SIZE,
-        ),
+        **_declared(keywords.RunKeywords),
     },
 )
 
@@ -709,7 +581,6 @@ def rank_folder(path: str, output: OutputOptions, run: RunOptions) -> str:
 
 @contextmanager
 def _wrong_name() -> Iterator[None]:
-    """Make the name of an output that is refused a problem of the command line."""
     try:
         yield
     except PlanError as error:

@@ -143,7 +143,6 @@ def _contents(found: Inspection) -> Iterator[str]:
 
 
 def _has_replicas(found: Inspection) -> bool:
-    """Return whether several ranks hold a slice, so that files are larger than full tensors."""
     placements = {one.placement for one in found.summary.entries if one.placement.is_listed}
     return any(len(ranks) > 1 for one in placements for ranks in one.local_owners)
 
@@ -186,14 +185,12 @@ def _differing_ranks(found: Inspection) -> Iterator[str]:
 
 
 def _recorded(found: Inspection) -> Iterator[str]:
-    """Yield what a checkpoint that describes itself says besides, such as its step."""
     description = found.catalog.description
     if description is not None and description.values:
         yield ", ".join(f"{name} {value}" for name, value in description.values.items())
 
 
 def _metadata(found: Inspection) -> Iterator[str]:
-    """Yield the metadata that all safetensors have, without the format and `_provenance`."""
     is_safetensors = {one.format for one in found.catalog.files.values()} == {"safetensors"}
     attrs = found.catalog.common_attrs if is_safetensors else {}
     shown = [key for key in attrs if key != "format" and not key.startswith(PROVENANCE)]
@@ -280,7 +277,6 @@ def _stages_text(stages: Sequence[Stage]) -> str:
 
 
 def _samples_text(summary: Summary) -> Iterator[str]:
-    """Yield what samples tell of tensors on several ranks without a strategy."""
     kinds: Counter[str] = Counter(one.kind for one in summary.equal_ranks.values())
     if kinds:
         found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
@@ -335,7 +331,6 @@ def _in_stages(found: Inspection) -> str:
 
 
 def _whole(replicas: tuple[int, int] | None) -> str:
-    """Return what a complete checkpoint has, with the fewest and the most ranks of a slice."""
     if replicas is None:
         return "every tensor is there"
     least, most = replicas
@@ -389,7 +384,6 @@ def _equality(row: Row, found: Inspection) -> str:
 
 
 def _equal_groups(entry: Entry, summary: Summary) -> list[Sequence[int]]:
-    """Return the ranks with equal samples, among those that store the shape of an entry."""
     held = entry.placement.owners[0]
     return [group for group in summary.equal_ranks[entry.name].ranks if group[0] in held]
 
@@ -446,7 +440,6 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
 
 
 def _print_each(title: str, summary: Summary, columns: Columns) -> None:
-    """Print a table with a row for each tensor."""
     _print_cells(title, [Row(entry.name, ("",), (entry,)) for entry in summary.entries], columns)
 
 
@@ -472,7 +465,6 @@ def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
 
 
 def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:
-    """Return the number of parameters, and the states that each has."""
     parameters = len({one.name for row in rows if "" in row.prefixes for one in row.parameters})
     states = ", ".join(filter(None, _common_prefixes(rows)))
     text = count(len(_names_in((*rows, *others))), "tensor")
@@ -505,7 +497,6 @@ def _join_unsharded(rows: Sequence[Row]) -> list[Row]:
 
 
 def _join(rows: Sequence[Row]) -> Row:
-    """Return one row of several, of which the number of parameters is told."""
     if len(rows) == 1:
         return rows[0]
     number = sum(len(row.parameters) for row in rows)
@@ -532,7 +523,6 @@ def _shape(row: Row) -> str:
 
 
 def _only(texts: Iterable[str]) -> str:
-    """Return the text if all are equal, else none."""
     first, *others = dict.fromkeys(texts)
     return "" if others else first
 
@@ -610,7 +600,6 @@ def _print_files(found: Inspection) -> None:
 
 
 def _print_saves(found: SavesInspection) -> None:
-    """Print which ranks have which files, where no step was chosen."""
     ranks = count(sum(map(len, found.saves)), "rank")
     print_facts(found.path, {"contents": [f"{ranks}, no step was chosen"]})
     rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in found.saves.items())

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.problems import join_clauses
+from ckpttool.system import forbid_core_dumps
 from ckpttool.typed import (
+    PARSERS,
     AveragedText,
     TypedError,
     parse_averaged,
-    parse_duration,
-    parse_part,
+    parse_file_name,
     parse_rank_files,
-    parse_ranks,
-    parse_size,
     parse_steps,
+    read_key,
 )
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
+    from ckpttool.secret import Secret
+
     ChoiceType = click.Choice[str]
     ParsedType = click.ParamType[object]
 else:  # generic from click 8.4 on only
@@ -260,6 +262,31 @@ def parse_engine(text: str) -> str:
     return text
 
 
+def parse_prefix(value: str) -> str:
+    """Return the beginning of the names of files; refuse one of a folder."""
+    if "/" in value or "\0" in value:
+        raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
+    return value
+
+
+def open_key(value: str) -> Secret:
+    """Read the key from a file; no message repeats the argument, which may be the key itself."""
+    from ckpttool.formats.local import url_problem
+
+    if (problem := url_problem(value)) is not None:
+        raise UsageProblem(*problem)
+    hint = "ckpttool help --dec-key-file"
+    forbid_core_dumps()  # imports a module, and a signal is heeded better while nothing is imported
+    try:
+        with click.open_file(value, "rb") as file:
+            return read_key(file)
+    except OSError as error:
+        facts = "The option names a file that holds the key."
+        raise UsageProblem(f"cannot be read ({error.strerror})", hint, facts) from None
+    except TypedError as error:
+        raise UsageProblem(error.message, hint, error.facts) from None
+
+
 def parse_number(text: str) -> float:
     """Return a number from 0 on; refuse infinity and NaN."""
     try:
@@ -339,18 +366,25 @@ def parse_input(text: str) -> AveragedText:
 
 
 RANK_FILES = Parsed("pattern", parse_rank_files)
-RENAME = Parsed("rename", parse_rename)
-RENAME_FILE = Parsed("rename file", parse_rename_file)
+NAME_PATTERN = Parsed("pattern", parse_name_pattern)
 PATTERN = Parsed("pattern", parse_pattern)
-CAST = Parsed("type", parse_cast)
-NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
-ENGINE = Parsed("engine", parse_engine)
 JOBS = whole_number(1, 999_999)
 NUMBER = Parsed("x", parse_number)
-RANKS = Parsed("ranks", parse_ranks)
-SIZE = Parsed("size", parse_size)
-DURATION = Parsed("time", parse_duration)
-PART = Parsed("k/n", parse_part)
 STEPS = Parsed("steps", parse_steps)
 INPUT = Parsed("input", parse_input)
+KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` declares
+    **{name: Parsed(name, parse) for name, parse in PARSERS.items()},
+    "pattern": PATTERN,
+    "names": NAME_PATTERN,
+    "key": Parsed("file", open_key),
+    "rename": Parsed("old=new", parse_rename),
+    "rename file": Parsed("file", parse_rename_file),
+    "type": Parsed("type", parse_cast),
+    "engine": Parsed("engine", parse_engine),
+    "prefix": Parsed("prefix", parse_prefix),
+    "name": Parsed("name", parse_file_name),
+    "new strategy": OutputPath("new_strategy.ckpt"),
+    "n": whole_number(1),
+}
+RANKS, DURATION = KINDS["ranks"], KINDS["time"]

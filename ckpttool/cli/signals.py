@@ -124,7 +124,6 @@ class SignalGuard:
             self._raise(number)
 
     def _retry(self, alarm: int, frame: FrameType | None) -> None:
-        """Raise `Terminated` for the signal that came during an import, if that is complete."""
         if self._is_deferring:
             self._deferred = alarm
         elif _is_importing(frame):
@@ -133,7 +132,6 @@ class SignalGuard:
             self._raise(alarm)
 
     def _raise(self, number: int, note: str = "") -> NoReturn:
-        """Raise the one exception of this run, which keeps its notes."""
         self.ended = self.ended or Terminated(number)
         if note and note not in notes_of(self.ended):
             add_note(self.ended, note)
@@ -142,7 +140,6 @@ class SignalGuard:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported."""
     while frame is not None and frame.f_code.co_filename != IMPORTLIB:
         frame = frame.f_back
     return frame is not None

@@ -25,7 +25,7 @@ from ckpttool.wording import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.operations.documents import Json
+    from ckpttool.operations.answer import Json
     from ckpttool.problems import Diagnostic, SeverityOf
 
 
@@ -55,7 +55,7 @@ def echo(text: str, end: str = "\n") -> None:
 
 def print_json(document: Json) -> None:
     """Print the JSON document of a command, its only one."""
-    from ckpttool.operations.documents import to_text
+    from ckpttool.operations.answer import to_text
 
     click.get_current_context().meta[ANSWERED] = True
     echo(to_text(document))
@@ -245,7 +245,6 @@ class _Column:
 
 
 def _end(margin: int, widths: Iterable[int]) -> int:
-    """Return the columns of a row, with its margin."""
     return margin + sum(width + SPACE for width in widths) - SPACE
 
 

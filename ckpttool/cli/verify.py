@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.operations.verify import Verification
+    from ckpttool.operations.verification import Verification
 
 
 @click.command(
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @options.resolve_options(
     "replicated",
     *options.OF_CHOICE,
-    manifest=options.option(
-        "Compare all contents with the manifest; needs no strategy.",
-        "--check-manifest",
-        heading=options.SAFETY,
-        flag_value="all",
+    manifest=options.variant(
+        "manifest",
+        help="Compare all contents with the manifest; needs no strategy.",
+        flag="--check-manifest",
+        value="all",
     ),
 )
 @options.flag("Read all data, not only headers; compare replicas.")("deep", options.SAFETY)
@@ -61,7 +61,7 @@ def verify(
 ) -> None:
     """Find what is wrong with a checkpoint."""
     from ckpttool.cli import workflow
-    from ckpttool.operations import verify as operation
+    from ckpttool.operations import verification as operation
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
-    from ckpttool.operations.convert import Conversion
     from ckpttool.operations.load import Loaded, LoadedSides
+    from ckpttool.operations.run import Conversion
     from ckpttool.planning.averaging import AverageInput
     from ckpttool.problems import Command, Diagnostic
     from ckpttool.transaction.resume import Assignment
@@ -61,8 +61,8 @@ def load_average(
     run: RunOptions,
     replicated: bool,
 ) -> tuple[list[AverageInput], Strategy | None]:
-    """Read the inputs of average, and the target; see `ckpttool.operations.average`."""
-    from ckpttool.operations import average
+    """Read the inputs of average, and the target; see `ckpttool.operations.average_inputs`."""
+    from ckpttool.operations import average_inputs as average
     from ckpttool.operations import load as loading
     from ckpttool.strategy_files.reader import read_strategy
 
@@ -115,7 +115,7 @@ def convert(
     wait_seconds
         How long to wait for a run that is writing there; a dry run does not wait.
     """
-    from ckpttool.operations import convert as conversion
+    from ckpttool.operations import run as conversion
 
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
@@ -125,7 +125,7 @@ def convert(
         tables.print_notes(notes, severities("convert"), report.quiet)
 
     if report.dry_run:
-        from ckpttool.cli.estimate import report_estimate
+        from ckpttool.cli.dry_run import report_estimate
         from ckpttool.operations.estimate import estimate
 
         found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)

@@ -250,12 +250,10 @@ def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> Foun
 
 
 def _name_problem(one: Diagnostic) -> str:
-    """Return a problem with the name of its file, if it is about one."""
     return f"{Path(one.path).name}: {one.message}" if one.path else one.message
 
 
 def _is_iteration(folder: Path) -> bool:
-    """Return whether a folder holds one iteration."""
     if any(MINDFORMERS_FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
     metadata = folder / _METADATA
@@ -462,7 +460,6 @@ def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> li
 
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
-    """Return the names of MindFormers' files in a folder, and their matches."""
     names = [path.name for path in list_folder(folder) if is_file(path)]
     return {
         name: match for name in names if (match := MINDFORMERS_FILE.fullmatch(name)) is not None
@@ -470,7 +467,6 @@ def _list_files(folder: Path) -> dict[str, re.Match[str]]:
 
 
 def _note_unnamed(folder: Path, named: Collection[str], diagnostics: Diagnostics) -> None:
-    """Note checkpoint files that metadata does not name and that have other names."""
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
     unnamed = [name for name in names if MINDFORMERS_FILE.fullmatch(name) is None]
     what = "with other names than MindFormers gives"
@@ -789,7 +785,6 @@ def _is_block(ranks: Sequence[int]) -> bool:
 def _place_by_layout(
     listed: Mapping[int, Sequence[_Location]], number_of: Mapping[int, int]
 ) -> dict[int, tuple[_Location, ...]]:
-    """Return the locations of the ranks of a layout, by the slice that it gives them."""
     stored: dict[int, tuple[_Location, ...]] = {}
     for location in chain.from_iterable(listed.values()):
         if (number := number_of.get(location.storage_rank)) is not None:
@@ -897,7 +892,6 @@ def _fill(
 
 
 def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
-    """Return the problem of a slice that no rank of the layout stored."""
     owners = tuple(rank for rank, own in parameter.number_of.items() if own == number)
     storing = format_ranks(sorted({location.storage_rank for location in parameter.locations}))
     text = "ranks that hold a slice by the layout did not save it"
@@ -985,7 +979,6 @@ class _Written(Struct, frozen=True, dict=True):
 
 
 def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
-    """Return whether metadata lists all slices of each parameter as one rank's, in one file."""
     counts, writers = [], []
     for parameter in parameters.values():
         counts.append(len(parameter.locations))

@@ -161,7 +161,6 @@ def read_names(found: Sequence[RankFile]) -> list[SaveName]:
 
 
 def _with_placeholder(rank: int, match: re.Match[str]) -> str:
-    """Return a number after the word ``rank`` as a placeholder if it is that of the rank."""
     return f"rank_{_RANK}" if int(match[1]) == rank else match[0]
 
 
@@ -187,7 +186,6 @@ def _rank_places(
 
 
 def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
-    """Return the text around a number in a name, without a counter at the end."""
     tail = head[number.end() :]
     return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
 
@@ -252,7 +250,6 @@ def ranks_in_names(names: Iterable[str]) -> Mapping[str, int]:
 
 
 def _may_be_ranks(head: str, numbers: Iterable[int]) -> bool:
-    """Return whether numbers behind a text go from 0 without a gap, and it says nothing else."""
     different = set(numbers)
     return different == set(range(max(2, len(different)))) and not _OTHER_COUNT.search(head)
 
@@ -280,8 +277,7 @@ def base_of(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return a name without its suffix; thousands of names make `Path` too slow."""
-    return name.rpartition(".")[0] or name
+    return name.rpartition(".")[0] or name  # of thousands of names: `Path` is too slow
 
 
 def label_of(name: str) -> str | None:

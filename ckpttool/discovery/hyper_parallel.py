@@ -280,7 +280,6 @@ def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep
 
 
 def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:
-    """Return the step that the trainer recorded as the last one; None without a number."""
     try:
         return _STEPS.read_tracker(root)
     except FormatError as error:
@@ -311,12 +310,10 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    """Return the files of tensors in a folder."""
     return [path for path in list_folder(folder) if _TENSOR_FILE.fullmatch(path.name)]
 
 
 def _is_save(folder: Path) -> bool:
-    """Return whether a folder holds a save, finished or not."""
     return _is_complete(folder) or bool(_tensor_files(folder))
 
 
@@ -342,12 +339,10 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _ranks_of_metadata(folder: Path) -> set[int]:
-    """Return the ranks that have metadata of their own; with `_ALL_RANKS` it is not needed."""
     return {rank for rank, _ in _metadata_files(folder)}
 
 
 def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the metadata files with their ranks, `_ALL_RANKS` first, then the lowest."""
     found = []
     for path in list_folder(folder):
         match = HYPER_METADATA.fullmatch(path.name)
@@ -357,7 +352,6 @@ def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether a file is there and begins as a pickle does."""
     if not is_file(path):
         return False
     with open_file(path) as file:
@@ -413,7 +407,6 @@ def _by_rank(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> dict[in
 
 
 def _names_of_keys(tensors: Mapping[str, _HyperTensor]) -> Mapping[str, Mapping[str, str]]:
-    """Return the names of tensors by the file that holds a box of them, and its key there."""
     own: dict[str, dict[str, str]] = defaultdict(dict)
     for name, tensor in tensors.items():
         for box in tensor.stored:
@@ -422,7 +415,6 @@ def _names_of_keys(tensors: Mapping[str, _HyperTensor]) -> Mapping[str, Mapping[
 
 
 def _with_lost_names(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> FilesByName:
-    """Return the files with the names of the tensors in place of the keys that a file lost."""
     own, named = _names_of_keys(tensors), dict(files)
     for file, error in files.items():
         if isinstance(error, CutShortError):
@@ -432,12 +424,10 @@ def _with_lost_names(tensors: Mapping[str, _HyperTensor], files: FilesByName) ->
 
 
 def _with_name(name: str, stored: StoredTensor) -> StoredTensor:
-    """Return a stored tensor with its name in the checkpoint in place of its key."""
     return replace(stored, meta=replace(stored.meta, name=name))
 
 
 def _rank_of(file: str) -> int:
-    """Return the rank that wrote a file, from its name."""
     match = _TENSOR_FILE.fullmatch(file)
     if match is None:
         facts = "expected _rankN_.safetensors, which says which rank wrote it"
@@ -692,13 +682,11 @@ class _StorageInfo(Struct, frozen=True):
 
 
 def _require_sizes(sizes: tuple[int, ...]) -> None:
-    """Raise ValueError unless these are sizes, at most `MAX_AXES`."""
     if len(sizes) > MAX_AXES or not all(0 <= n < 1 << 62 for n in sizes):
         raise ValueError(f"{short(sizes)}: expected at most {MAX_AXES} sizes, and none below 0")
 
 
 def _read(kind: type[T], value: object) -> T:
-    """Return an object of the class that ``kind`` is named for; raise ValueError for any other."""
     name = kind.__name__[1:]
     if type(value).__name__ != name:
         raise ValueError(f"expected a {name}, found {type(value).__name__}")

@@ -33,7 +33,7 @@ from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.manifest import written_strategies
+from ckpttool.transaction.sealed_files import written_strategies
 from ckpttool.wording import count, format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
@@ -133,7 +133,6 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
 
 
 def _packing_of(path: Path) -> str | None:
-    """Return how a file is packed that has the name of a checkpoint or of a rank; else None."""
     packing, name = _PACKINGS.get(path.suffix), path.stem.removesuffix(".tar")
     if packing is None or not is_file(path):
         return None
@@ -184,7 +183,6 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
 
 
 def _describe(path: Path) -> str:
-    """Return the name of a file, with its kind if it is identified."""
     if path.suffix not in _FOREIGN_SUFFIXES or not is_file(path):
         return path.name
     try:
@@ -195,7 +193,6 @@ def _describe(path: Path) -> str:
 
 
 def _read_reason(path: Path) -> str:
-    """Return the beginning of the text on a failed conversion."""
     try:
         with open_file(path) as file:
             text = file.read(_REASON_BYTES).decode(errors="replace")

@@ -88,7 +88,6 @@ from ckpttool.wording import count, format_ranks, shorten
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _DIGITS = re.compile(r"(\d+)")
-_MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
 _MAX_DEPTH = 5  # of the folders whose files a message lists
 _MAX_FILES = 10_000  # that a message considers
@@ -108,11 +107,11 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    found = _find_folders(root)
+    found, named = _find_ranks(root)
     folders = {one.rank: one.path for one in found}
     if not found:
         note_leftovers(root, (), diagnostics)
-        return _list_flat_files(root, diagnostics)
+        return _list_flat_files(root, named, diagnostics)
     listed: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -219,7 +218,6 @@ def _folder_problems(
 
 
 def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
-    """Return the files of ranks that are no strategies."""
     strategies = {*select_strategies([one.path for one in found])}
     return [one for one in found if one.path not in strategies]
 
@@ -326,7 +324,6 @@ def _find_like(folder: Path, inside: Path, own: int, other: int) -> Iterator[Pat
 
 
 def _with_either(text: str, own: int, other: int) -> str:
-    """Return the regular expression of a text whose number ``own`` may be ``other``."""
     return "".join(
         f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
         for part in _DIGITS.split(text)
@@ -334,12 +331,10 @@ def _with_either(text: str, own: int, other: int) -> str:
 
 
 def _any_number(path: Path | str) -> str:
-    """Return a path as a pattern of glob in which each number may be another."""
     return re.sub(r"\d+", "*", glob.escape(str(path)))
 
 
 def _any_save(file: Path) -> str:
-    """Return a file's path as such a pattern, whatever counter is before the step."""
     name = _any_number(file.name[len(run_of(file.name)) :])
     head = base_of(file.name) if step_of(file.name) is None else f"{base_of(file.name)}0"
     return f"{_any_number(file.parent)}/{_any_number(head)}{name}"
@@ -352,11 +347,11 @@ def find_nested_checkpoints(root: Path) -> list[Path]:
 
 
 def _marks_checkpoint(path: Path) -> bool:
-    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
     if ITERATION.fullmatch(path.name) and is_folder(path):
         return any(checkpoint_files(path))
+    # logs have rank folders, too
     return any(_find_files(path, rank)[1] for _, rank, _ in named_folders([path]))
 
 
@@ -368,15 +363,114 @@ class _RankFolder(NamedTuple):
     path: Path
 
 
-def _find_folders(root: Path) -> list[_RankFolder]:
-    """Return the rank folders below ``root``; a rank may have several."""
-    inside = list_folder(root)
-    if found := named_folders(inside):
-        return _find_in_nodes(found) or found
-    if _named_files(checkpoint_files(root)):
+class Shape(NamedTuple):
+    """A way in which folders or files have the numbers of ranks in their names.
+
+    Attributes
+    ----------
+    depth
+        How far below the checkpoint they lie: 2 in the folders of hosts or processes.
+    of_file
+        Whether files have the number in their names; else it is that of their folder.
+    has_word
+        Whether a word stands before the number, as in ``rank_3``.  Else the names differ in it.
+    """
+
+    depth: int
+    of_file: bool
+    has_word: bool
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether folders that are checkpoints count before it."""
+        return self.of_file and not (self.depth == 1 and self.has_word)
+
+
+SHAPES = (  # in the order in which they are tried
+    Shape(1, of_file=False, has_word=True),  # rank_3/net.ckpt
+    Shape(1, of_file=True, has_word=True),  # net_rank_3.ckpt
+    Shape(2, of_file=False, has_word=True),  # 10.0.0.2/rank_8/net.ckpt
+    Shape(3, of_file=False, has_word=True),  # host0/output/rank_3/net.ckpt
+    Shape(4, of_file=False, has_word=True),  # host0/output/checkpoint/rank_3/net.ckpt
+    Shape(1, of_file=False, has_word=False),  # card3/net.ckpt
+    Shape(2, of_file=False, has_word=False),  # host0/card3/net.ckpt
+    Shape(3, of_file=False, has_word=False),  # host0/output/card3/net.ckpt
+    Shape(2, of_file=True, has_word=True),  # host0/net_rank_3.ckpt
+    Shape(2, of_file=True, has_word=False),  # host0/net_3.ckpt
+    Shape(1, of_file=True, has_word=False),  # net_3.ckpt
+)
+
+
+def _find_ranks(root: Path) -> tuple[list[_RankFolder], list[RankFile]]:
+    """Return the folders of ranks, or else the files that name them, of the first shape."""
+    levels = [list_folder(root)]
+    for shape in SHAPES:
+        while len(levels) < shape.depth:
+            levels.append(_below(levels[-1]))
+        if shape.is_weak and find_nested_checkpoints(root):
+            break
+        paths = levels[shape.depth - 1]
+        if shape.of_file and (files := _files_of(shape, paths)):
+            return [], files
+        if not shape.of_file and (folders := _folders_of(shape, paths)):
+            return folders, []
+    return [], []
+
+
+def _below(paths: Iterable[Path]) -> list[Path]:
+    folders = (path for path in paths if not EMERGENCY.fullmatch(path.name) and is_folder(path))
+    # other folders beside those of hosts need not be readable
+    return [path for folder in folders for path in list_readable(folder)]
+
+
+def _files_of(shape: Shape, paths: Iterable[Path]) -> list[RankFile]:
+    """Return the files of ranks that are no strategies; in hosts no rank may have two folders."""
+    files = [*filter(is_checkpoint_file, paths)]
+    if shape.has_word:
+        found = _named_files(files)
+    else:
+        found = _numbered_files([f for f in files if RANK_IN_NAME.search(f.name) is None])
+    found = _without_strategies(found)
+    homes = {(file.rank, file.path.parent) for file in found}
+    return found if shape.depth == 1 or len(homes) == len({rank for rank, _ in homes}) else []
+
+
+def _folders_of(shape: Shape, paths: Sequence[Path]) -> list[_RankFolder]:
+    """Return the folders of ranks, in those of hosts if they are of one checkpoint.
+
+    There are several hosts, and no rank has two folders, as in ``train_parallel1/ckpt_1`` and
+    ``10.0.0.2/rank_8``.  If every host has a rank 0, each is a checkpoint, unless a rank table says
+    which ranks their devices are.
+    """
+    found = named_folders(paths) if shape.has_word else _find_numbered_folders(paths)
+    if shape.depth == 1:
+        return [] if _are_nodes(found) else found
+    hosts: dict[Path, list[_RankFolder]] = defaultdict(list)
+    for folder in found:
+        hosts[folder.path.parent].append(folder)
+    of_hosts = [of for of in hosts.values() if not shape.has_word or any(map(_has_files, of))]
+    if len(of_hosts) < 2:
         return []
-    found = _find_in_hosts(inside) or _find_numbered_folders(inside)
-    return found or _find_numbered_in_hosts(root)
+    found = [folder for of in of_hosts for folder in of]
+    is_each_one = all(any(folder.rank == 0 for folder in of) for of in of_hosts)
+    is_twice = len({folder.rank for folder in found}) < len(found)
+    return _by_tables(found) if is_each_one and is_twice else found
+
+
+def _has_files(folder: _RankFolder) -> bool:
+    return bool(_find_files(folder.path, folder.rank)[1])
+
+
+def _are_nodes(found: Sequence[_RankFolder]) -> bool:
+    """Return whether folders of nodes hold the folders of ranks; else they are those of ranks."""
+    if {folder.word for folder in found} != {"node"}:
+        return False
+    inside = [named_folders(list_readable(folder.path)) for folder in found]
+    inner = [folder for folders in inside for folder in folders]
+    is_one = len({folder.rank for folder in inner}) == len(inner) or any(_by_tables(inner))
+    is_any_file = any(any(checkpoint_files(folder.path)) for folder in found)
+    are_several = max(map(len, inside)) > 1 and len({folder.word for folder in inner}) == 1
+    return are_several and is_one and not is_any_file
 
 
 def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
@@ -388,38 +482,7 @@ def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
     ]
 
 
-def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
-    """Return the rank folders in those of nodes that have several; none if these are ranks'."""
-    if {one.word for one in found} != {"node"}:
-        return []
-    try:
-        inside = [named_folders(list_folder(one.path)) for one in found]
-    except OSError:
-        return []  # which rank cannot be read is said when its files are listed
-    inner = [one for folders in inside for one in folders]
-    is_host = max(map(len, inside)) > 1 and not any(any(checkpoint_files(o.path)) for o in found)
-    if not is_host or len({one.word for one in inner}) > 1:
-        return []
-    return inner if len({one.rank for one in inner}) == len(inner) else _by_tables(inner)
-
-
-def _find_in_hosts(inside: Iterable[Path]) -> list[_RankFolder]:
-    """Return the rank folders in several folders of hosts or processes, all of one checkpoint.
-
-    They are of one checkpoint if no rank has two, as in ``train_parallel1/ckpt_1`` and
-    ``10.0.0.2/rank_8``.  If every folder has a rank 0, each is a checkpoint, and none is returned,
-    unless a rank table says which ranks their devices are.
-    """
-    hosts = [found for path in inside if (found := _find_below(path, _MAX_HOST_DEPTH))]
-    folders = [one for found in hosts for one in found]
-    is_several = all(any(one.rank == 0 for one in found) for found in hosts)
-    if len(hosts) < 2 or (is_several and len({one.rank for one in folders}) < len(folders)):
-        return _by_tables(folders)
-    return folders
-
-
 def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
-    """Return the folders of devices of several hosts as those of ranks, or []."""
     from ckpttool.discovery.rank_tables import ranks_of_devices  # few folders have such hosts
 
     hosts: dict[Path, list[int]] = defaultdict(list)
@@ -428,20 +491,6 @@ def _by_tables(folders: Sequence[_RankFolder]) -> list[_RankFolder]:
     are_devices = {folder.word for folder in folders} == {"device"} and len(hosts) > 1
     ranks = ranks_of_devices(hosts) if are_devices else {}
     return [one._replace(rank=ranks[one.path.parent][one.rank]) for one in folders if ranks]
-
-
-def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
-    """Return the rank folders with files in a folder, or else in the folders in it."""
-    if EMERGENCY.fullmatch(folder.name) or not is_folder(folder):
-        return []
-    try:
-        inside = list_folder(folder)
-        found = named_folders(inside)
-        if any(_find_files(one.path, one.rank)[1] for one in found):
-            return found
-    except OSError:
-        return []  # other folders beside those of hosts need not be readable
-    return [one for path in inside if depth for one in _find_below(path, depth - 1)]
 
 
 def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
@@ -465,18 +514,6 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
         if is_agreed and not _are_hosts(files) and not all(is_strategy(p) for _, p in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
-
-
-def _find_numbered_in_hosts(root: Path) -> list[_RankFolder]:
-    """Return such folders in several folders of hosts, if no number is in two of them."""
-    for below in ("*/*", "*/*/*"):
-        try:
-            found = _find_numbered_folders(find_paths(root, below))
-        except OSError:
-            continue  # other folders beside those of hosts need not be readable
-        if len({one.path.parent for one in found}) > 1:
-            return found
-    return []
 
 
 def _are_hosts(files: Sequence[tuple[int, Path]]) -> bool:
@@ -537,7 +574,6 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
 def _other_homes(
     inside: Iterable[Path], rank: int, depth: int = 1
 ) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield the files in each folder of another name in a rank folder, and their folder."""
     for path in inside:
         if RANK_FOLDER.fullmatch(path.name) or EMERGENCY.fullmatch(path.name):
             continue
@@ -547,13 +583,11 @@ def _other_homes(
 
 
 def _number_of(folder: Path, rank: int) -> int:
-    """Return the number in the name of a rank folder, which may be that of a device."""
     match = RANK_FOLDER.fullmatch(folder.name)
-    return rank if match is None else int(match[2])
+    return rank if match is None else int(match[2])  # perhaps that of a device
 
 
 def _place(inside: Path, *numbers: int) -> str:
-    """Return a path inside a rank folder with ``{rank}`` in place of its number."""
     return "".join(
         "{rank}" if part.isdecimal() and int(part) in numbers else part
         for part in _DIGITS.split(str(inside))
@@ -624,14 +658,12 @@ def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Mat
 
 
 def _are_exchanged(pairs: Collection[tuple[int, int]], ranks: Collection[int]) -> bool:
-    """Return whether pairs of a rank and what a name says have each rank once, but not its own."""
     said = [number for _, number in pairs]
     is_each_once = len({rank for rank, _ in pairs}) == len(set(said)) == len(pairs) > 1
     return is_each_once and set(said) <= set(ranks) and any(one != said for one, said in pairs)
 
 
 def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[str, str]:
-    """Return patterns that take the number in names like that of a file, and in its folder."""
     folders = file.path.relative_to(root).parts[:-1]
     places = [_place(Path(folder), file.rank) for folder in folders]
     own = max(i for i, place in enumerate(places) if place != folders[i])
@@ -644,27 +676,19 @@ def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[
 # --------------------------------------------------------------------- folders without rank folders
 
 
-def _list_flat_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
-    """Return the checkpoint files in a folder with the ranks that their names have.
-
-    Files whose names have steps and no ranks are those of one card: rank 0 has the whole model.
-    """
-    files = list(checkpoint_files(root))
+def _list_flat_files(root: Path, found: list[RankFile], diagnostics: Diagnostics) -> FoundFiles:
+    """Return the files that name their ranks, or else those of the steps of one card."""
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    named = _named_files(files)
-    found = _without_strategies(named)
-    if found or find_nested_checkpoints(root):
-        steps = []
-    else:
-        found = _files_in_hosts(root) or _without_strategies(_numbered_files(files))
-        steps = [] if found else _steps_of_one_rank(root, files)
-    if not (found or steps):
-        _refuse_unfinished(root)
-        _refuse_pytorch(root)
-        problem = _describe_contents(root, files, saves)
-        raise PlanError((problem, *explain_missing_files(diagnostics)))
-    return FoundFiles(found or steps, {}, are_whole=bool(steps))
+    if found:
+        return FoundFiles(found, {})
+    files = list(checkpoint_files(root))
+    if steps := _steps_of_one_rank(root, files):
+        return FoundFiles(steps, {}, are_whole=True)
+    _refuse_unfinished(root)
+    _refuse_pytorch(root)
+    problem = _describe_contents(root, files, saves)
+    raise PlanError((problem, *explain_missing_files(diagnostics)))
 
 
 def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
@@ -677,11 +701,11 @@ def _steps_of_one_rank(root: Path, files: Sequence[Path]) -> list[RankFile]:
     are_steps = all(step_of(one.name) is not None for one in found)
     are_of_one_name = len({base_of(one.name) for one in found} | runs) <= len(runs)
     is_of_rank = RANK_FOLDER.fullmatch(root.absolute().name) is not None
-    return found if are_steps and are_of_one_name and not is_of_rank else []
+    is_whole = are_steps and are_of_one_name and not is_of_rank
+    return found if is_whole and not find_nested_checkpoints(root) else []
 
 
 def _named_files(files: Iterable[Path]) -> list[RankFile]:
-    """Return the files that have the word and the number of a rank in their names."""
     return [
         RankFile(int(match[1]), path, path.name)
         for path in files
@@ -689,25 +713,12 @@ def _named_files(files: Iterable[Path]) -> list[RankFile]:
     ]
 
 
-def _files_in_folders(root: Path) -> list[RankFile]:
-    """Return the files in folders below ``root`` whose names have the rank, by word or number."""
-    folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
-    files = [path for folder in folders for path in checkpoint_files(folder)]
-    return _without_strategies(_named_files(files)) or _without_strategies(_numbered_files(files))
-
-
-def _files_in_hosts(root: Path) -> list[RankFile]:
-    """Return the files with a rank in their names in the folders of hosts, none in two of them."""
-    found = _files_in_folders(root)
-    homes = {(item.rank, item.path.parent) for item in found}
-    return found if len(homes) == len({rank for rank, _ in homes}) else []
-
-
 def _repeated_in_hosts(root: Path) -> list[Path]:
     """Return the files of a name in several folders, if a folder has files of several ranks."""
     ranks: dict[Path, set[int]] = defaultdict(set)
     by_name: dict[str, list[Path]] = defaultdict(list)
-    for item in _files_in_folders(root):
+    files = [*filter(is_checkpoint_file, _below(list_folder(root)))]
+    for item in _without_strategies(_named_files(files)) or _numbered_files(files):
         if RANK_IN_NAME.search(item.name) or step_of(item.name) is not None:
             ranks[item.path.parent].add(item.rank)
             by_name[item.name].append(item.path)
@@ -716,7 +727,6 @@ def _repeated_in_hosts(root: Path) -> list[Path]:
 
 
 def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
-    """Return the files whose names differ in a number that may be the rank's."""
     ranks = ranks_in_names(path.name for path in files)
     return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
 
@@ -764,7 +774,6 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
 
 
 def _find_checkpoints_below(root: Path) -> list[Path]:
-    """Return the outermost folders below a folder that hold folders of ranks, or an index."""
     files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
     folders = {home for path in files for home in path.parents if home.is_relative_to(root)}
     found = {folder for folder in folders - {root} if _holds_ranks(folder)}
@@ -772,7 +781,6 @@ def _find_checkpoints_below(root: Path) -> list[Path]:
 
 
 def _holds_ranks(folder: Path) -> bool:
-    """Return whether a folder holds folders of ranks, or an index."""
     inside = list_folder(folder)
     return any(map(_marks_checkpoint, inside)) or bool(_find_numbered_folders(inside))
 
@@ -801,28 +809,24 @@ def _find_merged(root: Path) -> list[Path]:
 
 
 def _is_main_revision(folder: Path) -> bool:
-    """Return whether ``refs/main`` of a cache of Hugging Face names a folder."""
     main = folder.parent.parent / "refs" / "main"
     is_snapshot = folder.parent.name == _SNAPSHOTS and is_file(main)
     return is_snapshot and read_file(main).strip() == os.fsencode(folder.name)
 
 
 def _refuse_unfinished(root: Path) -> None:
-    """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
     unfinished = find_unfinished_run(root)
     if unfinished is not None:
         raise UnfinishedError([replace(unfinished, code="nothing_complete")])
 
 
 def _refuse_pytorch(root: Path) -> None:
-    """Raise the error of a folder with files of PyTorch."""
     names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
         raise FOREIGN_KINDS["pytorch"].error(str(root), shorten(names, 3))
 
 
 def _is_pytorch_file(path: Path) -> bool:
-    """Return whether a file is PyTorch's, by its name or content."""
     if _PYTORCH_NAME.fullmatch(path.name):
         return True
     kind = identify_foreign(str(path)) if path.suffix in _PYTORCH_SUFFIXES else None
@@ -839,11 +843,8 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
         raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
-    in_step = [
-        one
-        for one in found
-        if step_of(one.path.name) and one.name.startswith(run_of(one.path.name))
-    ]
+    named = [one for one in found if "{rank}" in one.name and step_of(one.path.name) is not None]
+    in_step = [one for one in named if one.name.startswith(run_of(one.path.name))]
     if in_step and not any(one.rank == 0 for one in found):
         text = f"the pattern {pattern} makes ranks of the steps in names"
         facts, hint = _names(root, (one.path for one in in_step)), "the same without --pattern"
@@ -893,7 +894,6 @@ def _match_pattern(
 
 
 def _names(root: Path, paths: Iterable[Path]) -> str:
-    """Return the names of some paths below a folder for a message."""
     return shorten((str(path.relative_to(root)) for path in paths), 3)
 
 
@@ -910,13 +910,11 @@ def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
 
 
 def _list_files_below(root: Path) -> str:
-    """Return the checkpoint files below a folder as facts; "" if there are none."""
     found = _names(root, islice(_files_below(root, _MAX_DEPTH), _MAX_FILES))
     return f"found {found}" if found else ""
 
 
 def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
-    """Yield the checkpoint files, or all, at most ``depth`` folders below a folder."""
     for path in list_readable(folder):
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
@@ -934,7 +932,6 @@ def find_manifests(catalog: Catalog) -> list[Path]:
 
 
 def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
-    """Yield the manifest paths of the scanned folder, and of the folders above the files."""
     if is_folder(catalog.root):
         yield Path(catalog.root, MANIFEST)
     for folder in dict.fromkeys(Path(path).parent for path in list_paths(catalog)):

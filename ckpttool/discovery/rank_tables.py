@@ -43,7 +43,6 @@ def ranks_of_devices(hosts: Mapping[Path, Collection[int]]) -> Mapping[Path, Map
 
 
 def _numbered(hosts: Collection[Path]) -> list[Path]:
-    """Return hosts by the last number in their names; [] if names differ otherwise, or by a gap."""
     matches = {host: match for host in hosts if (match := _LAST_NUMBER.fullmatch(host.name))}
     in_order = sorted(matches, key=lambda host: int(matches[host][2]))
     numbers = [int(matches[host][2]) for host in in_order]

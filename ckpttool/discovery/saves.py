@@ -138,7 +138,6 @@ class FoundStep(Struct, frozen=True):
 
 
 def _covers_nothing(ranks: Collection[int]) -> bool:
-    """Return False: without a strategy nothing is known of slices."""
     return False
 
 

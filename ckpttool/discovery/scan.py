@@ -419,7 +419,6 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:
-    """Return the names of files by the ranks that have them, numbers of ranks apart."""
     names: dict[int, list[str]] = defaultdict(list)
     for file in saved.files:
         names[file.rank].append(file.name.key)
@@ -534,9 +533,8 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
-    """Yield the missing numbers, at most 1000 in a row: a name may have a huge one."""
     for low, high in pairwise((-1, *sorted(ranks))):
-        yield from range(low + 1, min(high, low + 1000))
+        yield from range(low + 1, min(high, low + 1000))  # a name may have a huge number
 
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
@@ -569,7 +567,6 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
 
 
 def _evidence_of_ranks(path: Path, files: Mapping[int, FileIndex], key: Secret | None) -> str:
-    """Return the evidence that the only file, perhaps damaged, is of one of several ranks."""
     return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
 
 
@@ -630,7 +627,6 @@ def _holds_other_slices(twin: FileIndex, file: FileIndex) -> bool:
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:
-    """Yield the error of a file whose name marks it as incomplete."""
     if is_unfinished_name(path):
         reason, facts = "a file of a save that did not finish", ""
         hint = "rename it to .ckpt, if the file is complete"
@@ -642,7 +638,6 @@ def _refusals(path: Path) -> Iterator[FormatError]:
 
 
 def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
-    """Yield the problems of a folder or file, or of the chosen files, that are incomplete."""
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield describe_unfinished_save("unfinished", save)

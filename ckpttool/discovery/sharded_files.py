@@ -175,7 +175,6 @@ def _know_listed(error: FormatError, file: str, index: WeightIndex) -> FormatErr
 
 
 def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Return a sort key: numbers as numbers, the file that goes to every rank last."""
     words = re.split(r"(\d+)", file)
     for i in range(1, len(words), 2):
         words[i] = words[i].lstrip("0")
@@ -211,7 +210,6 @@ def _contradictions(
 def _copies(
     index: WeightIndex, by_name: Mapping[str, FileIndex]
 ) -> dict[str, tuple[StoredTensor, ...]]:
-    """Return the copies of tensors that the index names in another file, which holds them."""
     copies: dict[str, tuple[StoredTensor, ...]] = {}
     for at, file in by_name.items():
         for name, tensor in file.tensors.items():
@@ -222,13 +220,11 @@ def _copies(
 
 
 def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:
-    """Return the problem of a file that contradicts its index."""
     hint = "copy the file again, or write the checkpoint again"
     return Diagnostic(code, text, hint=hint, facts=facts, path=str(path), where=str(path))
 
 
 def _format_tensors(names: list[str]) -> str:
-    """Return the number of some tensors, and some of their names."""
     return f"{count(len(names), 'tensor')} ({shorten(names, 3)})"
 
 

@@ -13,7 +13,7 @@ Names and records choose:
 * ``--step`` is refused if it contradicts a record of the same step, or if only some ranks have
   several files of it: the files of the others may be of any of these runs.
 
-Times choose nothing, since a copy has other times.  They order what is proposed, and they warn.
+Times choose and propose nothing, since a copy has other times.  They only warn.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice, pairwise
-from operator import itemgetter
+from itertools import groupby, islice
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -252,7 +251,6 @@ def _choose_newest(found: SavedFiles, diagnostics: Diagnostics) -> list[SavedFil
 
 
 def _pick_recorded_runs(found: SavedFiles, save: SaveName) -> list[SavedFile]:
-    """Return a file of each rank: of the run that is recorded, or else of the highest counter."""
     files = []
     for rank, of_rank in found.saves[save].items():
         record = found.records.get(rank)
@@ -261,7 +259,6 @@ def _pick_recorded_runs(found: SavedFiles, save: SaveName) -> list[SavedFile]:
 
 
 def _is_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> bool:
-    """Return whether there are records, and none is older than the file of its rank."""
     return bool(found.records) and all(
         file.save.order <= found.records[file.rank].save.order
         for file in files
@@ -382,7 +379,6 @@ def _uneven_numbers(found: SavedFiles, save: SaveName) -> Diagnostic | None:
 
 
 def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
-    """Return a problem of files that may be of several runs."""
     return Diagnostic("mixed_runs", text, facts=facts, ranks=tuple(ranks), where=found.src)
 
 
@@ -429,7 +425,6 @@ def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
 
 
 def _matches(found: SavedFiles, save: SaveName, name: str) -> bool:
-    """Return whether ``--step name`` means a save, by its step or by the name of a file."""
     files = (file for of_rank in found.saves[save].values() for file in of_rank)
     return is_step(save.step, name) or any(file.is_called(name) for file in files)
 
@@ -550,13 +545,8 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
 def _candidates(found: SavedFiles) -> list[_Candidate]:
     """Return the saves that every rank has, or ranks that hold all slices.
 
-    The newest step of the last run comes first.  The last run has the highest counter; of several
-    prefixes, the files that were written last.
+    The newest step of the last run, which has the highest counter, comes first.
     """
-    times: dict[tuple[str, str], int] = {}
-    if len({file.series for file in found.files}) > 1:
-        for file in found.files:
-            times[file.series] = max(times.get(file.series, 0), _time_of(file))
     labels = Counter(save.step for save in found.saves)
     candidates = []
     for save, folders in found.saves.items():
@@ -565,21 +555,19 @@ def _candidates(found: SavedFiles) -> list[_Candidate]:
             name = save.step.label
         files = _pick_named(found, save, name)
         if len(files) == len(found.ranks) or found.covers({file.rank for file in files}):
-            run = times.get((save.prefix, save.suffix), 0), max(one.counter for one in files)
-            candidates.append(_Candidate(run, name, files))
+            candidates.append(_Candidate(max(one.counter for one in files), name, files))
     return sorted(candidates, key=lambda one: (one.run, one.files[0].save.order), reverse=True)
 
 
 class _Candidate(NamedTuple):
     """A save that may be chosen: the place of its run in their order, its name and files."""
 
-    run: tuple[int, int]
+    run: int
     name: str
     files: list[SavedFile]
 
 
 def _taken(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
-    """Yield what ``--step`` takes without a question, and its files, the last run first."""
     for one in _candidates(found):
         if not (_contradiction(found, one.files) or _ambiguity(found, one.files)):
             yield one.name, one.files
@@ -589,10 +577,10 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
     """Yield what ``--step`` takes, a file for each rank if need be, and its files.
 
     If the files of the last run are in doubt, no step of an earlier run is proposed, unless it is
-    recorded.  None is proposed if equal times do not tell which of several prefixes is the last.
+    recorded.  None is proposed of several prefixes: nothing tells which one is the last.
     """
     candidates = _candidates(found)
-    last = {one.files[0].series for one in candidates if one.run[0] == candidates[0].run[0]}
+    last = {one.files[0].series for one in candidates}
     if len(last) > 1:
         return
     is_any = False
@@ -601,7 +589,7 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
         if _contradiction(found, files) or (is_earlier and not is_any):
             continue
         if _ambiguity(found, files):
-            files = _pick_recorded(found, files) or _pick_by_times(found, files[0].save)
+            files = _pick_recorded(found, files)
             name = _name_by_rank(files)
         if files:
             is_any = True
@@ -609,39 +597,16 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
 
 
 def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedFile]:
-    """Return the files that records name, if they are of one run and hold all slices, or []."""
     recorded = [file for file in files if found.is_recorded(file)]
     is_one_run = len({file.counter for file in recorded}) == 1
     return recorded if is_one_run and found.covers({file.rank for file in recorded}) else []
 
 
-def _pick_by_times(found: SavedFiles, save: SaveName) -> list[SavedFile]:
-    """Return the files of a save that were written last, if their times set them apart, or [].
-
-    The files of one save are written at about the same time.  So the longest gap must be before
-    them, and longer than from the first of them to the last.
-    """
-    files = [file for of_rank in found.saves[save].values() for file in of_rank]
-    times = sorted(((_time_of(file), file) for file in files), key=itemgetter(0))
-    gaps = [(later[0] - one[0], i) for i, (one, later) in enumerate(pairwise(times), 1)]
-    gap, first = max(gaps, default=(0, 0))
-    picked = sorted((file for _, file in times[first:]), key=lambda file: file.rank)
-    ranks = {file.rank for file in picked}
-    is_one_save = len(ranks) == len(picked) and gap > times[-1][0] - times[first][0]
-    # Few ranks show nothing that contradicts the choice, so most of them must be there.
-    is_enough = len(ranks) == len(found.ranks) or (
-        2 * len(ranks) > len(found.ranks) and found.covers(ranks)
-    )
-    return picked if is_one_save and is_enough and not _contradiction(found, picked) else []
-
-
 def _time_of(file: SavedFile) -> int:
-    """Return when a file was written, in nanoseconds."""
     return stat_file(file.path).mtime_ns
 
 
 def _name_by_rank(files: Sequence[SavedFile]) -> str:
-    """Return what ``--step`` takes for some files: ``RANKS:NAME/RANKS:NAME``."""
     at_ranks = groupby(enumerate(files), lambda one: (one[1].name, one[1].rank - one[0]))
     runs = [[file for _, file in equal] for _, equal in at_ranks]
     return "/".join(
@@ -651,14 +616,11 @@ def _name_by_rank(files: Sequence[SavedFile]) -> str:
 
 
 def _refusal(found: SavedFiles, problem: Diagnostic) -> StepError:
-    """Return the error of a problem, with the first proposals or else its page as the hint."""
     hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
     if problem.code == "mixed_runs":
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
     if names := [f"--step {quote(name)}" for name, _ in islice(_proposals(found), 2)]:
-        hint = ", or ".join(names)
-        if ":" in names[0]:
-            hint = f"{names[0]}, if the dates of these files agree"
+        hint = names[0] if ":" in names[0] else ", or ".join(names)
     return StepError([replace(problem, hint=hint)])
 
 

@@ -366,6 +366,5 @@ def _write(task: FileTask, path: str) -> Filled:
 
 
 def _require_claim(claim: str) -> None:
-    """Raise `CkptToolError` unless the run still has the claim on the output."""
     if not is_there(claim):
         raise CkptToolError(f"{claim} is missing: the run has ended, or hosts share no files")

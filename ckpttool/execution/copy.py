@@ -7,14 +7,15 @@ the same bytes to the same places.
 from __future__ import annotations
 
 import errno
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from heapq import merge
 from itertools import chain, count, groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.concurrency import take_turns
 from ckpttool.model.manifest import CastStats
@@ -158,6 +159,9 @@ class TensorUnit(Struct, frozen=True, gc=False):
         return self.output.region.start
 
 
+Place: TypeAlias = tuple[int, int]  # of a unit: that of its tensor in the output, and its number
+
+
 class UnitHash(NamedTuple):
     """The SHA-256 of a unit of a tensor, by its place in the output whose file is at ``path``."""
 
@@ -245,6 +249,7 @@ def cut_into_tasks(
     outputs: Sequence[tuple[OutputFile, FileIndex]],
     options: CopyOptions,
     wants_read: bool = False,
+    selects: Sequence[Callable[[Place], bool] | None] = (),
 ) -> Iterator[FillTask]:
     """Split the filling of output files into tasks: large tensors are divided, small ones grouped.
 
@@ -260,6 +265,8 @@ def cut_into_tasks(
         that reads the same rows, but not ``task_pieces``.
     wants_read
         See `FillTask`.
+    selects
+        For each output, which of its units to take; all where it is None, or if there are none.
     """
     task_bytes = options.task_bytes
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
@@ -269,15 +276,19 @@ def cut_into_tasks(
     known: dict[Hashable, Sequence[Cut]] = {}
     numbers = count()
     known_bytes = KNOWN_BANDS * options.band_bytes
-    for slices in _align([_slices(*one) for one in outputs]):
+    selects = selects or [None] * len(outputs)
+    for slices in _align([_slices(*one, to) for one, to in zip(outputs, selects, strict=True)]):
         last: tuple[int, ...] | None = None  # furthest element of the full tensor
         for cut in _cuts_of_kind(slices, known_bytes, known, numbers):
+            of = slices[cut.output]
+            if of.select is not None and not of.select((of.place, cut.number)):
+                continue
             shares_rows = last is not None and cut.start <= last
             most_bytes = task_bytes + len(slices) * cut.nbytes if shares_rows else task_bytes
             if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
                 yield FillTask(tuple(batch), *how)
                 batch, nbytes, pieces, last = [], 0, 0, None
-            batch.append(TensorUnit(*slices[cut.output], cut))
+            batch.append(TensorUnit(of.output, of.place, of.header, cut))
             nbytes += cut.nbytes
             pieces += cut.pieces
             last = cut.end if last is None else max(last, cut.end)
@@ -286,22 +297,23 @@ def cut_into_tasks(
 
 
 class _Slice(NamedTuple):
-    """A tensor in one of several outputs; see `TensorUnit`."""
+    """A tensor in one of several outputs; see `TensorUnit` and `cut_into_tasks`."""
 
     output: OutputTensor
     place: int
     header: Mapping[str, StoredTensor]
+    select: Callable[[Place], bool] | None
 
 
-def _slices(output: OutputFile, index: FileIndex) -> Iterator[_Slice]:
-    """Yield the tensors of an output that have bytes to fill."""
+def _slices(
+    output: OutputFile, index: FileIndex, select: Callable[[Place], bool] | None
+) -> Iterator[_Slice]:
     for place, one in enumerate(output.tensors):
         if one.meta.text is None and one.meta.nbytes:
-            yield _Slice(one, place, index.tensors)
+            yield _Slice(one, place, index.tensors, select)
 
 
 def _align(outputs: Sequence[Iterable[_Slice]]) -> Iterator[Sequence[_Slice]]:
-    """Yield the slices of each tensor, in the order of the outputs that have it first."""
     while outputs:
         first, *others = outputs
         rest = [{one.output.meta.name: one for one in other} for other in others]
@@ -451,7 +463,6 @@ class _Reader:
 
 
 def _keep(band: Band) -> tuple[Band, int]:
-    """Return a band that can be read again, and the number of its moves."""
     steps, moves = [*band.steps], 0
     for i, step in enumerate(steps):
         if isinstance(step, PieceRead):
@@ -508,6 +519,37 @@ def _fill(task: FillTask) -> Filled:
     )
 
 
+class Checked(Struct, frozen=True):
+    """The hashes of units in a file, and of some of them as the source has them now."""
+
+    stored: tuple[UnitHash, ...]
+    sampled: tuple[UnitHash, ...]
+
+
+def check(task: FillTask) -> Checked:
+    """Hash the units of a task in their file, and the first one once more from the source.
+
+    An earlier run wrote them.
+    """
+    sample, state = replace(task, units=task.units[:1]), sha256()
+    with take_turns(task.nbytes, len(task.units)), FlatFiles(task.band_bytes) as files:
+        stored = [_hash_stored(files, unit, task.band_bytes) for unit in task.units]
+        for _, band in read_bands(sample, files):
+            state.update(band.data)
+    return Checked(tuple(stored), (stored[0]._replace(sha256=state.digest()),))
+
+
+def _hash_stored(files: FlatFiles, unit: TensorUnit, buffer_bytes: int) -> UnitHash:
+    meta, state = unit.output.meta, sha256()
+    buffer = np.empty(min(buffer_bytes, unit.nbytes), np.uint8)
+    first = _offset(unit.region, meta.shape) * meta.itemsize
+    for at in range(first, first + unit.nbytes, len(buffer)):
+        data = buffer[: first + unit.nbytes - at].data
+        files.read_bytes(unit.tensor, at, data)
+        state.update(data)
+    return UnitHash(unit.tensor.file.path, unit.place, unit.cut.number, state.digest())
+
+
 def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Band]]:
     """Read what a task writes, band by band in the order of the full tensors."""
     buffer = np.empty(task.buffer_bytes, np.uint8)
@@ -524,7 +566,6 @@ def read_tensor(
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
-    """Return the bytes of a band for which at most ``max_bytes`` are read, gaps included."""
     return int(max_bytes / max(read_amplification(piece) for piece in pieces))
 
 
@@ -537,7 +578,6 @@ def read_amplification(piece: Piece) -> float:
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:
-    """Return the number of elements before the band in a tensor of ``shape``."""
     at = 0
     for start, size in zip(band.start, shape, strict=True):
         at = at * size + start

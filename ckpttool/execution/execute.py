@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from ckpttool.concurrency import InlineExecutor
+from ckpttool.concurrency import InlineExecutor, map_in_order
 from ckpttool.execution.cluster import (
     CHECK_SECONDS,
     Cluster,
@@ -23,7 +23,7 @@ from ckpttool.execution.cluster import (
     check_workers,
     write_file,
 )
-from ckpttool.execution.copy import CopyOptions, Filled, fill
+from ckpttool.execution.copy import CopyOptions, Filled, Place, check, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats import forget_header
@@ -47,9 +47,9 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up, remove_document
-from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.sealed_files import Written
 from ckpttool.wording import count
 
 
@@ -103,6 +103,10 @@ class Job(Struct, eq=False):
     open_tasks: int = 1  # and one until all are submitted
     crcs: list[CrcExtent] = []
     casts: dict[str, CastStats] = {}  # by tensor
+    written: frozenset[Place] = frozenset()  # the units that an earlier run wrote
+    # What the log does not tell of yet.
+    unlogged: list[tuple[int, int, bytes]] = []
+    unlogged_casts: dict[str, CastStats] = {}
     _hashes: UnitHashes | None = None  # until the first tensor is written
 
     @property
@@ -111,6 +115,16 @@ class Job(Struct, eq=False):
         if self._hashes is None:
             self._hashes = UnitHashes(self.output.metas)
         return self._hashes
+
+    def add_unit(self, place: int, number: int, digest: bytes) -> None:
+        """Add the hash of a unit that was written."""
+        self.hashes.add(place, number, digest)
+        self.unlogged.append((place, number, digest))
+
+    def add_cast(self, name: str, stats: CastStats) -> None:
+        """Add what a cast did to elements of a tensor."""
+        for casts in (self.casts, self.unlogged_casts):
+            casts[name] = casts.get(name, CastStats()).merged(stats)
 
 
 def _accept(filled: Filled, jobs: Sequence[Job]) -> None:
@@ -123,15 +137,17 @@ def _accept(filled: Filled, jobs: Sequence[Job]) -> None:
         else:
             by_path[job.file.index.path] = job
     for path, place, unit, digest in filled.hashes:
-        by_path[path].hashes.add(place, unit, digest)
+        by_path[path].add_unit(place, unit, digest)
     for path, name, stats in filled.casts:
-        casts = by_path[path].casts
-        casts[name] = casts.get(name, CastStats()).merged(stats)
+        by_path[path].add_cast(name, stats)
     for crc_extent in filled.crcs:
         by_path[crc_extent.path].crcs.append(crc_extent)
 
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
+# A group of units enters the log when so many bytes were written: a share of all that a run writes.
+# So little is lost of a small run, and a large one does not sync often.
+GROUPS, MIN_GROUP_BYTES, MAX_GROUP_BYTES = 64, 32 << 20, 4 << 30
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
 
@@ -152,7 +168,7 @@ def _calls(
         index = job.file.index
         local[index.path], paths[id(index.tensors)] = job, index.path
         indexes.append(index)
-    for task in batch.tasks(indexes):
+    for task in batch.tasks(indexes, [job.written for job in local.values()]):
         written = {paths[id(unit.header)] for unit in task.units}
         yield partial(fill, task), tuple(local[path] for path in sorted(written))
 
@@ -169,7 +185,8 @@ def execute(
 ) -> tuple[Written, ...]:
     """Write the outputs of a plan and its manifest; for a part, its log for `finalize`.
 
-    A resumed run keeps the outputs that an earlier run completed.
+    A resumed run keeps the outputs that an earlier run completed, and the units that it wrote of
+    others.
 
     Parameters
     ----------
@@ -222,6 +239,8 @@ def execute(
     executor = executor or InlineExecutor()
     run = _Run(executor, options, on_progress, check, plan, transaction)
     rest = [rank for rank in assignment.ranks if rank not in transaction.kept]
+    nbytes = sum(plan.sizes[rank] for rank in rest)
+    run.group_bytes = min(max(nbytes // GROUPS, MIN_GROUP_BYTES), MAX_GROUP_BYTES)
     try:
         run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
         for batch in schedule(plan, rest, options, by_file=isinstance(executor, Cluster)):
@@ -256,6 +275,8 @@ class _Run(Struct, dict=True):
     check: Callable[[], None]
     plan: Plan
     transaction: Transaction
+    group_bytes: int = MIN_GROUP_BYTES  # of units that enter the log together
+    unlogged_bytes: int = 0
     current: str = ""  # path of the output in work, for the error
     pending: dict[Future[CallResult], tuple[Job, ...]] = {}
     jobs: list[Job] = []
@@ -302,12 +323,10 @@ class _Run(Struct, dict=True):
 
     def start(self, batch: Batch) -> None:
         """Create outputs and submit their tasks; wait while too many tasks are pending."""
-        kind = RemoteFile if isinstance(self.executor, Cluster) else PartialFile
         jobs: list[Job] = []
         for output in batch.outputs:
             self.current = output.path
-            jobs.append(Job(output, kind(output)))
-            self.jobs.append(jobs[-1])
+            jobs.append(self._begin(output))
             if output.rank in self._last:
                 forget_header()
         for call, jobs_of_call in _calls(batch, jobs):
@@ -316,8 +335,70 @@ class _Run(Struct, dict=True):
             for job in jobs_of_call:
                 job.open_tasks += 1
             self.pending[self.executor.submit(call)] = jobs_of_call
+            self.collect_done()
         for job in jobs:
             self._commit_if_done(job)
+
+    def _begin(self, output: OutputFile) -> Job:
+        """Create an output, or go on with the file of it that a killed run has left."""
+        if isinstance(self.executor, Cluster):
+            self.jobs.append(Job(output, RemoteFile(output)))
+            return self.jobs[-1]
+        hashes, casts = self.transaction.read_units(output)
+        file = PartialFile(output, goes_on=bool(hashes))
+        self.jobs.append(Job(output, file))
+        if file.is_left and not self._go_on(self.jobs[-1], file, hashes, casts):
+            self.jobs.pop().file.discard()
+            self.jobs.append(Job(output, PartialFile(output)))
+        return self.jobs[-1]
+
+    def _go_on(
+        self,
+        job: Job,
+        file: PartialFile,
+        digests: Mapping[Place, str],
+        casts: Mapping[str, CastStats],
+    ) -> bool:
+        """Take what a killed run wrote of an output; return whether the file still has all of it.
+
+        Raises
+        ------
+        VerifyError
+            The source has other contents now.
+        """
+        places = [(job.output, file.index)]
+        tasks = cut_into_tasks(places, self.options, selects=[digests.__contains__])
+        calls = ((task.nbytes, task) for task in tasks)
+        written: dict[Place, bytes] = {}
+        total = 0
+        for nbytes, checked in map_in_order(self.executor, check, calls, self._max_in_flight()):
+            self.check()
+            for _, place, number, digest in checked.stored:
+                if digest.hex() != digests[place, number]:
+                    return False
+                written[place, number] = digest
+            for _, place, number, digest in checked.sampled:
+                if digest.hex() != digests[place, number]:
+                    text = "differs from what the same command wrote before"
+                    reason = f"{text}: a source file has changed"
+                    raise VerifyError(job.output.path, [reason], "--overwrite, without --resume")
+            total += nbytes
+        self.on_progress(total)
+        job.written = frozenset(written)
+        for (place, number), digest in written.items():
+            job.add_unit(place, number, digest)
+        for name, stats in casts.items():
+            job.add_cast(name, stats)
+        return written.keys() == digests.keys()
+
+    def _log_units(self) -> None:
+        for job in self.jobs:
+            if isinstance(job.file, PartialFile) and job.unlogged:
+                job.file.sync()
+                self.transaction.record_units(job.output, job.unlogged, job.unlogged_casts)
+                job.unlogged, job.unlogged_casts = [], {}
+        self.transaction.log.sync()
+        self.unlogged_bytes = 0
 
     def collect(self) -> None:
         """Wait until a task completes, and commit the complete outputs."""
@@ -343,6 +424,9 @@ class _Run(Struct, dict=True):
             _accept(result, jobs)
             for job in jobs:
                 self._commit_if_done(job)
+            self.unlogged_bytes += result.nbytes
+        if self.unlogged_bytes >= self.group_bytes:
+            self._log_units()
 
     def refuse_overflow(self) -> None:
         """Raise `ExecutionError` if casts made Inf of numbers; remove the outputs of this run.
@@ -384,13 +468,11 @@ class _Run(Struct, dict=True):
             raise SourceHashError(path, [f"{text}; {facts}"], hint)
 
     def _max_in_flight(self) -> int:
-        """Return the limit of pending tasks, which is at least two for each worker of a cluster."""
         if isinstance(self.executor, Cluster):
             return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
         return self.options.max_in_flight
 
     def _commit_if_done(self, job: Job) -> None:
-        """Count a task of an output as done, and commit the output after the last one."""
         job.open_tasks -= 1
         if job.open_tasks:
             return

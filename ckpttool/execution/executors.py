@@ -107,13 +107,11 @@ def _starting_workers() -> Iterator[None]:
 
 
 def _prepare_worker() -> None:
-    """Block signals, and start a thread that ends this worker when the run has ended."""
     signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
     Thread(target=_exit_with_run, daemon=True).start()
 
 
 def _exit_with_run() -> None:
-    """Wait until the process of the run ends, then kill this one, which may wait for a task."""
     from multiprocessing import connection, parent_process
 
     run = parent_process()

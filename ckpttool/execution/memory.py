@@ -18,7 +18,7 @@ from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
-    from ckpttool.execution.estimate import Work
+    from ckpttool.execution.task_costs import Work
 
 MIB = 1 << 20
 MIN_BAND_BYTES = 64 << 10  # smaller copies take less time than their system calls
@@ -114,7 +114,6 @@ def _workers(engine: str, executor: Executor | None, own_bytes: int) -> tuple[in
 
 
 def _headers(plan: Plan | None) -> tuple[int, int]:
-    """Return the most tensors in an output of a plan, and the memory that its header takes."""
     if plan is None:
         return 0, 0
     tensors = max(map(len, plan.headers.values()), default=0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.execution.copy import CopyOptions, FillTask, cut_into_tasks
+from ckpttool.execution.copy import CopyOptions, FillTask, Place, cut_into_tasks
 from ckpttool.execution.grouping import group_ranks
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -32,10 +32,18 @@ class Batch(Struct, frozen=True):
     options: CopyOptions
     wants_read: bool = False
 
-    def tasks(self, indexes: Sequence[FileIndex]) -> Iterator[FillTask]:
-        """Yield the tasks that fill the outputs; ``indexes`` are the headers of their files."""
+    def tasks(
+        self, indexes: Sequence[FileIndex], written: Sequence[Collection[Place]] = ()
+    ) -> Iterator[FillTask]:
+        """Yield the tasks that fill the outputs; ``indexes`` are the headers of their files.
+
+        ``written`` has the units of each output that an earlier run wrote.
+        """
         places = [*zip(self.outputs, indexes, strict=True)]
-        return cut_into_tasks(places, self.options, self.wants_read)
+        selects = [
+            None if not units else lambda unit, of=units: unit not in of for units in written
+        ]
+        return cut_into_tasks(places, self.options, self.wants_read, selects)
 
     def excerpt(self) -> Batch:
         """Return the batch for another process, with only the slices that it needs."""
@@ -45,6 +53,10 @@ class Batch(Struct, frozen=True):
             return replace(output, tensors=tuple(tensors))
 
         return replace(self, outputs=tuple(map(trim, self.outputs)))
+
+
+def _all_but(units: Collection[Place]) -> Callable[[Place], bool]:
+    return lambda unit: unit not in units
 
 
 def schedule(

@@ -174,7 +174,6 @@ class Ckpt(Format):
         return FileIndex((file,), self.name, nbytes, tensors, attrs)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
-        """Call the function `_read_tensors` unless the cache has an equal header."""
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
             return known.tensors, end
@@ -225,7 +224,6 @@ class Ckpt(Format):
 
 
 def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
-    """Return the byte behind the records, and the attributes that a trailer there holds."""
     start = reader.size - _TRAILER_BYTES
     if start < 0 or reader.read(start, start + len(_TRAILER)) != _TRAILER:
         return reader.size, {}
@@ -234,7 +232,6 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
 
 
 def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTensor]:
-    """Return the tensors in the encrypted blocks of a file."""
     with WireReader(file, DecryptedFile(file, cipher)) as reader:
         try:
             tensors, _ = _read_tensors(reader, reader.size, file, {})
@@ -309,7 +306,6 @@ def _continues(record: _Record, before: _Record) -> bool:
 
 
 def _finish_all(reader: WireReader, record: _Record, file: StoredFile) -> dict[str, StoredTensor]:
-    """Return the stored tensors of a joined record."""
     return {tensor.name: _finish(reader, tensor, file) for tensor in record.tensors}
 
 
@@ -362,7 +358,6 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
 
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:
-    """Return whether a field of the file is a record of a map parameter."""
     return record.number == 1 and any(
         one.number == 3 for one in reader.fields(record.start, record.stop)
     )
@@ -465,14 +460,12 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
 
 
 def _type_name(word: str) -> str:
-    """Return the name of a type, of which MindNLP writes ``mindspore.float16``, for example."""
     is_other_spelling = re.fullmatch(r"(mindspore\.)?[a-z0-9_]+", word) is not None
     dtype = find_dtype(word) or (find_word(word) if is_other_spelling else None)
     return intern(word) if dtype is None else dtype.name
 
 
 def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
-    """Return the messages of the three tensors of a ``maptensor``."""
     tensors = [one for one in reader.fields(body.start, body.stop) if one.number == 1]
     if len(tensors) != len(map_component_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
         reason = f"{tag}: expected keys, values and statuses, found {len(tensors)} tensors"
@@ -548,7 +541,6 @@ def _usual_kind(
 
 
 def _kind_in(behind: bytes) -> tuple[str, tuple[int, ...]] | None:
-    """Return the element type and the shape behind a usual name, if both are possible."""
     match = _USUAL_TENSOR.fullmatch(behind)
     assert match is not None, "it is part of a usual header"
     dtype = find_dtype(match[2].decode())
@@ -557,7 +549,6 @@ def _kind_in(behind: bytes) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _whole_record(meta: TensorMeta, start: int, extents: tuple[Extent, ...]) -> _Record:
-    """Return the record at byte ``start`` of a complete tensor, which others may follow."""
     tensor = _RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
     return _Record(meta.name, [tensor])
 
@@ -632,7 +623,6 @@ def _take_length(data: bytes, at: int, keys: bytes) -> tuple[int, int]:
 
 
 def _meta_of_part(header: re.Match[bytes], nbytes: int) -> TensorMeta | None:
-    """Return the tensor of a usual header, which may have the content of several records."""
     kind = _kind_in(header[3])
     if kind is None:
         return None
@@ -763,7 +753,6 @@ def _map_parts(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[Heade
 
 
 def _map_tensor_header(meta: TensorMeta, count: int) -> bytes:
-    """Return the bytes before the content of a map parameter's tensor of ``count`` entries."""
     dtype = DTYPES[meta.dtype]
     word = meta.dtype if dtype.hdf5 == "bytes" else dtype.hdf5
     dims = (count, *meta.shape[1:])
@@ -771,7 +760,6 @@ def _map_tensor_header(meta: TensorMeta, count: int) -> bytes:
 
 
 def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
-    """Return the bytes of a record before its content of ``nbytes`` bytes."""
     dims = (0,) if meta.text is not None else meta.shape
     name = meta.name.encode()
     before, behind = _around_name(len(name), dims, meta.dtype, nbytes)
@@ -800,5 +788,4 @@ def _tensor_header(dims: tuple[int, ...], word: str, nbytes: int) -> bytes:
 
 
 def _trailer(crc: int) -> bytes:
-    """Return the trailer with a checksum."""
     return _TRAILER + crc.to_bytes(_TRAILER_BYTES - len(_TRAILER), "big")

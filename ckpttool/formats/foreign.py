@@ -358,7 +358,6 @@ def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
 def _table_device(
     rank: Mapping[str, object], server: Mapping[str, object], device: Mapping[str, object]
 ) -> Device:
-    """Return the device of a rank from the entries that hold its rank, its server and itself."""
     return Device(
         _number(rank, "rank_id" if "rank_id" in rank else "pod_name"),
         str(server.get("server_id", "")),

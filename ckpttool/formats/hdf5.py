@@ -207,7 +207,6 @@ class Hdf5(Format):
 
 
 def _is_component(part: str) -> bool:
-    """Return whether a part of a name can be the name of an HDF5 link."""
     return part not in ("", ".") and len(part.encode()) <= MAX_PATH_COMPONENT_BYTES
 
 
@@ -231,7 +230,6 @@ def _hdf5_types() -> dict[str, h5t.TypeID]:
 
 
 def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
-    """Return a little-endian type whose sign, exponent and mantissa fill it from the top."""
     kind = h5t.IEEE_F32LE.copy()
     kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
     kind.set_ebias(bias)
@@ -241,7 +239,6 @@ def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) 
 
 
 def _fixed_string(nbytes: int) -> h5t.TypeID:
-    """Return the type of UTF-8 text of fixed length, padded with NUL."""
     kind = h5t.C_S1.copy()
     kind.set_size(nbytes)
     kind.set_strpad(h5t.STR_NULLPAD)
@@ -250,7 +247,6 @@ def _fixed_string(nbytes: int) -> h5t.TypeID:
 
 
 def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, text: str) -> None:
-    """Write an attribute of a dataset or a group, a string of fixed length that is not empty."""
     data = np.array(text.encode())
     kind = _fixed_string(data.itemsize)
     attribute = h5a.create(owner, name.encode(), kind, h5s.create(h5s.SCALAR))
@@ -258,7 +254,6 @@ def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, text: str) -
 
 
 def _write_variable_text(root: h5g.GroupID, name: str, text: str) -> None:
-    """Write an attribute of a group, a string of variable length."""
     kind = h5t.py_create(h5py.string_dtype(), logical=True)
     attribute = h5a.create(root, name.encode(), kind, h5s.create(h5s.SCALAR))
     attribute.write(np.array(text, h5py.string_dtype()))
@@ -296,7 +291,6 @@ def _read_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str) -> str | None
 
 
 def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
-    """Return the HDF5 types and MindSpore's names of them, by their size in bytes."""
     by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
     for dtype in DTYPES.values():
         if dtype.hdf5 != "bytes":
@@ -317,7 +311,6 @@ def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
 
 
 def _read_dtype(dataset: h5d.DatasetID) -> str | None:
-    """Return the element type that the attribute of a dataset of bytes names, or None."""
     if not h5a.exists(dataset, _DTYPE_ATTRIBUTE.encode()):
         return None
     named = _read_attribute(dataset, _DTYPE_ATTRIBUTE)
@@ -571,7 +564,6 @@ def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
 
 @lru_cache(maxsize=1)
 def _utf8_links() -> h5p.PropLCID:
-    """Return the properties of links whose names are UTF-8."""
     links = h5p.create(h5p.LINK_CREATE)
     links.set_char_encoding(h5t.CSET_UTF8)
     return links

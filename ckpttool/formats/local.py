@@ -98,7 +98,6 @@ def _as_path(path: AnyPath) -> Path:
 
 
 def _is_listed_file(path: AnyPath) -> bool:
-    """Return whether a listing shows that a path is a file, and no link to one."""
     listed = _LISTED.get()
     return listed is not None and path in listed.files
 

@@ -204,7 +204,6 @@ class Safetensors(Format):
 
 
 def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each tensor whose name or type the format cannot hold."""
     for meta in tensors:
         if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
             yield refusal(meta, "safetensors reserves this name")
@@ -213,7 +212,6 @@ def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
-    """Return the tensors in the order of their contents."""
     return sorted(tensors, key=lambda meta: (-_ORDER.index(_type_name(meta)), meta.name))
 
 
@@ -245,7 +243,6 @@ def _entry_bytes(meta: TensorMeta) -> int:
 
 
 def _to_json(header: Mapping[str, object]) -> bytes:
-    """Return the JSON of a header."""
     return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -260,14 +257,12 @@ def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
 
 
 def _type_name(meta: TensorMeta) -> str:
-    """Return the name of a tensor's element type in safetensors."""
     word = ALL_DTYPES[meta.dtype].safetensors
     assert word is not None, "the caller has called refusals()"
     return word
 
 
 def _parse_header(path: str, text: bytes) -> dict[str, object]:
-    """Return the object in a header."""
     try:
         header = parse_json(text)
     except ValueError as error:
@@ -278,7 +273,6 @@ def _parse_header(path: str, text: bytes) -> dict[str, object]:
 
 
 def _parse_metadata(path: str, metadata: object) -> dict[str, str]:
-    """Return the strings in ``__metadata__``."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict) or not all(
@@ -347,7 +341,6 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 
 
 def _is_usual(text: bytes) -> bool:
-    """Return whether a header has the usual padding, so that its length is right."""
     nbytes = len(text.rstrip())
     return len(text) == nbytes + -nbytes % 8
 

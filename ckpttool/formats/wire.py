@@ -278,14 +278,12 @@ class WireReader:
             raise FormatError(self.path, at, "a name is not UTF-8", facts=facts) from error
 
     def _payload(self, field: Field) -> int:
-        """Return the start of a length-delimited field's payload."""
         if field.wire_type != LENGTH:
             raise FormatError(self.path, field.start, _DAMAGED)
         return field.start
 
 
 def _signed(value: int) -> int:
-    """Return the signed 64-bit number that an unsigned one stands for."""
     value &= (1 << 64) - 1  # ten bytes of seven bits could hold more; protobuf drops the excess
     return value - (1 << 64) if value >> 63 else value
 

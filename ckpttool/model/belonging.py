@@ -199,7 +199,6 @@ def format_roles(roles: Mapping[Role, int]) -> str:
 
 
 def _are_alike(name: str, other: str, metas: Mapping[str, TensorMeta]) -> bool:
-    """Return whether two tensors have the same shape and type, as far as both are known."""
     kinds = {(metas[one].dtype, metas[one].shape) for one in (name, other) if one in metas}
     return len(kinds) < 2
 

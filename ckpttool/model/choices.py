@@ -169,7 +169,6 @@ class TensorOptions(Struct, frozen=True, dict=True):
         return frozenset(filter(is_wanted, names))
 
     def _names(self, pattern: Pattern, name: str) -> bool:
-        """Return whether a pattern names a tensor."""
         return pattern.matches(self.called.get(name, name))
 
     def unmatched(
@@ -180,7 +179,6 @@ class TensorOptions(Struct, frozen=True, dict=True):
         yield from unmatched_problems((*self.included, *self.excluded), names, where, absent)
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
-        """Return the requests for a tensor, those with a pattern if there are any."""
         is_number = meta.dtype in CASTABLE or what.scale is not None
         if not is_number or what.role in ("counter", "scale"):
             return []

@@ -563,7 +563,6 @@ def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=65536)  # a model has few pairs of layout and shape; each rank needs them
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
-    """Return the boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
 
 
@@ -716,7 +715,7 @@ def shard_as_axes(layout: Layout) -> Layout | None:
     --------
     >>> shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
     Layout(device_matrix=(2, 2, 2), tensor_map=((0,),), optimizer_shard=1, first_rank=0, \
-full_shape=None, rows=(), fields=1)
+full_shape=None, rows=(), fields=1, split_shape=())
     """
     if layout.optimizer_shard == 1:
         return layout
@@ -751,6 +750,5 @@ full_shape=None, rows=(), fields=1)
 
 
 def _cutting(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Return the tensor map without the device axes of size 1."""
     sizes = tuple(reversed(layout.device_matrix))
     return tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.tensor_map)

@@ -122,7 +122,6 @@ def fold_names(names: Iterable[str], others: Collection[str], most: int) -> tupl
 
 
 def _wider(name: str) -> Iterator[Pattern]:
-    """Yield patterns that match a name and others, the widest one first."""
     heads = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
     for text in (*heads, name) if {*"*?[:"}.isdisjoint(name) else ():
         yield Pattern(re.sub(r"(?<![A-Za-z\d])\d+(?=\.)", "*", text))

@@ -632,7 +632,6 @@ class Plan(Brief, Struct, frozen=True, dict=True):
 
 
 def _by_stage(transfer: Transfer, stage_ranks: int) -> Iterator[Layout]:
-    """Yield the layouts of a transfer, with one of all ranks repeated for each stage."""
     for layout in transfer.layouts:
         if len(layout.ranks) == stage_ranks:
             yield layout

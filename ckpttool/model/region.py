@@ -172,7 +172,6 @@ def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
 
 
 def _touched(cut: Sequence[int], low: int, high: int) -> range:
-    """Return the stretches of an axis that overlap the elements from ``low`` to ``high``."""
     return range(bisect_right(cut, low) - 1, bisect_left(cut, high))
 
 

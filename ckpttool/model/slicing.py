@@ -4,6 +4,9 @@ Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its b
 (`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor form a grid, and
 every box is a block of grid cells.  The boxes must fill the tensor exactly, and only equal boxes
 may overlap.  Arithmetic on the boundaries finds them, as for a layout.
+
+`holdings` says of each slice who should hold it and who does.  All that is said of missing slices,
+replicas and placements is a fold of it, so that no two answers differ.
 """
 
 from __future__ import annotations
@@ -45,6 +48,46 @@ class Piece(NamedTuple):
     tensor: StoredTensor
     src: Region
     dst: Region
+
+
+class Holding(Struct, frozen=True, gc=False):
+    """A slice of a tensor: its elements, who should hold it, and who does.
+
+    Attributes
+    ----------
+    owners
+        The ranks that should hold it, ascending.
+    holders
+        Those of them that have it on disk; none in a target.
+    layout
+        The layout of the stage of these ranks; None if there is none.
+    shape
+        The full shape, from which the layout cuts the slice.
+    region
+        The elements of a slice without a layout; None if nothing says which they are.
+    """
+
+    owners: tuple[int, ...]
+    holders: tuple[int, ...] = ()
+    layout: Layout | None = None
+    shape: tuple[int, ...] = ()
+    region: Region | None = None
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Its elements: one region, several of a field-sliced embedding, () if it is not known.
+
+        A stage has thousands of slices, and most questions are not about elements.
+        """
+        if self.layout is None:
+            return () if self.region is None else (self.region,)
+        index = self.layout.slice_index(self.owners[0])
+        return tuple(self.layout.boxes(index, self.shape))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(region.size for region in self.regions)
 
 
 class Slicing(Protocol):
@@ -102,11 +145,8 @@ class Slicing(Protocol):
     def owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
 
-    def regions(self) -> Iterator[tuple[Region, ...]]:
-        """Yield the elements of each slice, in the order of `replicas`.
-
-        A slice is one region of the full tensor; that of a field-sliced embedding is several.
-        """
+    def holdings(self) -> Iterator[Holding]:
+        """Yield for each slice who should hold it and who does, in the order of `replicas`."""
 
     def bounds(self, rank: int) -> Region:
         """Return a region of the full tensor that contains the slices of ``rank``."""
@@ -185,10 +225,12 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
         """See `Slicing`."""
         return self.layout.slice_owners()
 
-    def regions(self) -> Iterator[tuple[Region, ...]]:
-        """See `Slicing`."""
-        layout = self.layout
-        return (tuple(layout.boxes(index, self.shape)) for index in layout.slice_indices())
+    def holdings(self, within: Region | None = None) -> Iterator[Holding]:
+        """See `Slicing`; with a region only of the slices that overlap it."""
+        layout, shape, is_held = self.layout, self.shape, self.files.__contains__
+        touched = layout.slice_indices() if within is None else layout.touched(within, shape)
+        for owners in map(layout.owners, touched):
+            yield Holding(owners, tuple(filter(is_held, owners)), layout, shape)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
@@ -278,6 +320,11 @@ class FullTensor(Struct, frozen=True, gc=False):
         return self.meta.name
 
     @property
+    def stages(self) -> tuple[Slicing, ...]:
+        """The slicing of each stage that holds slices; the one to read comes first."""
+        return (self.slicing, *self.copies, *self.incomplete)
+
+    @property
     def layout(self) -> Layout:
         """The layout of a tensor that a strategy shards, or that one file holds in full."""
         assert isinstance(self.slicing, LayoutSlicing), f"{self.meta.name}: described, no layout"
@@ -329,7 +376,7 @@ class BrokenTensor(Struct, frozen=True):
         How its slicing would be known.
     gaps
         The ranks that should hold each missing slice.
-    partial
+    stages
         The slicing of each stage that holds some slices, if slices are missing.
     problem
         Why its slices do not fit together, if there is another reason.
@@ -340,7 +387,7 @@ class BrokenTensor(Struct, frozen=True):
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
-    partial: tuple[LayoutSlicing, ...] = ()
+    stages: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
 
@@ -348,6 +395,25 @@ class BrokenTensor(Struct, frozen=True):
     def name(self) -> str:
         """The name of the tensor."""
         return self.meta.name
+
+
+Tensor = FullTensor | BrokenTensor
+
+
+def holdings(tensor: Tensor) -> Iterator[Holding]:
+    """Yield for each slice of a tensor who should hold it and who does, stage by stage.
+
+    It is the one answer to this question.  If nothing lists the tensor, each group of ranks with
+    equal contents holds all elements.  Slices that contradict each other yield nothing.
+    """
+    known_by = tensor.known_by
+    if isinstance(known_by, Listed | Follows):
+        for slicing in tensor.stages:
+            yield from slicing.holdings()
+        return
+    groups = [(rank,) for rank in known_by.ranks] if isinstance(known_by, Own) else known_by.groups
+    for ranks in groups:
+        yield Holding(ranks, ranks, region=Region.whole(tensor.meta.shape))
 
 
 class Box(Struct, frozen=True):
@@ -453,9 +519,10 @@ class BoxSlicing(Struct, frozen=True):
         for boxes in self.slices:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
 
-    def regions(self) -> Iterator[tuple[Region, ...]]:
+    def holdings(self) -> Iterator[Holding]:
         """See `Slicing`; no region for a slice that an `excerpt` left out."""
-        return (tuple(box.region for box in boxes[:1]) for boxes in self.slices)
+        for boxes, owners in zip(self.slices, self.owners(), strict=True):
+            yield Holding(owners, owners, region=boxes[0].region if boxes else None)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`; the full tensor, because a rank may have several boxes."""
@@ -617,7 +684,6 @@ def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
 
 
 def _cell_number(index: tuple[int, ...], counts: tuple[int, ...]) -> int:
-    """Return the number of a cell, in C order."""
     place = 0
     for i, n in zip(index, counts, strict=True):
         place = place * n + i

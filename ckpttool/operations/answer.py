@@ -8,23 +8,77 @@ where it has that; a key that is always there has none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, overload
+from typing import Annotated, ClassVar, cast, overload
 
 import msgspec
 
 from ckpttool._version import SCHEMA
-from ckpttool.problems import Diagnostic, SeverityOf, describe_diagnostics
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import CODES, Diagnostic, Severity, SeverityOf
+from ckpttool.wording import as_typed, encodable
 
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
+Magnitude = Annotated[float, msgspec.Meta(ge=0)]
+Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
+Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
+_ERRORS: SeverityOf = dict.fromkeys(CODES, "error")
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a document: its fields are the keys."""
+
+
+class DiagnosticAnswer(Answer, frozen=True):
+    """One note, finding or problem of any document.
+
+    Attributes
+    ----------
+    severity
+        How grave the fact is for this command.
+    code
+        What kind of fact it is; docs/reference/messages.md lists the codes.
+    text
+        The fact in words: where, and what.
+    facts
+        What was expected and found: ranks, names, numbers.
+    hint
+        What to do about it.
+    tensor
+        Parameter that the fact is about.
+    ranks
+        Ranks that the fact is about, ascending.
+    path
+        File or folder that the fact is about.
+    offset
+        Byte in that file.
+    count
+        Number of elements, if elements were counted.
+    first
+        Index of the first of these elements in the full tensor.
+    """
+
+    severity: Severity
+    code: Code
+    text: str
+    facts: str | None
+    hint: str | None
+    tensor: str | None
+    ranks: tuple[Count, ...]
+    path: str | None = None
+    offset: Count | None = None
+    count: Count | None = None
+    first: tuple[Count, ...] | None = None
 
 
 class Reported(Sequence[Diagnostic]):
-    """Diagnostics with the severities that the command gives them."""
+    """Diagnostics with the severities that the command gives them: those of errors by default."""
 
-    def __init__(self, found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
+    def __init__(self, found: Iterable[Diagnostic], severity_of: SeverityOf = _ERRORS) -> None:
         self._found = tuple(found)
         self.severity_of = severity_of
 
@@ -41,25 +95,184 @@ class Reported(Sequence[Diagnostic]):
     def __repr__(self) -> str:
         return repr(self._found)
 
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a document: its fields are the keys."""
+    def to_builtins(self) -> list[Json]:
+        """Return the diagnostics of a document."""
+        return [
+            msgspec.to_builtins(
+                DiagnosticAnswer(
+                    cast(Severity, self.severity_of[one.code]),
+                    one.code,
+                    one.fact,
+                    one.facts or None,
+                    as_typed(one.hint) or None,
+                    one.tensor,
+                    one.ranks,
+                    one.path,
+                    one.offset,
+                    one.count,
+                    one.first,
+                )
+            )
+            for one in self._found
+        ]
 
 
 class Document(Answer, frozen=True):
-    """A whole document; ``schema`` is its number, which a change that breaks readers counts up."""
+    """A whole document; a key whose default is None is left out where it is None.
+
+    Attributes
+    ----------
+    schema
+        The number of the document; a change that breaks readers counts it up.
+    aside
+        Fields that are no keys: what the screen needs beside the document.
+    """
 
     schema: ClassVar[int] = SCHEMA
+    aside: ClassVar[frozenset[str]] = frozenset()
 
     def to_dict(self) -> Json:
         """Return the document that ``--json`` prints."""
-        return {"schema": self.schema, **msgspec.to_builtins(self, enc_hook=_to_builtin)}
+        document: Json = {"schema": self.schema}
+        for field in msgspec.structs.fields(type(self)):
+            value = getattr(self, field.name)
+            if field.name not in self.aside and (value is not None or field.required):
+                document[field.name] = msgspec.to_builtins(value, enc_hook=_to_builtin)
+        return document
+
+
+def to_text(document: Json) -> str:
+    r"""Return a document as JSON in ASCII, which every locale can print, and strict parsers read.
+
+    Of a path that is not UTF-8, Python has halves of characters, which JSON cannot hold: ``\xff``
+    stands for such a byte.
+    """
+    text = json.dumps(document)
+    return json.dumps(_encodable(document)) if "\\ud" in text else text
+
+
+def _encodable(value: object) -> object:
+    match value:
+        case str():
+            return encodable(value)
+        case dict():
+            return {encodable(key): _encodable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [*map(_encodable, value)]
+        case _:
+            return value
+
+
+class StageLayout(Answer, frozen=True, kw_only=True):
+    """A layout in one stage.
+
+    Attributes
+    ----------
+    stage
+        The pipeline stage.
+    shape
+        The full shape; null if the file does not have it.
+    device_matrix
+        Sizes of the device grid.
+    tensor_map
+        For each tensor axis the device axes that shard it, counted from the right.
+    optimizer_shard
+        Parts of axis 0 among ranks with equal slices; 1 for none.
+    rows
+        Rows of each slice, if a manual split makes them unequal.
+    fields
+        Number of fields, if slices hold their share of each field.
+    """
+
+    stage: Count
+    shape: tuple[Count, ...] | None
+    device_matrix: tuple[Some, ...]
+    tensor_map: tuple[tuple[Count, ...], ...]
+    optimizer_shard: Some
+    rows: tuple[Count, ...] | None = None
+    fields: Some | None = None
+
+
+def describe_layouts(layouts: Iterable[Layout]) -> tuple[StageLayout, ...]:
+    """Return layouts as answers have them, one for each stage."""
+    return tuple(
+        StageLayout(
+            stage=layout.stage,
+            shape=layout.full_shape,
+            device_matrix=layout.device_matrix,
+            tensor_map=layout.tensor_map,
+            optimizer_shard=layout.optimizer_shard,
+            rows=layout.rows or None,
+            fields=layout.fields if layout.fields > 1 else None,
+        )
+        for layout in layouts
+    )
+
+
+class StrategySize(Answer, frozen=True):
+    """A strategy.
+
+    Attributes
+    ----------
+    files
+        The files that were read.
+    ranks
+        Number of ranks of all stages.
+    stages
+        Number of pipeline stages.
+    """
+
+    files: tuple[str, ...]
+    ranks: Some
+    stages: Some
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> StrategySize:
+        """Return the size of a strategy."""
+        return cls(strategy.files, len(strategy.ranks), strategy.stages)
 
 
 def _to_builtin(value: object) -> object:
     match value:
         case Reported():
-            return describe_diagnostics(value, value.severity_of)
+            return value.to_builtins()
         case range():
             return [*value]
     raise TypeError(f"{type(value).__name__} has no place in a document")
+
+
+class ErrorAnswer(Answer, frozen=True):
+    """Why a command could not do what was requested.
+
+    Attributes
+    ----------
+    exit_code
+        The exit code; see docs/reference/exit-codes.md.
+    retry
+        Whether only another run is in the way (exit code 9): the same command may succeed when that
+        has ended.
+    diagnostics
+        What stopped the command, all of it.
+    """
+
+    exit_code: Count
+    retry: bool
+    diagnostics: Reported
+
+
+class Failure(Document, frozen=True):
+    """What any command prints with --json if it cannot do what was requested.
+
+    Attributes
+    ----------
+    ckpttool
+        Version of ckpttool.
+    command
+        The command line.
+    error
+        Why it could not.
+    """
+
+    ckpttool: str
+    command: str
+    error: ErrorAnswer

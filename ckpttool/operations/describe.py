@@ -1,6 +1,6 @@
 """What inspect answers: the facts of a checkpoint as figures, or what another file is.
 
-Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
+Nothing here reads a checkpoint; `ckpttool.operations.inspection` does.
 """
 
 from __future__ import annotations

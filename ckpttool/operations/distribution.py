@@ -1,12 +1,12 @@
-"""How tensors are distributed over ranks: who should hold which elements, and who does.
+"""How tensors are distributed over ranks: their holdings, as screens, documents and pictures show.
 
-It is what screens, documents and pictures show of slices: of a checkpoint, or of the target of a
-plan.  Equal distributions are one object: thousands of tensors have few.
+`ckpttool.model.slicing.holdings` says who should hold a slice and who does; the ranks of a target
+hold nothing yet, and read.  Equal distributions are one object: thousands of tensors have few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -18,18 +18,19 @@ from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
+    Holding,
     LayoutSlicing,
     Listed,
     Own,
     RankGroups,
-    Slicing,
+    Tensor,
     Unlisted,
     Whole,
+    holdings,
 )
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
-    from ckpttool.checkpoint.interpret import Tensor
     from ckpttool.model.plan import Plan, Transfer
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import TensorMeta
@@ -56,35 +57,6 @@ class Taken(Struct, frozen=True):
     src: Region
 
 
-class Slice(Struct, frozen=True):
-    """A slice of a full tensor, and the ranks that hold it.
-
-    Attributes
-    ----------
-    regions
-        Its elements; several boxes only in a field-sliced embedding.
-    ranks
-        The ranks that should hold it, ascending.
-    stored
-        Those of them that have it on disk; empty in a target.
-    layout
-        The layout of the stage of these ranks; None if there is none.
-    taken
-        In a target: what is read from whom.
-    """
-
-    regions: tuple[Region, ...]
-    ranks: Ranks
-    stored: Ranks = ()
-    layout: Layout | None = None
-    taken: tuple[Taken, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return sum(region.size for region in self.regions)
-
-
 class Distribution(Struct, frozen=True, eq=False):
     """How a full tensor is distributed over ranks.  Tensors that have it share one object.
 
@@ -99,6 +71,8 @@ class Distribution(Struct, frozen=True, eq=False):
     slices
         The slices of all stages, in C order stage by stage.  Of a tensor that nothing lists: its
         different contents, each with the ranks that hold them.
+    taken
+        In a target: what is read from whom for each slice.
     listed_shard
         The optimizer shard that the strategy lists, if contents show another.
     is_corrected
@@ -107,7 +81,8 @@ class Distribution(Struct, frozen=True, eq=False):
 
     shape: tuple[int, ...]
     known_by: Known
-    slices: tuple[Slice, ...]
+    slices: tuple[Holding, ...]
+    taken: Mapping[Holding, tuple[Taken, ...]] = {}
     listed_shard: int | None = None
     is_corrected: bool = False
 
@@ -124,13 +99,13 @@ class Distribution(Struct, frozen=True, eq=False):
 
     def of_rank(self, rank: int) -> Distribution:
         """Return the distribution with only the slices of a rank."""
-        return replace(self, slices=tuple(one for one in self.slices if rank in one.ranks))
+        return replace(self, slices=tuple(one for one in self.slices if rank in one.owners))
 
 
 def distribute(
     checkpoint: Checkpoint,
     listed: Strategy | None = None,
-    equal_ranks: Mapping[str, RankGroups] | None = None,
+    equal_ranks: Mapping[str, RankGroups] = {},
 ) -> dict[str, Distribution]:
     """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
 
@@ -147,22 +122,20 @@ def distribute(
     """
     catalog, known = checkpoint.catalog, dict[Hashable, Distribution]()
     found: dict[str, Distribution] = {}
-    for one in checkpoint.records:
-        held, shape = catalog.holders.get(one.name, ()), full_meta(one).shape
-        slicings, shard = tuple(_slicings(one)), _listed_shard(one, listed)
-        groups = one.known_by.groups if isinstance(one.known_by, Whole | Unlisted) else ()
-        if equal_ranks is not None:
-            groups = max(groups, equal_ranks.get(one.name, ()), key=len)
-        if not checkpoint.are_joined:
-            groups = (held,)
-        what = shape, _KNOWN[type(one.known_by)], shard, one.is_corrected
-        key = (*what, id(held), groups, *(each.key for each in slicings))
+    for tensor in checkpoint.records:
+        known_by = tensor.known_by
+        groups: RankGroups = ()
+        if isinstance(known_by, Whole | Unlisted):
+            groups = max(known_by.groups, equal_ranks.get(tensor.name, ()), key=len)
+            tensor = replace(tensor, known_by=replace(known_by, groups=groups))
+        shape, shard = full_meta(tensor).shape, _listed_shard(tensor, listed)
+        what = shape, _KNOWN[type(known_by)], shard, tensor.is_corrected
+        held = catalog.holders.get(tensor.name, ())
+        key = (*what, id(held), groups, *(stage.key for stage in tensor.stages))
         if key not in known:
-            slices = tuple(_slices_of(slicings, held))
-            if groups:
-                slices = tuple(Slice((Region.whole(shape),), ranks, ranks) for ranks in groups)
-            known[key] = Distribution(shape, what[1], slices, *what[2:])
-        found.setdefault(one.name, known[key])
+            slices = tuple(holdings(tensor))
+            known[key] = Distribution(*what[:2], slices, {}, *what[2:])
+        found.setdefault(tensor.name, known[key])
     return found
 
 
@@ -175,32 +148,10 @@ _KNOWN: Mapping[type, Known] = {
 }
 
 
-def _slicings(one: Tensor) -> Iterator[Slicing]:
-    """Yield the slicings of all stages that hold slices of a tensor; none without a layout."""
-    if isinstance(one.known_by, Whole | Unlisted):
-        return
-    if isinstance(one, BrokenTensor):
-        yield from one.partial
-    else:
-        yield from (one.slicing, *one.copies, *one.incomplete)
-
-
-def _slices_of(slicings: Iterable[Slicing], held: Ranks) -> Iterator[Slice]:
-    having = frozenset(held)
-    for slicing in slicings:
-        layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
-        for ranks, regions in zip(slicing.owners(), slicing.regions(), strict=True):
-            stored = (
-                ranks if having.issuperset(ranks) else tuple(filter(having.__contains__, ranks))
-            )
-            yield Slice(regions, ranks, stored, layout)
-
-
 def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
-    """Return the optimizer shard that the strategy lists, if that of the slices is another."""
     base = one.known_by.parameter if isinstance(one.known_by, Follows) else one.name
     layouts = () if listed is None else listed.layouts.get(base, ())
-    slicings = [each.layout for each in _slicings(one) if isinstance(each, LayoutSlicing)]
+    slicings = [each.layout for each in one.stages if isinstance(each, LayoutSlicing)]
     if not layouts or not slicings or layouts[0].optimizer_shard == slicings[0].optimizer_shard:
         return None
     return layouts[0].optimizer_shard
@@ -208,8 +159,8 @@ def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
 
 def full_meta(one: Tensor) -> TensorMeta:
     """Return a full tensor, also of one that lacks slices; else a slice."""
-    if isinstance(one, BrokenTensor) and one.partial:
-        return one.meta.of_shape(one.partial[0].shape)
+    if isinstance(one, BrokenTensor) and one.stages:
+        return one.meta.of_shape(one.stages[0].shape)
     return one.meta
 
 
@@ -241,17 +192,17 @@ def distribute_target(
             equal = slices.setdefault(tensor.meta.name, {})
             if (layout, region) not in equal:
                 pieces = tensor.pieces(Region.whole(region.shape))
-                taken = (Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces)
-                equal[layout, region] = tuple(taken)
+                equal[layout, region] = tuple(
+                    Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces
+                )
     holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
     for names in alike.values():
-        shape, parts = transfers[names[0]][0].meta.shape, list[Slice]()
-        for (layout, region), taken_of in slices.get(names[0], {}).items():
+        shape, taken_by = transfers[names[0]][0].meta.shape, dict[Holding, tuple[Taken, ...]]()
+        for (layout, region), taken in slices.get(names[0], {}).items():
             if (layout, shape) not in holders:
                 holders[layout, shape] = _ranks_of_regions(layout, shape)
-            ranks = holders[layout, shape][region]
-            parts.append(Slice((region,), ranks, (), layout, taken_of))
-        one = Distribution(shape, "listed", tuple(parts))
+            taken_by[Holding(holders[layout, shape][region], (), layout, shape)] = taken
+        one = Distribution(shape, "listed", tuple(taken_by), taken_by)
         found.update(dict.fromkeys(names, one))
     return {name: found[name] for name in transfers}
 

@@ -6,23 +6,23 @@ document has ``"schema"``: `ckpttool._version.SCHEMA`, or more if a key has left
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from ckpttool._version import SCHEMA, __version__
+from ckpttool._version import SCHEMA
 from ckpttool.formats.foreign import ForeignFile
 from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, holdings
+from ckpttool.operations.answer import Json, Reported
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
-from ckpttool.problems import describe_diagnostics, describe_errors, is_busy, severities
-from ckpttool.wording import encodable
+from ckpttool.problems import severities
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
@@ -32,50 +32,22 @@ if TYPE_CHECKING:
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
-    from ckpttool.operations.convert import Casting, Conversion
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.diff import Applied, Difference, TensorChange, TensorDifference
-    from ckpttool.operations.distribution import Slice
+    from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
-    from ckpttool.operations.explain import Explanation
+    from ckpttool.operations.explanation import Explanation
     from ckpttool.operations.open import Array
-    from ckpttool.operations.strategies import WrittenStrategy
-    from ckpttool.operations.strategy_diff import StrategyComparison
+    from ckpttool.operations.run import Casting, Conversion
     from ckpttool.operations.summary import Parallelism
+    from ckpttool.operations.tensor_diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.values import TensorValues, Values
-    from ckpttool.operations.verify import Verification
-    from ckpttool.planning.needs import Needs
-    from ckpttool.problems import Diagnostic, Diagnostics
-    from ckpttool.transaction.manifest import Manifest
-
-Json = dict[str, object]
+    from ckpttool.operations.verification import Verification
+    from ckpttool.problems import Diagnostics
 
 _FILE = "path format nbytes"
 _AMOUNT = "tensors parameters nbytes dtypes"
 _OUTPUT = "rank path format nbytes tensors"
 _NO_LAYOUT: Json = {"device_matrix": None, "tensor_map": None, "optimizer_shard": None}
-
-
-def to_text(document: Json) -> str:
-    r"""Return a document as JSON in ASCII, which every locale can print, and strict parsers read.
-
-    Of a path that is not UTF-8, Python has halves of characters, which JSON cannot hold: ``\xff``
-    stands for such a byte.
-    """
-    text = json.dumps(document)
-    return json.dumps(_encodable(document)) if "\\ud" in text else text
-
-
-def _encodable(value: object) -> object:
-    match value:
-        case str():
-            return encodable(value)
-        case dict():
-            return {encodable(key): _encodable(one) for key, one in value.items()}
-        case list() | tuple():
-            return [*map(_encodable, value)]
-        case _:
-            return value
 
 
 def inspect(found: Inspected) -> Json:
@@ -149,9 +121,13 @@ def explain(found: Explanation) -> Json:
                 "slices": [
                     {
                         "regions": _each(part.regions, "start shape"),
-                        "ranks": part.ranks,
+                        "ranks": part.owners,
                         "layout": None if part.layout is None else number_of[part.layout],
-                        **(_stored_by(part) if found.target is None else _taken(part)),
+                        **(
+                            {"stored": part.holders}
+                            if found.target is None
+                            else {"taken": [*map(_taken, one.taken[part])]}
+                        ),
                     }
                     for part in one.slices
                 ],
@@ -165,17 +141,9 @@ def explain(found: Explanation) -> Json:
     )
 
 
-def _stored_by(part: Slice) -> Json:
-    return {"stored": part.stored}
-
-
-def _taken(part: Slice) -> Json:
-    return {
-        "taken": [
-            {"rank": one.rank, **_take(one.region, "start shape"), "src_start": one.src.start}
-            for one in part.taken
-        ]
-    }
+def _taken(piece: Taken) -> Json:
+    start = {"src_start": piece.src.start}
+    return {"rank": piece.rank, **_take(piece.region, "start shape"), **start}
 
 
 def verify(found: Verification, limit: int | None) -> Json:
@@ -189,8 +157,8 @@ def verify(found: Verification, limit: int | None) -> Json:
         clean=not found.findings,
         errors=counts["error"],
         warnings=counts["warning"],
-        findings=describe_diagnostics(found.findings[:limit], found.severity_of),
-        notes=describe_diagnostics(found.notes, found.severity_of),
+        findings=Reported(found.findings[:limit], found.severity_of),
+        notes=Reported(found.notes, found.severity_of),
     )
 
 
@@ -213,8 +181,8 @@ def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
             }
             or None,
         ),
-        findings=describe_diagnostics(found.findings, severities("diff")),
-        notes=describe_diagnostics(found.notes, severities("diff")),
+        findings=Reported(found.findings, severities("diff")),
+        notes=Reported(found.notes, severities("diff")),
     )
 
 
@@ -243,7 +211,7 @@ def convert(done: Conversion) -> Json:
             cast=done.casting and _casting(done.casting),
             not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
         ),
-        notes=describe_diagnostics(done.notes, severities("convert")),
+        notes=Reported(done.notes, severities("convert")),
         **_given(
             indexes=indexes or None,
             strategy=next(iter(strategies), None),
@@ -330,78 +298,6 @@ def estimate(found: Estimate) -> Json:
     )
 
 
-def finalize(folder: str, manifest: Manifest, command: str) -> Json:
-    """Return the document of finalize."""
-    return _document(
-        ckpttool=__version__,
-        command=command,
-        path=folder,
-        outputs=_each(manifest.outputs, _OUTPUT),
-        **_take(manifest, "step plan"),
-        **_given(
-            left_out=manifest.left_out and to_builtins(manifest.left_out),
-            renamed=manifest.renamed or None,
-            cast=_cast_stats(manifest.cast) or None,
-        ),
-        notes=describe_diagnostics(manifest.notes, severities("convert")),
-    )
-
-
-def written_strategy(written: WrittenStrategy) -> Json:
-    """Return the document of strategy convert and strategy merge."""
-    strategy = written.strategy
-    return _document(
-        _take(written, "path form nbytes"),
-        files=strategy.files,
-        ranks=len(strategy.ranks),
-        stages=strategy.stages,
-        tensors=len(strategy.layouts),
-        notes=describe_diagnostics(written.notes, severities("convert")),
-    )
-
-
-def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
-    """Return the document of strategy ranks; ``files`` are those to fetch, if they are named."""
-    return _document(
-        ranks=_each(needs.ranks, "rank groups fetch also"),
-        **_take(needs.together, "fetch also"),
-        **_given(files=files),
-        notes=describe_diagnostics(needs.notes, severities("convert")),
-    )
-
-
-def strategy_diff(found: StrategyComparison, limit: int | None) -> Json:
-    """Return the document of strategy diff, with the first ``limit`` differences."""
-
-    def side(one: Strategy) -> Json:
-        return {"files": one.files, "ranks": len(one.ranks), "stages": one.stages}
-
-    return _document(
-        a=side(found.a),
-        b=side(found.b),
-        equal=found.is_equal,
-        tensors=found.tensors,
-        counts=found.count_kinds(),
-        differences=[
-            {"name": name, "kind": one.kind, "a": _stages(one.a), "b": _stages(one.b)}
-            for name, one in [*found.differences.items()][:limit]
-        ],
-        respelled=found.respelled,
-        notes=describe_diagnostics((*found.a.notes, *found.b.notes), severities("diff")),
-    )
-
-
-def failure(exit_code: int, problems: Iterable[Diagnostic], command: str) -> Json:
-    """Return the document of a command that could not do what was requested."""
-    found = tuple(problems)
-    retry, errors = is_busy(found), describe_errors(found)
-    return _document(
-        ckpttool=__version__,
-        command=command,
-        error={"exit_code": exit_code, "retry": retry, "diagnostics": errors},
-    )
-
-
 # ------------------------------------------------------------------------------------------ inspect
 
 
@@ -467,15 +363,17 @@ def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
     """Describe a full tensor, and the ranks that hold its slices."""
     meta, slicing = source.meta, source.slicing
     if isinstance(slicing, BoxSlicing):
-        slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+        slices = [*holdings(source)]
         return {
             **_slices(source),
             "nbytes": meta.nbytes,
             **_NO_LAYOUT,
             "stages": [],
-            "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+            "ranks": sorted({*chain(*(one.holders for one in slices))}),
             "parts": slicing.slice_counts if slicing.is_grid else None,
-            "slices": [{**_take(one, "start shape"), "ranks": ranks} for one, ranks in slices],
+            "slices": [
+                {**_take(one.region, "start shape"), "ranks": one.holders} for one in slices
+            ],
         }
     assert isinstance(slicing, LayoutSlicing)
     base = meta.name if source.is_listed else source.parameter
@@ -502,7 +400,6 @@ def _slices(source: FullTensor) -> Json:
 
 
 def _layout(layout: Layout) -> Json:
-    """Describe how a layout shards a tensor."""
     fields = layout.fields if layout.fields > 1 else None
     return {
         **_take(layout, "device_matrix tensor_map optimizer_shard"),
@@ -537,7 +434,6 @@ def _each_number(value: object) -> object:
 
 
 def _number(value: object) -> object:
-    """Return a number for JSON, which has no NaN, no infinity and no complex numbers."""
     if isinstance(value, complex):
         return [_number(value.real), _number(value.imag)]
     if isinstance(value, float) and not math.isfinite(value):
@@ -573,8 +469,8 @@ def _diagnostics(found: Diagnostics) -> Json:
     """Describe what was found: notes and warnings, and what is wrong."""
     of_files = [one for error in found.failures for one in error.diagnostics]
     return {
-        "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
-        "problems": describe_errors((*of_files, *found.errors)),
+        "notes": Reported(found.of("note", "warning"), found.severity_of),
+        "problems": Reported((*of_files, *found.errors)),
     }
 
 
@@ -632,7 +528,6 @@ def _difference(one: TensorDifference) -> Json:
 
 
 def _change(one: TensorChange) -> Json:
-    """Describe how much a tensor changed."""
     numbers = ("relative", "distance", "norm", "max_abs")
     return {
         **_take(one, "name rank"),
@@ -650,7 +545,6 @@ def _meta(meta: TensorMeta) -> Json:
 
 
 def _document(*parts: Json, **keys: object) -> Json:
-    """Return a document of parts and keys, in the types of JSON."""
     document: Json = {"schema": SCHEMA}
     for part in (*parts, keys):
         document |= {key: _plain(value) for key, value in part.items()}
@@ -658,7 +552,6 @@ def _document(*parts: Json, **keys: object) -> Json:
 
 
 def _take(answer: object, names: str) -> Json:
-    """Return fields or properties of an answer by their names, which are the keys."""
     return {name: getattr(answer, name) for name in names.split()}
 
 
@@ -667,12 +560,12 @@ def _each(answers: Iterable[object], names: str) -> list[Json]:
 
 
 def _given(**keys: object) -> Json:
-    """Return the keys of what there is."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def _plain(value: object) -> object:
-    """Return a value in the types of JSON."""
+    if isinstance(value, Reported):
+        return value.to_builtins()
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list | range):

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import OpenProgress, no_progress
-from ckpttool.execution.estimate import Supply, Work, survey
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
+from ckpttool.execution.task_costs import Supply, Work, survey
 from ckpttool.model.tensors import Reads
-from ckpttool.operations.convert import Conversion
+from ckpttool.operations.run import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.system import peak_bytes
-from ckpttool.transaction.manifest import Written
+from ckpttool.transaction.sealed_files import Written
 from ckpttool.wording import count, format_bytes, format_numbers
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def estimate(
     open_progress: OpenProgress = no_progress,
     on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
 ) -> Estimate:
-    """Make a plan as `ckpttool.operations.convert.convert` does, and say what it takes.
+    """Make a plan as `ckpttool.operations.run.convert` does, and say what it takes.
 
     Nothing is created, locked or written.  No cluster is needed: contents are read on this host,
     and the memory is that of a worker.
@@ -140,7 +140,6 @@ def estimate(
 
 
 def _header_reads(catalog: Catalog) -> Reads:
-    """Return what was read to find the files of a source and to know what they hold."""
     return sum((file.reads for file in catalog.files.values()), catalog.reads)
 
 

@@ -32,7 +32,7 @@ from ckpttool.problems import (
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
-    from ckpttool.transaction.strategies import RecordedSet
+    from ckpttool.transaction.set_strategy import RecordedSet
 
 StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
 T = TypeVar("T")
@@ -263,6 +263,6 @@ def has_own_strategy(src: str | Catalog, but: Strategy | None = None) -> bool:
 def _recorded(folder: str) -> RecordedSet | None:
     """Return what the manifest of a folder says; None without one."""
     # Imported late, as most checkpoints have no manifest.
-    from ckpttool.transaction.strategies import read_recorded
+    from ckpttool.transaction.set_strategy import read_recorded
 
     return read_recorded(folder)

@@ -154,7 +154,7 @@ def look(
     listed: Mapping[str, ListedOutput] = {}
     # verify compares with the manifest and verifies checksums in ``read_more``, with all else.
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
-        from ckpttool.checks.manifest import check_source
+        from ckpttool.checks.manifest_hashes import check_source
 
         listed = check_source(catalog, executor, found, source.sampled_bytes)
     if command in ("inspect", "verify"):

@@ -251,7 +251,6 @@ def _complete(
     extensions: Sequence[ShardedOutput | StrategySidecar | ResumeRecords],
     found: Diagnostics,
 ) -> Plan | None:
-    """Return the plan with the metadata of headers, the documents beside the outputs, and notes."""
     plan = plan and carry_metadata(plan, found)
     for extension in extensions:
         plan = plan and extension.complete(plan, found)
@@ -381,7 +380,6 @@ def plan_merge(
 
 
 def _merged(path: str, format: str, options: OutputOptions, is_folder: bool) -> Target:
-    """Return the target that writes full tensors, into one file or a folder of numbered files."""
     attrs = header_attrs(options.crc)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
@@ -453,7 +451,6 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
 def _extensions(
     source: Subject, target: Target, options: OutputOptions
 ) -> Iterator[ShardedOutput | StrategySidecar | ResumeRecords]:
-    """Yield what completes the plan with documents."""
     if target.is_numbered:
         folder, limit = target.output_folder, options.max_shard_bytes
         yield ShardedOutput(folder, target.format, limit, is_kept=source.files == "kept")
@@ -580,13 +577,11 @@ def plan_convert(
 
 
 def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
-    """Return whether the output of convert is a folder, as the source is."""
     is_one_file = catalog.is_merged and not catalog.documents
     return not is_one_file or options.max_shard_bytes is not None
 
 
 def _described_error(catalog: Catalog) -> PlanError | None:
-    """Return the error of a source whose files alone do not say how they fit together."""
     if catalog.description is None:
         return None
     src = quote(catalog.root)

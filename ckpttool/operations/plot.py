@@ -25,13 +25,11 @@ from msgspec.structs import replace
 from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import BrokenTensor
+from ckpttool.model.slicing import BrokenTensor, Holding
 from ckpttool.operations.describe import Inspection, refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
     Known,
-    Ranks,
-    Slice,
     distribute,
     full_meta,
 )
@@ -43,8 +41,8 @@ from ckpttool.wording import printable
 
 if TYPE_CHECKING:
     from ckpttool.model.tensors import StoredFile
+    from ckpttool.operations.answer import Json
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.documents import Json
 
 TEMPLATE = Path(__file__).with_name("plot.html")
 # A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.
@@ -65,7 +63,6 @@ def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnosti
 
 
 def _inputs(found: Inspection) -> tuple[str, ...]:
-    """Return all files that were read, or should have been."""
     catalog = found.catalog
     documents = (file.path for file in catalog.documents)
     damaged = (error.path for error in catalog.damaged.values())
@@ -121,7 +118,6 @@ def draw(found: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
 
 
 def _hash_inline(page: str, tag: str) -> str:
-    """Return the source by which the policy of the page allows its own script or style alone."""
     match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     assert match is not None, f"{TEMPLATE} has one <{tag}>"
     return f"'sha256-{b64encode(hashlib.sha256(match[1].encode()).digest()).decode()}'"
@@ -169,7 +165,6 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
 
 
 def _found_by_merge(found: Inspection) -> Diagnostics:
-    """Return what inspect found and what merge would report, as grave as it is for merge."""
     said = Diagnostics("convert")
     if found.has_full_tensors:  # else merge reports only that there is no strategy
         checkpoint, choices = found.checkpoint, found.checkpoint.options
@@ -181,13 +176,11 @@ def _found_by_merge(found: Inspection) -> Diagnostics:
 
 
 def _names_below(root: str, files: Iterable[StoredFile]) -> str:
-    """Return the names of files below the folder that was scanned."""
     paths = (one.path for one in files)
     return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
 def _device(found: Inspection, rank: int) -> Iterator[str]:
-    """Yield the server and the device of a rank, if a rank table names them."""
     if (device := found.devices.get(rank)) is not None:
         yield printable(f"{device.server}, device {device.device}")
 
@@ -215,7 +208,7 @@ def _incomplete(found: Inspection) -> Summary:
     for name in found.completeness.missing_tensors:
         one = broken.get(name)
         held = Placement("stored", None, (found.catalog.holders.get(name, ()),))
-        if one is None or not one.partial:
+        if one is None or not one.stages:
             entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
         else:
             meta = full_meta(one)
@@ -250,12 +243,12 @@ class _Distributions:
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
             slices = _slices_of(how, one.shape)
-            lost = (not any(part.stored for part in parts) for _, parts in slices)
+            lost = (not any(part.holders for part in parts) for _, parts in slices)
             kind = "broken" if any(lost) else "slices"
             kind = "values" if how.is_of_values else kind
             kind = {"stored": "stored", "broken": "unjoined"}.get(how.known_by, kind)
-            ranks = [[*chain(*(part.ranks for part in parts))] for _, parts in slices]
-            held = chain(*(part.stored for _, parts in slices for part in parts))
+            ranks = [[*chain(*(part.owners for part in parts))] for _, parts in slices]
+            held = chain(*(part.holders for _, parts in slices for part in parts))
             self.described.append(
                 {
                     "kind": kind,
@@ -276,21 +269,19 @@ class _Distributions:
         """Return who holds a tensor of which nothing says how its slices fit together."""
         known: Known = "broken" if self._found.has_full_tensors else "stored"
         held = self._found.catalog.holders.get(one.name, ())
-        groups: tuple[Ranks, ...] = (held,) if held else ()
-        lost: Ranks = ()
         if known == "stored":
             having, equal = one.placement.owners[0], self._found.summary.equal_ranks
             ways = equal[one.name].ranks if one.name in equal else (having,)
-            groups = tuple(filter(None, (tuple(filter(having.__contains__, way)) for way in ways)))
+            groups = (tuple(filter(having.__contains__, ranks)) for ranks in ways)
+            slices = [Holding(ranks, ranks) for ranks in groups]
         else:
             layouts = self._found.checkpoint.strategy.layouts.get(one.name, ())
             expected = chain(*(layout.ranks for layout in layouts))
             lost = tuple(rank for rank in expected if rank not in held)
-        key = one.shape, known, groups, lost
+            slices = [Holding(held, held), Holding(lost)]
+        key = one.shape, known, tuple(part for part in slices if part.owners)
         if key not in self._others:
-            slices = [Slice((), ranks, ranks) for ranks in groups]
-            slices += [Slice((), lost)] if lost else []
-            self._others[key] = Distribution(one.shape or (), known, tuple(slices))
+            self._others[key] = Distribution(one.shape or (), *key[1:])
         return self._others[key]
 
     def _known(self, how: Distribution, kind: str) -> str:
@@ -318,7 +309,7 @@ class _Distributions:
         equal, groups = self._found.summary.equal_ranks.get(name), how.slices
         if len(groups) > 1:
             return "different between ranks", equal is not None
-        if not groups or len(groups[0].ranks) < 2 or self._found.is_merged:
+        if not groups or len(groups[0].owners) < 2 or self._found.is_merged:
             return "", False
         if equal is None:
             return "not compared (inspect --all samples every tensor)", False
@@ -328,19 +319,18 @@ class _Distributions:
 
 def _slices_of(
     how: Distribution, shape: Sequence[int] | None
-) -> Sequence[tuple[tuple[Region, ...], Sequence[Slice]]]:
+) -> Sequence[tuple[tuple[Region, ...], Sequence[Holding]]]:
     """Return the elements of each slice, and all that have them: a slice of each stage."""
     if how.is_of_values or how.known_by == "broken":
         whole = () if shape is None else (Region.whole(tuple(shape)),)
         return [(whole, (part,)) for part in how.slices]
-    found: dict[tuple[Region, ...], list[Slice]] = {}
+    found: dict[tuple[Region, ...], list[Holding]] = {}
     for part in how.slices:
         found.setdefault(part.regions, []).append(part)
     return [*found.items()]
 
 
 def _sharding(one: Entry) -> Json:
-    """Describe how a layout shards a tensor."""
     layout = one.placement.layout
     how: Json = {}
     if one.placement.is_listed:

@@ -6,39 +6,114 @@ import os
 import posixpath
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from ckpttool.model.layout import may_be_expanded
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
 from ckpttool.planning.needs import Needs
 from ckpttool.planning.preflight import document_problem
-from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
+from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all, severities
 from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import Paths, read_strategy
 from ckpttool.strategy_files.stages import merge_stages
-from ckpttool.strategy_files.writer import encode_strategy, form_of
+from ckpttool.strategy_files.writer import Word, encode_strategy, form_of
 from ckpttool.typed import parse_rank_files
 from ckpttool.wording import count, shorten
 
 
-class WrittenStrategy(Struct, frozen=True):
-    """A strategy file that was written.
+class WrittenStrategy(Document, frozen=True):
+    """What strategy convert and strategy merge print with --json.
 
     Attributes
     ----------
-    path, form, nbytes
-        The file, its form in a word, and its size.
-    strategy
-        What it says; its ``files`` are those that were read.
+    path
+        The file that was written.
+    form
+        Its form.
+    nbytes
+        Its size.
+    files
+        The files that were read.
+    ranks
+        Number of ranks of all stages.
+    stages
+        Number of pipeline stages.
+    tensors
+        Number of tensors that the strategy lists by their names.
     notes
-        Notes of reading, and what the form has no place for.
+        Facts that do not stop the command: notes and warnings.
+    strategy
+        What the file says.
     """
 
+    aside = frozenset({"strategy"})
+
     path: str
-    form: str
-    nbytes: int
+    form: Word
+    nbytes: Count
+    files: tuple[str, ...]
+    ranks: Some
+    stages: Some
+    tensors: Count
+    notes: Reported
     strategy: Strategy
-    notes: tuple[Diagnostic, ...]
+
+
+class RanksOfTarget(Answer, frozen=True):
+    """The source ranks that a target rank needs.
+
+    Attributes
+    ----------
+    rank
+        The target rank; null of a merge.
+    groups
+        Source ranks that hold the same; one of each group is needed.
+    fetch
+        Few ranks that are enough.
+    also
+        Ranks that would show an optimizer shard that the strategy hides.
+    """
+
+    rank: int | None
+    groups: tuple[tuple[Count, ...], ...]
+    fetch: tuple[Count, ...]
+    also: tuple[Count, ...]
+
+
+class RanksToFetch(Document, frozen=True, kw_only=True):
+    """What strategy ranks prints with --json.
+
+    Attributes
+    ----------
+    ranks
+        What each target rank needs; of a merge, its one entry.
+    fetch
+        Few ranks that are enough for all of these target ranks.
+    also
+        Ranks to fetch with them, which would show a hidden optimizer shard.
+    files
+        The files of both, with --files.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    """
+
+    ranks: tuple[RanksOfTarget, ...]
+    fetch: tuple[Count, ...]
+    also: tuple[Count, ...]
+    files: tuple[str, ...] | None = None
+    notes: Reported
+
+    @classmethod
+    def of(cls, needs: Needs, files: tuple[str, ...] | None = None) -> RanksToFetch:
+        """Return the document of what a target needs, and of the ``files`` to fetch."""
+        return cls(
+            ranks=tuple(
+                RanksOfTarget(one.rank, one.groups, one.fetch, one.also) for one in needs.ranks
+            ),
+            fetch=needs.together.fetch,
+            also=needs.together.also,
+            files=files,
+            notes=Reported(needs.notes, severities("convert")),
+        )
 
 
 def convert_strategy(
@@ -114,11 +189,15 @@ def _write(
         raise PlanError([problem])
     write_document(path, data)
     spelled, _ = strategy.spell_out()
-    return WrittenStrategy(path, form_of(path).word, len(data), spelled, (*strategy.notes, *notes))
+    return WrittenStrategy(
+        *(path, form_of(path).word, len(data), spelled.files),
+        *(len(spelled.ranks), spelled.stages, len(spelled.layouts)),
+        Reported((*strategy.notes, *notes), severities("convert")),
+        spelled,
+    )
 
 
 def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
-    """Yield an error of layouts that nobody could read without the full shapes beside them."""
     expanded = [name for name, of in strategy.layouts.items() if any(map(may_be_expanded, of))]
     if expanded and not form_of(path).has_shapes:
         text = f"{count(len(expanded), 'parameter')} may have more axes in JSON than in files, and "
@@ -128,7 +207,6 @@ def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
 
 
 def _lost(strategy: Strategy, path: str) -> tuple[Diagnostic, ...]:
-    """Return a note on full shapes that a form has no place for."""
     known = [name for name, of in strategy.layouts.items() if of[0].full_shape is not None]
     if not known or form_of(path).has_shapes:
         return ()

@@ -219,7 +219,6 @@ def _is_against(one: Diagnostic) -> bool:
 
 
 def _is_grave(one: Diagnostic) -> bool:
-    """Return whether verify would warn of a problem, or a conversion would refuse it."""
     return severities("verify")[one.code] in _GRAVE or severities("convert")[one.code] == "error"
 
 
@@ -250,7 +249,6 @@ def _unproven(checkpoint: Checkpoint) -> Iterator[tuple[Aspect, tuple[str, ...]]
 
 
 def _shows_owners(one: SampledTensor | None) -> bool:
-    """Return whether samples show which ranks hold equal slices of a tensor."""
     if one is None or one.is_constant:
         return False
     if one.tensor.layout.replicas == 1:
@@ -275,13 +273,11 @@ def _differing_unlisted(
 
 
 def _agrees(one: SampledTensor) -> bool:
-    """Return whether replicas of a tensor were compared, and are equal without being constant."""
     has_compared = any(len(ranks) > 1 for ranks in one.sampled)
     return has_compared and not one.differing_groups and not one.is_constant
 
 
 def _has_listed_shape(one: FullTensor) -> bool:
-    """Return whether the strategy lists the full shape that the slices of a tensor form."""
     if not isinstance(one.slicing, LayoutSlicing):
         return False
     layout = one.slicing.layout

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 
 from msgspec import Struct
 
@@ -25,9 +24,20 @@ from ckpttool.model.layout_difference import (
 )
 from ckpttool.model.names import match_states
 from ckpttool.model.strategy import Rules, Strategy
+from ckpttool.operations.answer import (
+    Answer,
+    Count,
+    Document,
+    Reported,
+    Some,
+    StageLayout,
+    StrategySize,
+    describe_layouts,
+)
 from ckpttool.operations.summary import fold_names
+from ckpttool.problems import severities
 from ckpttool.strategy_files.reader import Paths, as_strategy
-from ckpttool.wording import Brief, count
+from ckpttool.wording import Brief, count, shorten
 
 
 class DifferenceRow(Struct, frozen=True):
@@ -41,50 +51,73 @@ class DifferenceRow(Struct, frozen=True):
     difference: LayoutDifference
 
 
-class StrategyComparison(Brief, Struct, frozen=True, dict=True):
-    """Two strategies, and what differs between them.
+class NameDifference(Answer, frozen=True):
+    """What differs in the layouts of a name.
+
+    Attributes
+    ----------
+    name
+        The parameter.
+    kind
+        What differs first.
+    a, b
+        Its layout in each stage of the side that has it.
+    """
+
+    name: str
+    kind: Kind
+    a: tuple[StageLayout, ...]
+    b: tuple[StageLayout, ...]
+
+
+class StrategyComparison(Brief, Document, frozen=True):
+    """What strategy diff prints with --json.
 
     Attributes
     ----------
     a, b
         The strategies.
+    equal
+        Whether every rank holds the same slices.
     tensors
-        Number of names in either.
+        Number of names in either; of patterns, if both have patterns.
+    counts
+        Number of differences of each kind that there is.
     differences
-        Name to what differs, sorted by kind and name.
+        The differences by kind and name; with --limit N the first N.
+    respelled
+        Names with other device matrices or tensor maps, and the same slices.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    layouts
+        Name to what differs, for `rows`.
     by_patterns
         Whether both are hand-written, so that patterns were compared.
-    respelled
-        Names with other device matrices or tensor maps, and the same slices on every rank.
     """
 
-    a: Strategy
-    b: Strategy
-    tensors: int
-    differences: Mapping[str, LayoutDifference]
-    by_patterns: bool
+    aside = frozenset({"layouts", "by_patterns"})
+
+    a: StrategySize
+    b: StrategySize
+    equal: bool
+    tensors: Count
+    counts: dict[Kind, Some]
+    differences: tuple[NameDifference, ...]
     respelled: tuple[str, ...]
+    notes: Reported
+    layouts: Mapping[str, LayoutDifference]
+    by_patterns: bool
 
     def _texts(self) -> Iterator[str]:
-        yield f"{self.a.origin} and {self.b.origin}"
-        yield "equal" if self.is_equal else count(len(self.differences), "difference")
+        yield " and ".join(shorten(one.files, 2) or "the strategy" for one in (self.a, self.b))
+        yield "equal" if self.equal else count(len(self.differences), "difference")
 
     @property
-    def is_equal(self) -> bool:
-        """Whether every rank holds the same slices."""
-        return not self.differences and self.a.ranks == self.b.ranks
-
-    def count_kinds(self) -> dict[Kind, int]:
-        """Return the number of differences of each kind."""
-        counts = Counter(one.kind for one in self.differences.values())
-        return {kind: counts[kind] for kind in KINDS if counts[kind]}
-
-    @cached_property
     def rows(self) -> tuple[DifferenceRow, ...]:
         """The differences, folded."""
-        states = match_states(self.differences, {})
+        states = match_states(self.layouts, {})
         alike: dict[LayoutDifference, dict[str, list[str]]] = {}
-        for name, found in self.differences.items():
+        for name, found in self.layouts.items():
             parameter = states.get(name, name)
             base = parameter if name.endswith(parameter) else name
             alike.setdefault(found, {}).setdefault(base, []).append(name.removesuffix(base))
@@ -114,9 +147,21 @@ def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyCompari
     if a.rules is not None and b.rules is not None:
         patterns = _patterns(a, b, a.rules, b.rules)
         found |= _compare_patterns(patterns, a.rules, b.rules)
-    ordered = sorted(found.items(), key=lambda item: KINDS.index(item[1].kind))
-    tensors = len(names) + len(patterns)
-    return StrategyComparison(a, b, tensors, dict(ordered), bool(patterns), tuple(respelled))
+    layouts = dict(sorted(found.items(), key=lambda item: KINDS.index(item[1].kind)))
+    return StrategyComparison(
+        *(StrategySize.of(a), StrategySize.of(b)),
+        not layouts and a.ranks == b.ranks,
+        len(names) + len(patterns),
+        dict(Counter(one.kind for one in layouts.values())),
+        tuple(
+            NameDifference(name, one.kind, describe_layouts(one.a), describe_layouts(one.b))
+            for name, one in layouts.items()
+        ),
+        tuple(respelled),
+        Reported((*a.notes, *b.notes), severities("diff")),
+        layouts,
+        bool(patterns),
+    )
 
 
 def _listed_names(one: Strategy) -> Iterator[str]:

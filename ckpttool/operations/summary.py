@@ -301,22 +301,20 @@ def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
 
 def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
-    slicing, having = source.slicing, frozenset(held)
+    slicing = source.slicing
     if not source.has_layout:
         known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
         return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
-    owners = tuple(slicing.owners())
-    if not is_deduplicated:
-        owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
-    others = sorted(having.difference(*owners))
+    slices = [one.owners if is_deduplicated else one.holders for one in slicing.holdings()]
+    others = sorted({*held}.difference(*slices))
     if isinstance(slicing, LayoutSlicing):
-        return _place_layout(slicing.layout, owners, others)
+        return _place_layout(slicing.layout, slices, others)
     assert isinstance(slicing, BoxSlicing)
-    first, counts = min(chain(*owners), default=0), slicing.slice_counts
+    first, counts = min(chain(*slices), default=0), slicing.slice_counts
     return Placement(
         *("described", counts if slicing.is_grid else None),
-        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
-        replicas=min(map(len, owners), default=0),
+        *(tuple(_shift(ranks, -first) for ranks in slices), _shift(others, -first)),
+        replicas=min(map(len, slices), default=0),
         first_rank=first,
     )
 
@@ -464,7 +462,6 @@ def fold_rows(
 
 
 def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
-    """Yield the rows of tensors whose names differ only in their numbers."""
     for ways in _factor(layers):
         rows = [layers[key] for key in product(*ways)]
         pattern = _join_numbers(rows[0].pattern, ways)
@@ -489,7 +486,6 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
 
 
 def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
-    """Return a name with several numbers in the place of each."""
     texts = [text if text.isdigit() else f"{{{text}}}" for text in map(format_numbers, ways)]
     between = _NUMBER.split(name, _MAX_NUMBERS)
     return "".join(chain(*zip_longest(between, texts, fillvalue="")))

@@ -143,7 +143,6 @@ def _selected_shape(tensor: LazyTensor, rows: range | None) -> tuple[int, ...]:
 
 
 def _nbytes_of(tensor: LazyTensor, rows: Rows | None) -> int:
-    """Return the stored bytes of the rows that are meant."""
     meant = _selected_shape(tensor, _rows_of(tensor, rows))
     return tensor.nbytes * math.prod(meant) // max(tensor.size, 1)
 
@@ -156,7 +155,6 @@ def _read(
     elements = math.prod(shape)
 
     def read_box(box: Region) -> Array:
-        """Read a box that is counted in the rows that are meant."""
         index = [slice(a, b) for a, b in zip(box.start, box.stop, strict=True)]
         if positions is not None:
             index[0] = _as_slice(positions[index[0]])

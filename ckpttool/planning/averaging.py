@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checks.presence import find_shared_problems
+from ckpttool.checks.missing import find_shared_problems
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.belonging import WEIGHT
 from ckpttool.model.catalog import Catalog
@@ -158,7 +158,6 @@ def average(
 
 
 def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) -> Transfer:
-    """Return the transfer of a mean to where the last input would be written."""
     terms = (
         Term(one.source, weight, number)
         for number, (one, weight) in enumerate(zip(others, weights, strict=True))
@@ -167,7 +166,6 @@ def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) 
 
 
 def _without_mean(last: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield the problem of each weight whose type cannot be averaged."""
     for one in last.tensors:
         meta, what = one.meta, last.belonging(one.name)
         if what.is_trained and meta.dtype in INEXACT and meta.dtype not in CASTABLE:

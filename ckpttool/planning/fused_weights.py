@@ -98,7 +98,6 @@ def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_of_training(strategy: Strategy | None, name: str) -> bool:
-    """Return whether the strategy of a compiled training lists a tensor."""
     if strategy is None or name not in strategy.layouts or name in strategy.handwritten:
         return False
     return strategy.lists_states

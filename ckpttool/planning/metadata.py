@@ -61,7 +61,6 @@ def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:
 
 
 def _is_changed(plan: Plan, names: Collection[str]) -> bool:
-    """Return whether a tensor of the sources is not written as it was."""
     written = {transfer.source.name for transfer in plan.transfers}
     return not written.issuperset(names) or any(
         one.is_cast

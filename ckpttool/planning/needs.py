@@ -190,7 +190,8 @@ class _Parts(Struct, frozen=True):
         self.hiding.update(one.name for one in hiding_tensors(self.strategy, sources))
         keys = set()
         for one in self.transfers:
-            key = _layouts_of(one), one.meta.shape, one.layouts, one.name in self.hiding
+            stages = tuple(slicing.key for slicing in _slicings_of(one))
+            key = stages, one.meta.shape, one.layouts, one.name in self.hiding
             if key not in keys:
                 keys.add(key)
                 self.distinct.append(one)
@@ -210,15 +211,14 @@ class _Parts(Struct, frozen=True):
             if rank in layout.ranks
         }
         return tuple(
-            frozenset().union(*(self._owners(layout, region, shape) for region in regions))
-            for layout in _layouts_of(transfer)
+            frozenset().union(*(self._owners(slicing, region) for region in regions))
+            for slicing in _slicings_of(transfer)
         )
 
-    def _owners(self, layout: Layout, region: Region, shape: tuple[int, ...]) -> frozenset[Owners]:
-        key = layout, region, shape
+    def _owners(self, slicing: LayoutSlicing, region: Region) -> frozenset[Owners]:
+        key = slicing.key, region
         if key not in self._touched:
-            touched = layout.touched(region, shape)
-            self._touched[key] = frozenset(layout.owners(index) for index in touched)
+            self._touched[key] = frozenset(one.owners for one in slicing.holdings(region))
         return self._touched[key]
 
     def near(self, place: int, taken: Taken) -> set[int]:
@@ -228,7 +228,8 @@ class _Parts(Struct, frozen=True):
         """
         found = set()
         for i, of_stages in taken.items():
-            for layout, groups in zip(_layouts_of(self.distinct[i]), of_stages, strict=True):
+            for slicing, groups in zip(_slicings_of(self.distinct[i]), of_stages, strict=True):
+                layout = slicing.layout
                 own = layout.ranks[place % len(layout.ranks)]
                 replica = layout.owners(layout.slice_index(own)).index(own)
                 found |= {owners[replica] for owners in groups}
@@ -247,24 +248,20 @@ class _Parts(Struct, frozen=True):
                 implied = (n for n, one in enumerate(of_stages) if _are_implied(one, needed))
                 number = next(implied, 0)
             needed |= of_stages[number]
-            layouts += (
-                [_layouts_of(self.distinct[i])[number]]
-                if self.distinct[i].name in self.hiding
-                else []
-            )
+            if self.distinct[i].name in self.hiding:
+                layouts.append(_slicings_of(self.distinct[i])[number].layout)
         groups = _smallest(needed)
         fetch = cover(near.intersection(owners) for owners in groups)
         return RankNeeds(rank, groups, fetch, telling_ranks(layouts, fetch))
 
 
-def _layouts_of(transfer: Transfer) -> tuple[Layout, ...]:
-    """Return the layouts of a source, one for each stage that has it; none if it has boxes."""
+def _slicings_of(transfer: Transfer) -> tuple[LayoutSlicing, ...]:
+    """Return the slicing of a source in each stage that has it; none if it has boxes."""
     slicings = (transfer.source.slicing, *transfer.source.copies)
-    return tuple(one.layout for one in slicings if isinstance(one, LayoutSlicing))
+    return tuple(one for one in slicings if isinstance(one, LayoutSlicing))
 
 
 def _are_implied(groups: Iterable[Owners], needed: Collection[Owners]) -> bool:
-    """Return whether the ranks that are needed anyway hold one replica of each slice."""
     sets = [*map(set, needed)]
     return all(any(one.issubset(owners) for one in sets) for owners in groups)
 
@@ -307,7 +304,6 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
 
 
 def _spell_out(target: Strategy, strategy: Strategy) -> Strategy:
-    """Return the target with the layouts that its patterns have for the names of the source."""
     return target.resolve(_metas(_ndims(strategy)), is_rest_decided=True)[0]
 
 
@@ -316,7 +312,6 @@ def _ndims(strategy: Strategy) -> dict[str, int]:
 
 
 def _metas(ndims: Mapping[str, int]) -> dict[str, TensorMeta]:
-    """Return tensors that are not single values."""
     return {name: TensorMeta(name, "Float32", (2,) * ndim) for name, ndim in ndims.items()}
 
 
@@ -372,13 +367,11 @@ def _imply(
 
 
 def _unit(layouts: Iterable[Iterable[Layout]]) -> int:
-    """Return the least even number that all numbers of slices divide."""
     distinct = {(one.slice_counts, one.fields) for of_name in layouts for one in of_name}
     return math.lcm(2, *(n * fields for counts, fields in distinct for n in counts))
 
 
 def _shape(layouts: Sequence[Layout], of_target: Sequence[Layout], unit: int) -> tuple[int, ...]:
-    """Return the full shape that the layouts give, or else one that they divide."""
     ndim = len(layouts[0].tensor_map)
     both = (*layouts, *of_target)
     for one in both:

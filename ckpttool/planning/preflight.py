@@ -125,13 +125,11 @@ def _other_outputs(plan: Plan) -> str:
 
 
 def _can_hold(name: str, plan: Plan) -> bool:
-    """Return whether a format can hold all outputs of a plan."""
     format, headers = get_format(name), plan.headers.values()
     return not any(next(format.refusals(metas, plan.attrs), None) for metas in headers)
 
 
 def _partial_bytes(path: str) -> int:
-    """Return the disk space of the temporary file of a killed run, which will be replaced."""
     try:
         return Path(path + PARTIAL).lstat().st_blocks * 512
     except OSError:
@@ -271,7 +269,6 @@ def inside_problem(path: str, catalog: Catalog, option: str = "-o") -> Diagnosti
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
-    """Return a problem if another run would remove a file of this name."""
     final = final_name(path.name)
     if final is None:
         return None
@@ -302,7 +299,6 @@ def _location_problem(name: str, hint: str, option: str) -> Diagnostic | None:
 
 
 def _name_problem(path: Path, folder: Path, option: str) -> Diagnostic | None:
-    """Return a problem if a name, or that of a temporary file next to it, is too long."""
     limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL))
@@ -333,7 +329,6 @@ def _partial_problem(
 
 
 def _find_stale_files(target: Target, options: OutputOptions) -> Iterator[Diagnostic]:
-    """Yield the warning about files of ranks or formats that the set does not have."""
     if target.paths and not target.is_merged:
         ranks = range(target.ranks) if options.ranks is None else options.ranks
         yield from stale_files(target.paths, ranks)

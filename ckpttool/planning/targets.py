@@ -30,7 +30,7 @@ from ckpttool.checkpoint.optimizer_state import (
     state_layouts,
     target_layouts,
 )
-from ckpttool.checks.presence import check_nothing
+from ckpttool.checks.missing import check_nothing
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.weight_index import (
@@ -282,7 +282,6 @@ class _LayoutChooser:
         return self._full(tensor)
 
     def _full(self, tensor: FullTensor) -> tuple[Layout, ...]:
-        """Return layouts of a full tensor on every target rank, or on the ranks that take it."""
         ndim, ranks = len(tensor.meta.shape), self.target.ranks
         if tensor.own_ranks:
             runs = find_runs(tensor.own_ranks)
@@ -307,7 +306,6 @@ class _LayoutChooser:
         return parameter in self.with_listed_states
 
     def _listed(self, tensor: FullTensor, strategy: Strategy) -> tuple[Layout, ...]:
-        """Return the layouts that the strategy lists for a tensor, corrected for its state."""
         name = tensor.name
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.slice_counts for layout in strategy.layouts[name]] != [
@@ -339,7 +337,6 @@ class _LayoutChooser:
 
 
 def _fold(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Fold an expanded layout for a full tensor of ``shape``, if there is only one result."""
     folded = fold_layout(layout, len(shape), lambda one: one.full_shape == shape)
     return folded[0] if len(folded) == 1 else layout
 
@@ -352,7 +349,6 @@ def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
 
 
 def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diagnostic:
-    """Return the problem of a parameter that the target cannot shard."""
     return Diagnostic(
         "target",
         "the target cannot shard this shape",
@@ -364,7 +360,6 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
 
 
 def _name(names: Collection[str], noun: str = "parameter") -> str:
-    """Return how many names there are, and the first three."""
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
@@ -536,7 +531,6 @@ class ShardedOutput(Struct, frozen=True):
         return replace(plan, documents=documents)
 
     def _too_large(self, plan: Plan, limit: int) -> Iterator[str]:
-        """Yield the tensors that are alone in a numbered file, and larger than the limit."""
         format, common = get_format(self.format), self._path(None, 0)
         for output in plan:
             if output.path != common and len(output.metas) == 1:

@@ -142,7 +142,6 @@ class Caster:
                 self._stats = self._stats.merged(block)
 
     def _cast(self, x: Words, src: str, out: Words, dst: str) -> CastStats:
-        """Cast a block."""
         a, b = FORMATS[src], FORMATS[dst]
         if a.bits == 16:
             return self._look_up(x, _table(src, dst), out)
@@ -268,7 +267,6 @@ def _table(src: str, dst: str) -> _Table:
 
 
 def _quiet(words: Words, of: _Format) -> None:
-    """Replace each NaN by the quiet one of its sign."""
     is_nan = (words & of.of(of.sign - 1)) > of.infinity
     if is_nan.any():
         words[is_nan] = words[is_nan] & of.of(of.sign) | of.of(of.quiet_nan)
@@ -276,7 +274,6 @@ def _quiet(words: Words, of: _Format) -> None:
 
 @lru_cache(maxsize=2)
 def _widened(src: str) -> Words:
-    """Return the Float32 of each word of a type of 16 bits."""
     words = np.arange(1 << 16, dtype="<u2")
     if src == "BFloat16":
         return words.astype("<u4") << np.uint32(16)

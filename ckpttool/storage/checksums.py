@@ -325,7 +325,6 @@ def _has_checksum(file: FileIndex, has_index: bool) -> bool:
 def _check_tags(
     file: StoredFile, cipher: Ciphertext, executor: Executor
 ) -> list[Future[tuple[int, ...]]]:
-    """Submit the tasks that find the numbers of a file's forged blocks."""
     return [
         executor.submit(find_forged, file, cipher, first, first + BLOCKS_PER_TASK)
         for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)

@@ -373,7 +373,6 @@ def _compare(a: Bytes, b: Bytes, dtype: str, band: Region, options: CompareOptio
 
 
 def _mark(difference: TensorDelta, band: Region, data: Bytes) -> TensorDelta:
-    """Return the difference with a hash of the differing band in its ``content``."""
     if not difference.differs:
         return difference
     content = hashlib.sha256(repr(band.start).encode())
@@ -430,6 +429,5 @@ def _apply_tolerance(
 
 
 def _index(band: Region, position: int) -> tuple[int, ...]:
-    """Return the index in the tensor of the element at a position of the band."""
     inside = np.unravel_index(position, band.shape)
     return tuple(int(i) + start for i, start in zip(inside, band.start, strict=True))

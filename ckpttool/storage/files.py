@@ -7,6 +7,7 @@ import fcntl
 import glob
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
-from ckpttool.system import reserve
+from ckpttool.system import reserve, sync_contents
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
@@ -121,13 +122,28 @@ STUCK = "half-written files could not be removed, which the next run does"
 
 
 class Claim:
-    """The temporary file of one output, locked; it ends with `discard`."""
+    """The temporary file of one output, locked; it ends with `discard`.
 
-    def __init__(self, output: OutputFile) -> None:
+    Parameters
+    ----------
+    output
+        The output.
+    left_bytes
+        Size of the file that a killed run may have left, which is taken over; None for a new file.
+
+    Attributes
+    ----------
+    is_left
+        Whether it is the file that a killed run has left.
+    """
+
+    def __init__(self, output: OutputFile, left_bytes: int | None = None) -> None:
         self._output = output
         self._path = Path(output.path + PARTIAL)
         make_folder(self._path.parent)
-        self._fd = claim(self._path)
+        fd = None if left_bytes is None else take_over(self._path, left_bytes)
+        self.is_left = fd is not None
+        self._fd = claim(self._path) if fd is None else fd
 
     def remove(self) -> None:
         """Remove the file and all attempts at it, so that no task continues to write them."""
@@ -151,6 +167,13 @@ class Claim:
 class PartialFile(Claim):
     """A claim whose file becomes the output; ends with `rename` or `discard`.
 
+    Parameters
+    ----------
+    output
+        The output.
+    goes_on
+        Whether to take over the file that a killed run has left, if it has the right size.
+
     Attributes
     ----------
     index
@@ -164,13 +187,17 @@ class PartialFile(Claim):
         The file cannot be created, for example because the disk is too small for it.
     """
 
-    def __init__(self, output: OutputFile) -> None:
-        super().__init__(output)
+    def __init__(self, output: OutputFile, *, goes_on: bool = False) -> None:
+        super().__init__(output, header_of(output).index.nbytes if goes_on else None)
         try:
-            self.index = create(str(self._path), self._fd, output)
+            self.index = create(str(self._path), self._fd, output, is_left=self.is_left)
         except BaseException as error:
             clean_up(error, self.discard)
             raise
+
+    def sync(self) -> None:
+        """Let what was written come to the disk."""
+        sync_contents(self._fd)
 
     def seal(self, cache: HeaderCache, crc: int | None = None) -> int:
         """Sync the complete file, read its header back, and return its size in bytes.
@@ -304,6 +331,27 @@ def _remove_left(path: Path) -> None:
         os.close(fd)
 
 
+def take_over(path: Path, nbytes: int) -> int | None:
+    """Lock the file of a killed run and return its descriptor, open for writing.
+
+    Return None if it is not there, has another size, or has another name, too.
+
+    Raises
+    ------
+    TakenError
+        Another run is writing the file.
+    """
+    try:
+        fd = lock(path, os.open(path, OPEN_FLAGS))
+    except FileNotFoundError:
+        return None
+    left = os.fstat(fd)
+    if stat.S_ISREG(left.st_mode) and (left.st_size, left.st_nlink) == (nbytes, 1):
+        return fd
+    os.close(fd)
+    return None
+
+
 def claim(path: Path) -> int:
     """Create an empty, locked file and return its descriptor, open for writing.
 
@@ -368,13 +416,18 @@ def is_finished(path: Path) -> bool:
     return is_there(path.with_name(f"{path.name}.{MANIFEST}"))
 
 
-def create(path: str, fd: int, output: OutputFile) -> FileIndex:
-    """Write the header of an output into a new file, and reserve the space of the whole.
+def create(path: str, fd: int, output: OutputFile, *, is_left: bool = False) -> FileIndex:
+    """Write the header of an output into a file, and reserve the space of the whole.
 
-    A full disk is thus reported before the copy starts.
+    A full disk is thus reported before the copy starts.  A file that a killed run has left keeps
+    the contents of its tensors.
     """
     header = header_of(output)
-    write_header(fd, header)
+    if is_left:
+        for start, gap in zip(header.starts, header.gaps, strict=True):
+            _write_at(fd, start, gap)
+    else:
+        write_header(fd, header)
     if header.index.nbytes:
         try:
             reserve(fd, header.index.nbytes)
@@ -399,7 +452,7 @@ def write_header(fd: int, header: Header) -> None:
     os.ftruncate(fd, header.index.nbytes)
 
 
-def _write_at(fd: int, at: int, data: bytearray) -> None:
+def _write_at(fd: int, at: int, data: bytes | bytearray) -> None:
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, at)

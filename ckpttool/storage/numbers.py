@@ -162,7 +162,6 @@ def widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
 
 @lru_cache(maxsize=8)
 def _table(dtype: str) -> npt.NDArray[np.float32]:
-    """Return the number that each of the 256 bytes represents."""
     return np.array([_SMALL_FLOATS[dtype](byte) for byte in range(256)], np.float32)
 
 

@@ -529,7 +529,6 @@ def _plan_pieces(
 
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:
-    """Return the slices of an array of ``band`` that are those of a region in it."""
     ends = zip(region.start, region.stop, band.start, strict=True)
     return tuple(slice(start - first, stop - first) for start, stop, first in ends)
 
@@ -634,6 +633,5 @@ def split_at_extents(
 
 
 def _as_view(scratch: Bytes, region: Region, shape: tuple[int, ...], itemsize: int) -> Bytes:
-    """Return a view of a region in a buffer that begins with the region's first byte."""
     strides = (*_strides(shape, itemsize), 1)
     return np.ndarray((*region.shape, itemsize), np.uint8, scratch, 0, strides)

@@ -59,7 +59,6 @@ def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
 
 
 def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
-    """Yield the bytes of whole elements, in a buffer that the next one overwrites."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
     with FlatFiles(buffer_bytes) as files:
@@ -250,14 +249,12 @@ def _read_pages(files: FlatFiles, near: Sequence[StoredTensor]) -> Iterator[Byte
 
 @lru_cache(maxsize=1 << 12)  # most tensors have the same few shapes
 def _find_pages(nbytes: int, itemsize: int) -> tuple[Sequence[int], int]:
-    """Return the first bytes of the pages of a tensor, and the number of bytes of each."""
     count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
     middle = (nbytes - count) // 2 // itemsize * itemsize
     return sorted({0, middle, nbytes - count}), count
 
 
 def _join(near: Sequence[StoredTensor]) -> StoredTensor:
-    """Return the bytes of neighbours, and what lies between them, as one tensor."""
     first, last = near[0], near[-1]
     start = first.extents[0].offset
     nbytes = last.extents[0].offset + last.meta.nbytes - start

@@ -168,12 +168,10 @@ def _files_named(path: Path) -> list[Path]:
 
 
 def _is_of_checkpoint(path: Path) -> bool:
-    """Return whether a name has a suffix that checkpoints have and strategies do not."""
     return path.suffix not in SUFFIXES and format_of_suffix(path.name) is not None
 
 
 def _is_something_else(path: Path) -> bool:
-    """Return whether a file shows that it is neither a strategy nor a damaged one."""
     kind = identify_foreign(str(path))
     if kind is None:
         return checkpoint_format(str(path)) is not None

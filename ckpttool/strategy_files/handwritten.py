@@ -165,7 +165,6 @@ def parse_handwritten(data: bytes, path: str, listed: Strategy | None) -> Strate
 def _attempt(
     parse: Callable[..., T], *arguments: object
 ) -> tuple[T | None, Sequence[StrategyError]]:
-    """Return the result of ``parse``, or None and its errors."""
     try:
         return parse(*arguments), ()
     except CombinedError as error:
@@ -180,7 +179,6 @@ def _too_large(path: str, size: int) -> StrategyError:
 
 
 def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
-    """Return the top level of a document of this form and version."""
     root = (nodes_of_json if path.endswith(".json") else parse_yaml)(data, path)
     if not isinstance(root.value, dict) or KEY not in root.value:
         raise StrategyError(path, f"the key {KEY} is missing", f"a first line {KEY}: {_VERSION}")
@@ -298,7 +296,6 @@ def _parse_stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
 
 
 def _parse_tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
-    """Return the device axes that shard each tensor axis."""
     if not isinstance(node.value, tuple):
         raise _unexpected(node, what, "a list of device axes, or of such lists")
     lists = [item.value if isinstance(item.value, tuple) else (item,) for item in node.value]
@@ -344,28 +341,24 @@ def _make_grid(cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int,
 
 
 def _parse_mapping(node: Node, what: str) -> dict[str, Node]:
-    """Return the entries of a mapping."""
     if not isinstance(node.value, dict):
         raise _unexpected(node, what, "a mapping")
     return node.value
 
 
 def _parse_numbers(node: Node, what: str) -> tuple[int, ...]:
-    """Return the whole numbers in a sequence."""
     if not isinstance(node.value, tuple):
         raise _unexpected(node, what, "a list of numbers")
     return tuple(_parse_number(item, what) for item in node.value)
 
 
 def _parse_number(node: Node, what: str) -> int:
-    """Return a whole number."""
     if not isinstance(node.value, int) or node.value < 0:
         raise _unexpected(node, what, "a whole number, 0 or more")
     return node.value
 
 
 def _unknown_keys(entries: Mapping[str, Node], keys: Sequence[str]) -> Iterator[StrategyError]:
-    """Yield an error for each key that is not in ``keys``."""
     for key, node in entries.items():
         if key not in keys:
             near = nearest(key, keys)
@@ -376,13 +369,11 @@ def _unknown_keys(entries: Mapping[str, Node], keys: Sequence[str]) -> Iterator[
 
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:
-    """Return the error for a value that is not as expected."""
     text = f"{what} is {_format_node(node)}, expected {expected}"
     return StrategyError(node.place, text, _EXAMPLE_HINT)
 
 
 def _format_node(node: Node) -> str:
-    """Return a value as messages show it, shortened."""
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):
@@ -437,7 +428,6 @@ def why_no_line(layouts: Sequence[Layout]) -> str | None:
 
 
 def _rule_of(item: tuple[str, Sequence[Layout]]) -> Rule:
-    """Return the rule of one parameter."""
     name, layouts = item
     stages = tuple(one.stage for one in layouts)
     return Rule(escape_pattern(name), replace(layouts[0], first_rank=0), False, stages, "")
@@ -668,5 +658,4 @@ def _from_json(value: object, path: str) -> Node:
 
 
 def _place(path: str, mark: Any) -> str:
-    """Return file, line and column of a mark of PyYAML."""
     return path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"

@@ -231,7 +231,6 @@ def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
 
 
 def _is_spare(path: str, folders: Collection[Path]) -> bool:
-    """Return whether a file has the name of a merged copy of the files in its folder."""
     return is_merged_name(Path(path).name) and Path(path).parent in folders
 
 
@@ -529,12 +528,10 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
 
 
 def _inside(reader: WireReader, message: Field, number: int) -> Iterator[Field]:
-    """Return the fields of one number of a message inside another."""
     return (one for one in _message_fields(reader, message) if one.number == number)
 
 
 def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
-    """Return the fields of a message inside another."""
     if message.wire_type != LENGTH:
         raise FormatError(reader.path, message.start, f"field {message.number} is not a message")
     return reader.fields(message.start, message.stop)
@@ -645,7 +642,6 @@ IGNORED = "ignored, as the files beside it are read"
 
 
 def _ignored_note(problem: Diagnostic) -> Diagnostic:
-    """Return the note on a merged file that does not fit the files beside it, or is damaged."""
     text = f"{IGNORED}: {problem.message}"
     return replace(problem, code="strategy_file", message=text, hint="", options=())
 

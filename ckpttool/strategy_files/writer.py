@@ -68,6 +68,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -147,13 +148,15 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
 
 
 def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
-    """Return what a strategy says, alike for a name in a rule and in a list."""
     rules, of_rest = strategy.rules, strategy.replicates_rest
     if rules is not None:
         of_rest = rules.replicates_rest
         strategy, _ = replace(strategy, rules=replace(rules, replicates_rest=False)).spell_out()
     left = [replace(rule, place="") for rule in (strategy.rules.rules if strategy.rules else ())]
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
+
+
+Word = Literal["protobuf", "JSON", "hand-written"]
 
 
 class Form(Struct, frozen=True):
@@ -171,7 +174,7 @@ class Form(Struct, frozen=True):
         Yields an error for each thing that the form cannot express.
     """
 
-    word: str
+    word: Word
     has_shapes: bool
     encode: Callable[[Strategy, str], bytes]
     refusals: Callable[[Strategy], Iterator[StrategyError]]
@@ -205,7 +208,6 @@ def _refuse_in_protobuf(strategy: Strategy) -> Iterator[StrategyError]:
 
 
 def _refuse_in_json(strategy: Strategy) -> Iterator[StrategyError]:
-    """Yield the errors of what MindSpore's JSON files cannot express."""
     yield from _refuse_in_protobuf(strategy)
     text = "with a list for each axis in tensor_map, which MindSpore does not read in JSON"
     reason = (text, "a name that ends in .ckpt or .yaml")
@@ -273,7 +275,6 @@ def _refuse_rules(rules: Rules) -> Iterator[StrategyError]:
 
 
 def _items(strategy: Strategy) -> list[tuple[int, str, Layout]]:
-    """Return the stage, the name and the layout of each parameter, in the order of a file."""
     items = [
         (layout.first_rank // strategy.stage_ranks, name, layout)
         for name, layouts in strategy.layouts.items()
@@ -338,7 +339,6 @@ def _describe_layout(layout: Layout) -> dict[str, object]:
 
 
 def _starts(layout: Layout) -> list[int]:
-    """Return the first row of each slice of a manual split."""
     return list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
 
 
@@ -347,7 +347,6 @@ def _fields(layout: Layout) -> int:
 
 
 def _shard(layout: Layout) -> tuple[int, int]:
-    """Return ``opt_weight_shard_size`` and ``opt_weight_shard_step``."""
     if layout.optimizer_shard == 1:
         return 0, 0
     return layout.optimizer_shard, _shard_step(layout)
@@ -370,12 +369,10 @@ def _encode_layout(layout: Layout) -> bytes:
 
 
 def _encode_dims(number: int, dims: Iterable[int]) -> bytes:
-    """Return a field that is a message of repeated numbers."""
     return encode_bytes(number, b"".join(encode_number(1, dim) for dim in dims))
 
 
 def _encoded_tensor_maps(layout: Layout) -> list[Sequence[int]]:
-    """Return the one tensor map, or one for each tensor axis."""
     spelled: list[Sequence[int]] = [axes or (-1,) for axes in layout.tensor_map]
     if all(len(axes) == 1 for axes in spelled) and not _is_misread(layout):
         return [[axis for (axis,) in spelled]]
@@ -383,7 +380,6 @@ def _encoded_tensor_maps(layout: Layout) -> list[Sequence[int]]:
 
 
 def _is_misread(layout: Layout) -> bool:
-    """Return whether MindSpore would swap slices with a single ``tensor_map`` message."""
     sizes = layout.device_matrix[::-1]
     used = [axis for axes in layout.tensor_map for axis in axes if sizes[axis] > 1]
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used]
@@ -392,7 +388,6 @@ def _is_misread(layout: Layout) -> bool:
 
 
 def _shard_step(layout: Layout) -> int:
-    """Return the mean distance between neighbours in the replica group of the lowest rank."""
     sizes = layout.device_matrix[::-1]
     used = {axis for axes in layout.tensor_map for axis in axes}
     last = sum(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ckpttool.storage.files import (
     write_document,
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
-from ckpttool.transaction.log import Log, LogWriter
+from ckpttool.transaction.log import Log, LogWriter, UnitGroup
 from ckpttool.transaction.resume import (
     Assignment,
     beside_problem,
@@ -33,7 +33,7 @@ from ckpttool.transaction.states import (
     look,
 )
 
-BEGINS = "it begins or ends, or finalizes parts"
+BEGINS = "it begins or ends, or a set is finalized"
 
 
 class Claim:
@@ -50,6 +50,8 @@ class Claim:
     ----------
     log
         The log of the run, which it alone writes.
+    half_written
+        The units that an earlier run wrote of outputs, by path.
     plan
         The plan of the run, when it is written.
     notes
@@ -71,6 +73,7 @@ class Claim:
         self._log_lock: FileLock | None = None
         self.plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
+        self.half_written: Mapping[str, list[UnitGroup]] = {}
         if run.is_finished:
             return
         try:
@@ -80,9 +83,12 @@ class Claim:
         self._has_locks = lock.works
         try:
             with lock:
-                self._settle_plan(look(record))
-                self._log_lock = FileLock(record.log(run.part))
-            remove_half_written(record, run.outputs)
+                destination = look(record)
+                self._settle_plan(destination)
+                self._log_lock = FileLock(run.log)
+            if run.options.resume:
+                self.half_written = destination.half_written(run.provenance.digest)
+            remove_half_written(record, (n for n in run.outputs if n not in self.half_written))
             self.log = self._open_log(self._log_lock)
         except BaseException as error:
             clean_up(error, self.abandon)
@@ -149,7 +155,6 @@ class Claim:
         raise ExecutionError(str(self._record.output), cause, (), "--overwrite", facts)
 
     def _has_log(self) -> bool:
-        """Return whether the log of this run is still in the record."""
         return self._log_lock is not None and is_open_as(self._log_lock.path, self._log_lock.fd)
 
     def release(self) -> None:
@@ -165,9 +170,10 @@ class Claim:
         try:
             # Without the lock another run begins, or parts are finalized.
             with suppress(HeldError), FileLock(record.lock, CLAIM_SECONDS):
-                found, own = look(record), record.log(self._run.part)
+                found = look(record)
                 for log in found.logs:
-                    if log.path == own and self._has_log() and not any(log.plans.values()):
+                    is_own, is_empty = log.path == self._run.log, not any(log.plans.values())
+                    if is_own and is_empty and self._has_log():
                         log.path.unlink()
                 self.release()
                 if not (self._is_of_others(found) or _has_something_to_resume(found)):
@@ -176,7 +182,6 @@ class Claim:
             self.release()
 
     def _is_of_others(self, found: Destination) -> bool:
-        """Return whether other runs write, or have planned to."""
         if self._has_locks:
             return bool(find_writers(self._record))
         return found.plan is not None and found.plan != self.plan
@@ -190,14 +195,13 @@ def _read_plan(path: Path) -> RecordedPlan | None:
 
 
 def _has_something_to_resume(found: Destination) -> bool:
-    """Return whether runs left something that only the record tells of."""
     folder = found.record.folder
     names = found.plan.outputs if found.plan is not None else {}
     if any(is_there(f"{folder / name}{PARTIAL}") for name in names):
         return True  # it could not be removed; the next run does that
     if found.state is State.COMPLETE:
         return False  # no output was replaced
-    is_of_use = bool(found.finished_parts or found.damaged)
+    is_of_use = bool(found.finished or found.damaged)
     return is_of_use or any(is_there(folder / name) for name in found.logged())
 
 

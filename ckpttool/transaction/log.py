@@ -1,15 +1,20 @@
-"""The log of a writer: which outputs it completed, in lines that are only appended.
+"""The log of a writer: which outputs and units it wrote, in lines that are only appended.
 
 A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
 
-    {"process": 12, "host": "node7", ... "plan": "4b1c...", "command": "ckpttool ..."} 5c5f1d2e
+    {"process": 12, "host": "node7", ... "record": 2, "plan": "4b1c...", "command": ...} 5c5f1d2e
+    {"units": "rank_0/checkpoint_0.ckpt", "is_first": true, "hashes": [[0, 0, "ab..."], ...]} 7d11
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
     {"path": "rank_0/checkpoint_0.ckpt", "stamp": [50321, ...]} 91b0e0f3
-    {"done": true} 3d2f2d6a
+    {"done": ["rank_0/checkpoint_0.ckpt", ...]} 3d2f2d6a
 
 ``process``
     A run begins to write the log.  All lines up to the next one of this kind are of its plan:
-    `Provenance.digest`.  The command line is for users.
+    `Provenance.digest`.  The command line is for users.  ``record`` is the version of the record.
+``units``
+    Units of an output are on disk in its file, whose name is temporary: the place of the tensor,
+    the number of the unit and its SHA-256, and what casts did to them.  The file was synced before
+    this line.  The first group of a file is the first that tells of it: those before are void.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
@@ -17,7 +22,7 @@ A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a new
     The output of the line before has its final name.  A rename changes the time of change, so the
     stamp is taken after the rename.  It is not synced: without it, hashes decide.
 ``done``
-    The writer has written its part, and its sources were unchanged.
+    The writer has written these outputs, or kept them, and its sources were unchanged.
 
 A power loss may cut the last line short; it is then ignored, and the next writer cuts it off.  Any
 other damaged line is an error.
@@ -37,16 +42,18 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from ckpttool.formats.local import open_file
-from ckpttool.model.manifest import OutputEntry, require_below
+from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.transaction.manifest import opened, parse_entries, read_lines
+from ckpttool.transaction.sealed_files import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 PIECE_BYTES = 1 << 20  # of a line that are read at a time
 # The beginnings of lines.
-BEGIN, ENTRY, STAMP = b'{"process": ', b'{"rank": ', b'{"path": '
-DONE = b'{"done": true}'
+BEGIN, UNITS, ENTRY, STAMP, DONE = (
+    f'{{"{key}": '.encode() for key in ("process", "units", "rank", "path", "done")
+)
+RECORD_SCHEMA = 2  # of logs and plans; before 2 a log did not list units, and parts were numbered
 NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
@@ -72,6 +79,45 @@ class _Begin(Writer, frozen=True):
 
     plan: str
     command: str
+    record: int = 1
+
+
+def require_schema(path: Path, schema: int) -> None:
+    """Raise `FormatError` if the record of a run is of another version of ckpttool."""
+    if schema != RECORD_SCHEMA:
+        reason = "written by another version of ckpttool"
+        facts = f"record: expected {RECORD_SCHEMA}, got {schema}"
+        raise FormatError(str(path), None, f"{reason}; {facts}")
+
+
+class UnitGroup(Struct, frozen=True):
+    """Units of an output that are on disk, in a file with its temporary name.
+
+    Attributes
+    ----------
+    units
+        The path of the output.
+    is_first
+        Whether groups before this one are of another file.
+    hashes
+        Place of the tensor, number and SHA-256 of each unit.
+    casts
+        What casts did to them, by the name of the tensor.
+    """
+
+    units: str
+    is_first: bool
+    hashes: tuple[tuple[int, int, str], ...]
+    casts: Mapping[str, CastStats] = {}
+
+    def __post_init__(self) -> None:
+        require_below(self.units)
+
+
+class _Done(Struct, frozen=True):
+    """The outputs that a writer has written."""
+
+    done: tuple[str, ...]
 
 
 class PlannedOutput(Struct, frozen=True):
@@ -147,8 +193,10 @@ class Log(Struct):
         Who wrote it last, and the plan and the command line of that run.
     plans
         The outputs by plan, and then by path, relative to the manifest.
-    is_done
-        Whether the last writer has written its part.
+    units
+        The groups of units by plan, and then by the path of an output that is half-written.
+    done
+        The outputs that the last writer has written; None if it has not ended.
     nbytes
         Size of the log without a line that was cut short.
 
@@ -165,8 +213,14 @@ class Log(Struct):
     plan: str = ""
     command: str = ""
     plans: dict[str, dict[str, LoggedOutput]] = {}
-    is_done: bool = False
+    units: dict[str, dict[str, list[UnitGroup]]] = {}
+    done: tuple[str, ...] | None = None
     nbytes: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last run has ended well."""
+        return self.done is not None
 
     @property
     def outputs(self) -> Mapping[str, LoggedOutput]:
@@ -178,6 +232,7 @@ class Log(Struct):
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
         outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
+        units: dict[str, list[UnitGroup]] = {}
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
@@ -187,9 +242,12 @@ class Log(Struct):
             if text.startswith(ENTRY):
                 last = parse_entries(path, PlannedOutput, _without_tensors(text)).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
+                units.pop(last, None)
                 continue
             if text.startswith(BEGIN):
                 log.writer = begin = parse_entries(path, _Begin, text)
+                require_schema(path, begin.record)
+                units = log.units.setdefault(begin.plan, {})
                 log.plan, log.command = begin.plan, begin.command
                 outputs = log.plans.setdefault(log.plan, {})
             elif text.startswith(STAMP):
@@ -198,13 +256,17 @@ class Log(Struct):
                     reason = "path: expected the output in the line before"
                     raise FormatError(str(path), start, reason)
                 outputs[last] = replace(outputs[last], stamp=stamped.stamp)
-            log.is_done = text == DONE
+            elif text.startswith(UNITS):
+                group = parse_entries(path, UnitGroup, text)
+                if group.is_first:
+                    units[group.units] = []
+                units.setdefault(group.units, []).append(group)
+            log.done = parse_entries(path, _Done, text).done if text.startswith(DONE) else None
             last = None
         return log
 
 
 def _without_tensors(text: bytes) -> bytes:
-    """Return the text of an output's line up to its tensors, of which there may be many."""
     head, tensors, _ = text.partition(b', "tensors": ')
     return head + b"}" if tensors else text
 
@@ -225,7 +287,6 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _seal(crc: int) -> bytes:
-    """Return the end of a line whose text has this CRC-32."""
     return b" %08x\n" % crc
 
 
@@ -266,13 +327,14 @@ class LogWriter:
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        begin = {**to_builtins(Writer.this()), "plan": plan, "command": command}
+        begin = to_builtins(Writer.this())
+        begin |= {"record": RECORD_SCHEMA, "plan": plan, "command": command}
         self._append([json.dumps(begin).encode()])
 
     def add(self, line: Iterable[bytes], *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is.
 
-        ``line`` is the text of `ckpttool.transaction.manifest.entry_text`.
+        ``line`` is the text of `ckpttool.transaction.sealed_files.entry_text`.
         """
         start = self._end
         self._append(line, is_durable=is_durable)
@@ -283,9 +345,13 @@ class LogWriter:
         text = json.dumps({"path": name, "stamp": stamp})
         self._append([text.encode()], is_durable=False)
 
-    def end(self) -> None:
-        """Append that the part is written."""
-        self._append([DONE])
+    def add_units(self, group: UnitGroup) -> None:
+        """Append units whose file was synced; `sync` makes them durable."""
+        self._append([json.dumps(to_builtins(group)).encode()], is_durable=False)
+
+    def end(self, outputs: Iterable[str]) -> None:
+        """Append that these outputs are written."""
+        self._append([json.dumps({"done": [*outputs]}).encode()])
 
     def sync(self) -> None:
         """Make all lines durable."""

@@ -19,7 +19,7 @@ from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.log import LoggedOutput
-from ckpttool.transaction.manifest import Written
+from ckpttool.transaction.sealed_files import Written
 from ckpttool.wording import count, shorten
 
 ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]

@@ -1,4 +1,4 @@
-"""The outputs of a part: one of several runs of one plan, such as those of an array job.
+"""The outputs of one of several runs of a plan, such as those of an array job: ``--part K/N``.
 
 Every run makes the full plan and writes its part of the output files.  The files are distributed by
 size, in the same way in every run.
@@ -9,29 +9,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from ckpttool.model.plan import Plan
 
 
-class Part(Struct, frozen=True):
-    """One of ``count`` runs that write one set, from 1 on: ``--part number/count``."""
+def ranks_of_part(plan: Plan, part: tuple[int, int]) -> tuple[int, ...]:
+    """Return the ranks whose outputs run k of n writes, from 1 on; there may be none.
 
-    number: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-
-def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
-    """Return the ranks whose outputs belong to a part; there may be none.
-
-    All parts have about the same number of bytes, and the result depends on nothing else.
+    All runs have about the same number of bytes, and the result depends on nothing else.
     """
+    number, count = part
     ranks, sizes = list(plan.target.paths), plan.sizes
-    numbers = balance([sizes[rank] for rank in ranks], part.count)
-    return tuple(r for r, number in zip(ranks, numbers, strict=True) if number == part.number - 1)
+    parts = balance([sizes[rank] for rank in ranks], count)
+    return tuple(rank for rank, at in zip(ranks, parts, strict=True) if at == number - 1)
 
 
 def balance(sizes: Sequence[int], count: int) -> list[int]:

@@ -3,20 +3,23 @@
 1. `look` (preflight) keeps no lock and writes nothing.
 2. It returns COMPLETE, RUNNING, STOPPED or NONE.
 3. `Transaction` makes the record and locks it until line 6.  If another run is writing, this
-   one is refused; only parts of one plan write side by side.
+   one is refused; only runs with ``--part`` of one plan write side by side.
 4. What the run would replace is as preflight saw it, or the run is refused.
 5. The plan is written, or replaces that of a run that stopped.
 6. The run locks its log and appends that it begins, with the digest of its plan.
 7. An output is kept if its stamp or its hashes are those in a log, in an entry of the same plan.
-8. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
-9. `Transaction.record_complete` appends its entry to the log and syncs it.
-10. Before the first rename, the manifest, stamps and documents of an older set are removed.
-11. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
-12. `Transaction.finish`: the sources are unchanged.  A part appends ``done`` and ends.
-13. A whole run, or `ckpttool.finalize` for parts: the outputs are unchanged.  The stamps and
-    documents are written, then the manifest: COMPLETE.
-14. The logs and the plan are removed, with the record locked.
-15. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
+8. `Transaction.record_units`: units are on disk in a file with its temporary name, which was
+   synced.  The next run keeps those whose hashes are still those in the log.
+9. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
+10. `Transaction.record_complete` appends its entry to the log and syncs it.
+11. Before the first rename, the manifest, stamps and documents of an older set are removed.
+12. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
+13. `Transaction.finish`: the sources are unchanged.  A run with ``--part`` appends which outputs
+    are done, and ends.
+14. Any other run, or `ckpttool.finalize`: the outputs are unchanged.  The stamps and documents are
+    written, then the manifest: COMPLETE.
+15. The logs and the plan are removed, with the record locked.
+16. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
     record is removed.  After a crash line 2 decides.
 """
 
@@ -48,10 +51,10 @@ from ckpttool.storage.files import (
     write_document,
 )
 from ckpttool.transaction.claim import Claim, remove_leftovers
-from ckpttool.transaction.log import LoggedOutput
-from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
+from ckpttool.transaction.log import LoggedOutput, UnitGroup
 from ckpttool.transaction.outputs import find_intact
 from ckpttool.transaction.resume import Assignment, overtaken_problem
+from ckpttool.transaction.sealed_files import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 from ckpttool.wording import shorten
@@ -60,7 +63,7 @@ MIXTURE = "outputs may mix old and new data"
 
 
 class Transaction(Claim):
-    """A run that writes a set of outputs, or a part of it; ends with `finish` or `Claim.abandon`.
+    """A run that writes outputs of a set; it ends with `finish` or `Claim.abandon`.
 
     Attributes
     ----------
@@ -88,6 +91,7 @@ class Transaction(Claim):
         self._plan = plan
         self._entries: dict[str, LoggedOutput] = {}  # with the stamps of those that are in place
         self._has_replaced = False
+        self._begun: set[str] = set()  # the half-written outputs of which the log of this run tells
         self.kept = run.kept_ranks
         self.writing = ""
         if run.is_finished:
@@ -115,7 +119,6 @@ class Transaction(Claim):
         self.log.sync()
 
     def _find_kept(self) -> None:
-        """Find the entries of outputs that logs list."""
         logged = look(self._record).logged(self._run.provenance.digest)
         self._entries = {
             name: replace(logged[name], stamp=self._run.kept.get(name))
@@ -136,6 +139,39 @@ class Transaction(Claim):
             logged = look(self._record).logged(self._run.provenance.digest)
             entries = (logged[name].read_entry() for name in self._run.kept)
         return {one.path: one.cast for one in entries if one.cast is not None}
+
+    def read_units(
+        self, output: OutputFile
+    ) -> tuple[Mapping[tuple[int, int], str], Mapping[str, CastStats]]:
+        """Return the hashes of units that are on disk of a half-written output, and their casts."""
+        name = os.path.relpath(output.path, self._record.folder)
+        hashes: dict[tuple[int, int], str] = {}
+        casts: dict[str, CastStats] = {}
+        for group in self.half_written.get(name, ()):
+            hashes |= {(place, number): digest for place, number, digest in group.hashes}
+            for tensor, stats in group.casts.items():
+                casts[tensor] = casts.get(tensor, CastStats()).merged(stats)
+        return hashes, casts
+
+    def record_units(
+        self,
+        output: OutputFile,
+        hashes: Iterable[tuple[int, int, bytes]],
+        casts: Mapping[str, CastStats],
+    ) -> None:
+        """Record that units are in the synced file of an output; ``log.sync`` makes it durable.
+
+        Parameters
+        ----------
+        output
+            The output.
+        hashes, casts
+            See `UnitGroup`.  The first call has those that an earlier run wrote, too.
+        """
+        name = os.path.relpath(output.path, self._record.folder)
+        in_hex = tuple((place, number, digest.hex()) for place, number, digest in hashes)
+        self.log.add_units(UnitGroup(name, name not in self._begun, in_hex, casts))
+        self._begun.add(name)
 
     def record_complete(
         self,
@@ -176,7 +212,6 @@ class Transaction(Claim):
             self._has_replaced = True
 
     def _remove_older_set(self) -> None:
-        """Remove what says that the set is complete, before the first output is replaced."""
         self.require_record()
         documents = (document.path for document in self._run.documents)
         for path in (self._record.manifest, self._record.stamps, *documents):
@@ -191,7 +226,7 @@ class Transaction(Claim):
             self.log.add_stamp(name, stamp)
 
     def finish(self) -> None:
-        """Write the documents of the set and its manifest; a part only says that it is done.
+        """Write the documents of the set and its manifest; with ``--part`` what is done.
 
         Raises
         ------
@@ -204,13 +239,14 @@ class Transaction(Claim):
         if self._run.is_finished:
             return
         record, run = self._record, self._run
-        self.writing = str(record.manifest if run.part is None else record.log(run.part))
+        is_part = run.part is not None
+        self.writing = str(run.log if is_part else record.manifest)
         self.require_record()
         if changed := self._describe_source_changes():
             cause = "a source file has changed"
             raise ExecutionError(self.writing, cause, (), self.CHANGED_HINT, changed)
-        if run.part is not None:
-            self.log.end()
+        if is_part:
+            self.log.end(run.outputs)
         else:
             entries = {name: self._entries[name] for name in run.outputs}
             intact = find_intact(record.folder, run.provenance, entries)
@@ -223,7 +259,7 @@ class Transaction(Claim):
                 self.writing = str(error.filename or self.writing).removesuffix(PARTIAL)
                 raise
         self.release()
-        if run.part is None:
+        if not is_part:
             remove_leftovers(record, self.plan)
 
     def _describe_source_changes(self) -> str:

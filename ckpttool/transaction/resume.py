@@ -2,14 +2,13 @@
 
 ========  ==========================================================================================
 NONE      everything is written
-STOPPED   ``--resume`` keeps the outputs that a log of the same plan lists.  Without it they are
-          written again.  Outputs of writers that are not done may be replaced.
-RUNNING   refused; only parts of one plan run side by side
-COMPLETE  ``--resume`` keeps the outputs if the stamps of the sources are those of the set
+STOPPED   what a log of the same plan lists is as it was written; so are units of half-written files
+RUNNING   refused; only runs with ``--part`` of one plan run side by side
+COMPLETE  the outputs are as written if the stamps of the sources are those of the set
 ========  ==========================================================================================
 
-An output is kept if its stamp is the recorded one, otherwise if its contents have the recorded
-hashes.  ``--overwrite`` may replace everything.
+An output is as it was written if its stamp is the recorded one, otherwise if its contents have the
+recorded hashes.  What follows for each output is `decide`, and nothing else decides it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -35,9 +35,9 @@ from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
-from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.transaction.outputs import FindUnchanged, find_unchanged
-from ckpttool.transaction.parts import Part, ranks_of_part
+from ckpttool.transaction.parts import ranks_of_part
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
     NO_LOCKS,
@@ -167,6 +167,25 @@ class OutputOptions(Struct, frozen=True):
             raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
 
+class Found(Enum):
+    """What is known of an output, before a run writes it."""
+
+    GONE = "it is not there"
+    WRITTEN = "a run of this plan wrote it, and has not ended well"
+    FINISHED = "a run of this plan wrote it, and has ended well"
+    OF_ANOTHER = "a run of another plan wrote it, and has not ended well"
+    CHANGED = "no record tells of it, or it has changed since"
+
+
+def decide(found: Found, options: OutputOptions) -> Literal["write", "keep", "refuse"]:
+    """Return what a run does with an output."""
+    if options.resume and found in {Found.WRITTEN, Found.FINISHED}:
+        return "keep"
+    if options.overwrite or found in {Found.GONE, Found.WRITTEN, Found.OF_ANOTHER}:
+        return "write"
+    return "refuse"
+
+
 class Assignment(Brief, Struct, frozen=True):
     """The outputs that one run has to write, and what it keeps and may replace.
 
@@ -179,7 +198,7 @@ class Assignment(Brief, Struct, frozen=True):
     outputs
         Path of each output of this run, relative to the manifest, and its rank.
     whole
-        The same for the outputs of all parts.
+        The same for all outputs of the set.
     documents
         Documents of the set.
     destination
@@ -229,22 +248,17 @@ class Assignment(Brief, Struct, frozen=True):
         whole = {os.path.relpath(path, nothing.record.folder): rank for rank, path in paths.items()}
         provenance = provenance_of(plan, options.command)
         run = cls(options, provenance, whole, whole, plan.documents, nothing)
-        if run.part is None:
+        if options.part is None:
             return run
-        own = set(ranks_of_part(plan, run.part))
+        own = set(ranks_of_part(plan, options.part))
         outputs = {path: rank for path, rank in whole.items() if rank in own}
-        facts = f"{count(len(paths), 'output file')} for {run.part.count} parts"
+        facts = f"{count(len(paths), 'output file')} for {options.part[1]} parts"
         note = Diagnostic("part", f"part {run.part} has nothing to write", facts=facts)
         return replace(run, outputs=outputs, notes=() if outputs else (note,))
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.outputs), 'output')} in {self.folder}"
         yield f"{len(self.kept)} kept" if self.kept else ""
-
-    @property
-    def part(self) -> Part | None:
-        """Which of several runs this is; None if one run writes all outputs."""
-        return None if self.options.part is None else Part(*self.options.part)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -262,6 +276,16 @@ class Assignment(Brief, Struct, frozen=True):
         return self.destination.record
 
     @property
+    def part(self) -> str | None:
+        """Which of several runs this is: "K/N"; None if one run writes all outputs."""
+        return None if self.options.part is None else "{}/{}".format(*self.options.part)
+
+    @property
+    def log(self) -> Path:
+        """The log of this run."""
+        return self.record.log(self.options.part)
+
+    @property
     def folder(self) -> Path:
         """The folder that paths of outputs are relative to."""
         return self.record.folder
@@ -270,7 +294,7 @@ class Assignment(Brief, Struct, frozen=True):
     def files(self) -> tuple[str, ...]:
         """All files that the run would replace or remove.
 
-        A part removes the documents of an older set, which `finalize` writes again.
+        With ``--part`` the documents of an older set are removed, and `finalize` writes them.
         """
         outputs = (self.folder / name for name in self.outputs)
         documents = (Path(document.path) for document in self.documents)
@@ -312,7 +336,7 @@ class Assignment(Brief, Struct, frozen=True):
                 yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
             return
         if self.part is not None:
-            in_the_way = {record.log(None), record.log(self.part)}
+            in_the_way = {record.log(), self.log}
             is_beside = bool(running) and not in_the_way & running.keys()
             if is_beside and plan is not None and self.provenance.digest != plan.provenance.digest:
                 yield beside_problem(now, self.provenance, plan.provenance)
@@ -351,7 +375,7 @@ def inspect_previous_run(
     run = replace(run, seen=None if overwrites else run.stamps())
     if not run.folder.is_dir():
         return run
-    if closed := tuple(access_problems(record, [record.log(run.part)])):
+    if closed := tuple(access_problems(record, [run.log])):
         return replace(run, refusals=closed)
     run = replace(run, destination=look(record))
     diagnostics.add(*_foreign_partials(run))
@@ -380,41 +404,49 @@ def _inspect_stopped(run: Assignment, find: FindUnchanged, diagnostics: Diagnost
     stamps = {name: chosen[name].stamp for name in run.outputs if name in chosen}
     is_read = options.resume or not options.overwrite
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
-    done = {n for log in destination.finished_parts.values() for n in log.outputs}
-    replaceable = intact.keys() if options.resume else intact.keys() - done
-    paths = run.written_documents.union(str(run.folder / name) for name in replaceable)
-    run = replace(run, replaceable=paths)
+    finished = destination.finished
+
+    def find_state(name: str) -> Found:
+        if chosen[name].plan != digest:
+            return Found.OF_ANOTHER
+        return Found.FINISHED if name in finished else Found.WRITTEN
+
+    decisions = {name: decide(find_state(name), options) for name in intact}
+    replaceable = (str(run.folder / name) for name in intact if decisions[name] != "refuse")
+    run = replace(run, replaceable=run.written_documents.union(replaceable))
     is_other = plan is not None and plan.provenance.digest != digest
-    if plan is not None and is_other and (destination.finished_parts or not logged):
+    if plan is not None and is_other and (finished or not logged):
         problem = _other_plan(run, plan, len(intact))
         if problem is not None and problem.code != "resumed":
             return replace(run, refusals=(problem,))
         diagnostics.add(*filter(None, [problem]))
         return run
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
-    is_done = run.part in destination.finished_parts and len(complete) == len(run.outputs)
+    own = next((log for log in destination.runs if log.path == run.log), None)
+    is_done = own is not None and own.is_done and len(complete) == len(run.outputs)
     if is_done and not options.resume and not options.overwrite:
         return replace(run, refusals=(_already_written(run),))
-    stopped = destination.parts.keys() - destination.finished_parts.keys()
-    if destination.state is not State.NONE and (run.part is None or run.part in stopped):
+    is_stopped = run.part is None or (own is not None and not own.is_done)
+    if destination.state is not State.NONE and is_stopped:
         diagnostics.add(*_describe_stopped(run, complete))
     if not options.resume:
         return run
     if plan is not None and complete:
         diagnostics.add(*_describe_replicas(run, plan.provenance))
-    return replace(run, kept=complete, is_finished=is_done)
+    kept = {name: intact[name] for name in intact if decisions[name] == "keep"}
+    return replace(run, kept=kept, is_finished=is_done)
 
 
 def _other_plan(run: Assignment, plan: RecordedPlan, intact: int) -> Diagnostic | None:
     """Return what becomes of a stopped run of another plan, which left ``intact`` outputs."""
-    parts, options, diagnostic = run.destination.finished_parts, run.options, run.record.diagnostic
+    options, diagnostic = run.options, run.record.diagnostic
+    finished = len(run.destination.finished)
     changes = _compare_runs(run.provenance, plan.provenance)
-    s, was, are = ("s", "were", "are") if len(parts) > 1 else ("", "was", "is")
-    written = f"part{s} {shorten(map(str, parts), 3)} {was} written by another run"
+    written = f"{count(finished, 'output')} written by another run"
     stopped = "another run did not end here"
     if options.overwrite:
-        return diagnostic("resumed", f"{written} and {are} replaced") if parts else None
-    if parts:
+        return diagnostic("resumed", written, facts="now replaced") if finished else None
+    if finished:
         hint = "the same source, step and options for all parts, or --overwrite; "
         return diagnostic("parts", written, f"{hint}`ckpttool help parts` explains", changes)
     if options.resume:
@@ -508,7 +540,6 @@ def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
-    """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
     (one,) = error.diagnostics
     return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
@@ -519,26 +550,30 @@ def _inspect_outputs(
     """Return what a resumed run keeps of its own finished set."""
     diagnostic = run.record.diagnostic
     kept = find(run.recorded_stamps(), lambda of: (o for o in manifest.outputs() if o.path in of))
-    documents = run.documents if run.part is None else ()  # a part does not write them
+    documents = run.documents if run.part is None else ()  # else it does not write them
     is_right = {str(run.folder / name): name in kept for name in run.outputs}
     is_right |= {document.path: is_written(document) for document in documents}
-    missing = [path for path in is_right if not (is_right[path] or is_there(path))]
-    changed = [path for path in is_right if not (is_right[path] or path in missing)]
+    wrong = {
+        path: Found.CHANGED if is_there(path) else Found.GONE
+        for path, is_kept in is_right.items()
+        if not is_kept
+    }
+    missing = [path for path, found in wrong.items() if found is Found.GONE]
+    changed = [path for path, found in wrong.items() if decide(found, run.options) == "refuse"]
     if missing and run.part is not None:
         text = f"{count(len(missing), 'output')} missing of a finalized set"
         hint = "the same command without --part"
         return replace(run, refusals=(diagnostic("destination", text, hint, shorten(missing, 3)),))
     if run.destination.stamps is not None and kept:
         diagnostics.add(*_describe_replicas(run, run.destination.stamps.provenance))
-    if changed and not run.options.overwrite:
+    if changed:
         text = f"{count(len(changed), 'output')} changed since written"
         refusal = diagnostic("destination", text, "--resume --overwrite", shorten(changed, 3))
         return replace(run, refusals=(refusal,))
     if missing and kept:
         text = f"{count(len(missing), 'missing output')} written again, the others kept"
         diagnostics.add(diagnostic("resumed", text, facts=shorten(missing, 3)))
-    is_finished = not (missing or changed)
-    return replace(run, kept=kept, replaceable=frozenset(run.files), is_finished=is_finished)
+    return replace(run, kept=kept, replaceable=frozenset(run.files), is_finished=not wrong)
 
 
 def is_written(document: Document) -> bool:
@@ -583,7 +618,8 @@ def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
     known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
     held: dict[str, list[str]] = {}
-    reported = known.keys() if run.part is None and run.destination.running else set[str]()
+    is_part = run.part is not None
+    reported = known.keys() if run.destination.running and not is_part else set[str]()
     for name in sorted(run.outputs.keys() - reported):
         path = Path(f"{run.folder / name}{PARTIAL}")
         if not _is_file(path):
@@ -591,7 +627,7 @@ def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
         others = () if name in known else runs_that_list(run.folder / name)
         other = next((found.record.plan for found, _ in others), None)
         if is_held(path):
-            by = "it is of another part" if name in known and run.part is not None else ""
+            by = "it is of another part" if name in known and is_part else ""
             held.setdefault(by if other is None else f"see {other}", []).append(str(path))
         elif name not in known and not run.options.overwrite:
             left.setdefault(other, []).append(str(path))
@@ -636,15 +672,12 @@ def beside_problem(destination: Destination, mine: Provenance, other: Provenance
 
 
 def _damage(run: Assignment) -> Iterator[Diagnostic]:
-    """Yield the problems of files of the record that this run needs and that are damaged."""
-    needed = {run.record.plan, run.record.log(run.part)}
     for path, error in run.destination.damaged.items():
-        if run.part is None or path in needed:
+        if run.part is None or path in {run.record.plan, run.log}:
             yield _damaged(error, "destination")
 
 
 def _already_written(run: Assignment) -> Diagnostic:
-    """Return the problem that a run has nothing to do, without ``--resume``."""
     output, of = str(run.record.output), "" if run.part is None else f"part {run.part} of "
     text = f"{of}{output} is already complete"
     return Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, path=output)
@@ -657,12 +690,16 @@ def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Di
         what = f"{len(complete)} of {count(len(run.outputs), 'output')} that a run completed"
         then, hint = ("kept", "") if is_resumed else ("written again", "--resume keeps them")
         yield diagnostic("resumed", f"{what} before it stopped: {then}", hint)
-    elif is_resumed:
+    begun = run.destination.half_written(run.provenance.digest).keys() & run.outputs.keys()
+    half = [name for name in begun if is_there(f"{run.folder / name}{PARTIAL}")]
+    if half and is_resumed:
+        text = f"goes on inside {count(len(half), 'half-written output')}"
+        yield diagnostic("resumed", text, facts=shorten(sorted(half), 3))
+    elif is_resumed and not complete:
         yield diagnostic("resumed", "a run did not end here, and nothing of it can be kept")
 
 
 def _describe_replicas(run: Assignment, earlier: Provenance) -> Iterator[Diagnostic]:
-    """Yield a note if the run that is resumed could read other files of the same source."""
     if files := list(read_otherwise(run.provenance, earlier)):
         text = "the run that is resumed read other replicas"
         yield run.record.diagnostic("resumed", text, facts=join_clauses(*files[:3]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+
+from msgspec import Struct
 
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
@@ -154,7 +156,8 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
         how = _show_layout(source.layout)
     rare: list[object] = [source.own_ranks] if source.own_ranks else []
     rare += [] if term.block is None else [term.block]
-    return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *rare
+    meta = _shown(source.meta, ("name", "dtype", "shape", "text", "whole_shape"))
+    return term.input, term.weight, meta, how, source.parameter, source.only_for, *rare
 
 
 class _Shown(str):
@@ -170,8 +173,13 @@ def _show_layout(layout: Layout) -> _Shown:
 
 @lru_cache(maxsize=1 << 12)  # a model has few layouts; equal ones may differ in the full shape
 def _show(layout: Layout, full_shape: tuple[int, ...] | None) -> _Shown:
-    names = [name for name in layout.__struct_fields__ if name != "split_shape"]
-    return _Shown(f"Layout({', '.join(f'{name}={getattr(layout, name)!r}' for name in names)})")
+    return _shown(layout, [name for name in layout.__struct_fields__ if name != "split_shape"])
+
+
+def _shown(record: Struct, names: Iterable[str]) -> _Shown:
+    """Return what decides of a record, in the words of earlier versions: their runs go on."""
+    fields = ", ".join(f"{name}={getattr(record, name)!r}" for name in names)
+    return _Shown(f"{type(record).__name__}({fields})")
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

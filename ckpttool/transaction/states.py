@@ -6,12 +6,11 @@ The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of
 ===================  ===============================================================================
 ``lock``             empty; locked while a run begins or ends, and by `ckpttool.finalize`
 ``plan.json``        what is written, from which files, and who began it
-``whole.log``        the log of a whole run (`ckpttool.transaction.log`), which its writer locks
-``K-of-N.log``       the log of a part
+``*.log``            the log of each run (`ckpttool.transaction.log`), which its writer locks
 ``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
 ===================  ===============================================================================
 
-``plan.json`` and ``stamps.json`` are sealed documents (`ckpttool.transaction.manifest`) with the
+``plan.json`` and ``stamps.json`` are sealed (`ckpttool.transaction.sealed_files`), with the
 provenance of a run in their first line, and a line for each output.
 
 A destination is in one of four states.  The first that applies is it:
@@ -19,7 +18,7 @@ A destination is in one of four states.  The first that applies is it:
 ========  ==========================================================================================
 COMPLETE  the manifest is there: it is removed before the first output is renamed, and written last
 RUNNING   a run has locked its log; nobody knows of one without locks
-STOPPED   a plan or a log is there: a run ended early, or parts wait for `ckpttool.finalize`
+STOPPED   a plan or a log is there: a run ended early, or outputs wait for `ckpttool.finalize`
 NONE      nothing is claimed
 ========  ==========================================================================================
 """
@@ -48,12 +47,20 @@ from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
-from ckpttool.transaction.manifest import SealedFile, sealed_text
-from ckpttool.transaction.parts import Part
+from ckpttool.transaction.log import (
+    RECORD_SCHEMA,
+    Log,
+    LoggedOutput,
+    PlannedOutput,
+    StampedOutput,
+    UnitGroup,
+    Writer,
+    require_schema,
+)
+from ckpttool.transaction.sealed_files import SealedFile, sealed_text
 from ckpttool.wording import count, shorten
 
-LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
+LOG = re.compile(r"whole\.log|\d{1,6}-of-\d{1,6}\.log")
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
 NO_LOCKS = "--no-locks"
@@ -121,17 +128,9 @@ class Record(Struct, frozen=True):
         """Return a fact about the set."""
         return Diagnostic(code, message, hint=hint, facts=facts, where=str(self.output))
 
-    def log(self, part: Part | None) -> Path:
-        """Return the path of the log of a whole run, or of a part."""
-        return self.home / ("whole.log" if part is None else f"{part.number}-of-{part.count}.log")
-
-    @staticmethod
-    def part_of(log: Path) -> Part | None:
-        """Return the part that a log is of, by its name; None for that of a whole run."""
-        found = LOG.fullmatch(log.name)
-        if found is None or found["number"] is None:
-            return None
-        return Part(int(found["number"]), int(found["count"]))
+    def log(self, part: tuple[int, int] | None = None) -> Path:
+        """Return the log of a run that writes all outputs, or those of ``--part``."""
+        return self.home / ("whole.log" if part is None else f"{part[0]}-of-{part[1]}.log")
 
     def logs(self) -> list[Path]:
         """Return the logs, of whichever plan."""
@@ -155,6 +154,12 @@ class _Documents(Struct, frozen=True):
             require_below(document.path)
 
 
+class _RecordSchema(Struct, frozen=True):
+    """The version of the record in a plan."""
+
+    record: int = 1
+
+
 class _ManifestDigest(Struct, frozen=True):
     """The SHA-256 of a manifest in the stamps of its set."""
 
@@ -162,12 +167,11 @@ class _ManifestDigest(Struct, frozen=True):
 
 
 def _line(output: Mapping[str, object]) -> bytes:
-    """Return the line of an output in a sealed document."""
     return json.dumps(output).encode("ascii")
 
 
 class RecordedPlan(Struct, frozen=True):
-    """What a run, or several runs of one plan, write.
+    """What a run writes, or several runs of one plan.
 
     Attributes
     ----------
@@ -203,6 +207,7 @@ class RecordedPlan(Struct, frozen=True):
             It does not exist.
         """
         file = SealedFile.read(path)
+        require_schema(path, file.entries(_RecordSchema).record)
         outputs = {line.path: line.rank for line in file.lines(PlannedOutput)}
         documents = file.entries(_Documents).documents
         return cls(file.entries(Writer), file.provenance(), outputs, documents)
@@ -213,11 +218,8 @@ class RecordedPlan(Struct, frozen=True):
             {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
             for one in self.documents
         ]
-        head = {
-            **self.provenance.head_with_stamps(),
-            **to_builtins(self.writer),
-            "documents": documents,
-        }
+        head = {**self.provenance.head_with_stamps(), **to_builtins(self.writer)}
+        head |= {"record": RECORD_SCHEMA, "documents": documents}
         outputs = self.outputs.items()
         return sealed_text(head, ([_line({"rank": rank, "path": path})] for path, rank in outputs))
 
@@ -284,26 +286,28 @@ class Destination(Struct, frozen=True):
     damaged: Mapping[Path, FormatError] = {}
 
     @property
-    def parts(self) -> dict[Part, Log]:
-        """The logs of the parts of the plan."""
+    def runs(self) -> list[Log]:
+        """The logs whose last run was one of the plan."""
         digest = "" if self.plan is None else self.plan.provenance.digest
-        of_plan = (log for log in self.logs if log.plan == digest)
-        return {part: log for log in of_plan if (part := Record.part_of(log.path)) is not None}
+        return [log for log in self.logs if log.plan == digest]
 
     @property
-    def finished_parts(self) -> dict[Part, Log]:
-        """The logs of parts that are done."""
-        return {part: log for part, log in self.parts.items() if log.is_done}
+    def finished(self) -> frozenset[str]:
+        """The outputs of runs of the plan that have ended well."""
+        return frozenset(name for log in self.runs for name in log.done or ())
 
     @property
-    def missing_parts(self) -> list[Part]:
-        """The parts that are not done; none if all of one number of parts are."""
-        done, counts = self.finished_parts, sorted({part.count for part in self.parts})
-        missing = [
-            [part for n in range(1, count + 1) if (part := Part(n, count)) not in done]
-            for count in counts
-        ]
-        return min(missing, key=len, default=[])
+    def missing(self) -> list[str]:
+        """The outputs of the plan that no run has finished, or that are in no log."""
+        if self.plan is None:
+            return []
+        known = self.finished & self.logged(self.plan.provenance.digest).keys()
+        return [name for name in self.plan.outputs if name not in known]
+
+    def half_written(self, plan: str) -> dict[str, list[UnitGroup]]:
+        """Return the units of half-written outputs, from the last log that has some."""
+        in_order = sorted(self.logs, key=lambda log: log.writer.time if log.writer else "")
+        return {name: lines for log in in_order for name, lines in log.units.get(plan, {}).items()}
 
     def logged(self, plan: str | None = None) -> dict[str, LoggedOutput]:
         """Return the outputs that logs list, for a plan (`Provenance.digest`) or for any."""
@@ -392,22 +396,29 @@ def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
 
 def unfinished_problem(destination: Destination) -> Diagnostic:
     """Return the problem of a destination that is RUNNING or STOPPED."""
-    diagnostic, output = destination.record.diagnostic, destination.record.output
+    diagnostic = destination.record.diagnostic
     if destination.state is State.RUNNING:
         message, by = "a run of ckpttool is writing here", next(iter(destination.running.values()))
         return diagnostic("unfinished", message, "wait until it ends", f"{by}; {MAY_LACK}")
-    parts = destination.parts
-    if parts and len(parts) == len(destination.finished_parts):
-        hint = f"ckpttool finalize {quote(str(output))}"
-        if missing := destination.missing_parts:
-            runs = shorten((f"--part {part}" for part in missing), 3)
-            hint = f"the command that writes it, with {runs}, then {hint}"
-        message = "its parts are not finalized"
-        return diagnostic("unfinished", message, hint, "files may be missing")
+    if destination.runs and all(log.is_done for log in destination.runs):
+        return diagnostic(
+            "unfinished", "its parts are not finalized", *describe_missing(destination)
+        )
     hint = RESUME
     if is_held(destination.record.lock) is None:
         hint = f"when it has ended, {RESUME} {NO_LOCKS}"
     return diagnostic("unfinished", "a run of ckpttool did not end here", hint, MAY_LACK)
+
+
+def describe_missing(destination: Destination) -> tuple[str, str]:
+    """Return the remedy for a set whose runs have ended, and what is missing of it."""
+    hint, missing = (
+        f"ckpttool finalize {quote(str(destination.record.output))}",
+        destination.missing,
+    )
+    if missing:
+        hint = f"the command that writes them, with --resume, then {hint}"
+    return hint, shorten(missing, 3) or "files may be missing"
 
 
 def describe_record(output: Path) -> Iterator[Diagnostic]:

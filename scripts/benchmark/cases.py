@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.files import strategy_path, write_checkpoint, write_strategy
@@ -22,7 +22,7 @@ from ckpttool.transaction.states import Record, look
 look(Record.of(Path(sys.argv[1])))
 """
 # What the others are compared with.
-COPY, CLICK, LIBRARIES = "cp -r", "import click", "import numpy, h5py"
+COPY, CLICK, NUMPY, LIBRARIES = "cp -r", "import click", "import numpy", "import numpy, h5py"
 
 MINDSPORE = """
 import sys
@@ -80,6 +80,8 @@ class Case:
         The case that it is compared with, if any.
     read_bytes
         Bytes of the sources that it needs, if that is what counts.
+    python
+        The Python whose installation of ckpttool runs it.
     """
 
     name: str
@@ -87,6 +89,21 @@ class Case:
     output: Path | None = None
     yardstick: str | None = None
     read_bytes: int = 0
+    python: str = sys.executable
+
+    def run_by(self, python: str) -> Case:
+        """The same with the ckpttool that this Python has installed."""
+        name = f"{self.name}, other"
+        return replace(self, name=name, command=(python, *self.command[1:]), python=python)
+
+
+def beside_other(cases: list[Case], python: str) -> Iterator[Case]:
+    """The cases, and each that runs ckpttool once more with another installation, in turn."""
+    for case in cases:
+        yield case
+        program, _, code, *_ = (*case.command, "", "")
+        if program == sys.executable and "ckpttool" in code:
+            yield case.run_by(python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +182,10 @@ def prepare_start(work: Path) -> list[Case]:
         Case(CLICK, (sys.executable, "-c", "import click")),
         Case("ckpttool --version", (*CKPTTOOL, "--version"), None, CLICK),
         Case("ckpttool --help", (*CKPTTOOL, "--help"), None, CLICK),
-        Case(LIBRARIES, (sys.executable, "-c", LIBRARIES)),
+        *(Case(name, (sys.executable, "-c", name)) for name in (NUMPY, LIBRARIES)),
         *(
-            Case(f"merge of a few KiB, {out.suffix}", (*merge, str(out)), out, LIBRARIES)
-            for out in outputs
+            Case(f"merge of a few KiB, {out.suffix}", (*merge, str(out)), out, yardstick)
+            for out, yardstick in zip(outputs, (LIBRARIES, NUMPY), strict=True)
         ),
     ]
 

@@ -29,6 +29,8 @@ class Summary:
         The same, both with the time until all of it is on disk.
     read_ratio
         Time for each byte of the sources against the yardstick's; None if the case has none.
+    other_ratio
+        Time for each run against that of the other installation; None if that does not run it.
     """
 
     size: str
@@ -42,6 +44,7 @@ class Summary:
     ratio: float | None
     synced_ratio: float | None
     read_ratio: float | None
+    other_ratio: float | None
     stdout: str
     error: str
 
@@ -52,12 +55,15 @@ def summarize(runs: Sequence[Run], cases: Iterable[Case]) -> list[Summary]:
 
 
 def _summary(mine: Sequence[Run], case: Case, runs: Sequence[Run]) -> Summary:
-    pairs = [
-        (run, other)
-        for run in mine
-        for other in runs
-        if other.case == case.yardstick and other.round == run.round
-    ]
+    pairs, others = (
+        [
+            (run, other)
+            for run in mine
+            for other in runs
+            if (other.case, other.round) == (name, run.round) and not other.error
+        ]
+        for name in (case.yardstick, case.run_by("").name)
+    )
     seconds = median(run.seconds for run in mine)
     nbytes = mine[0].nbytes
     return Summary(
@@ -74,6 +80,7 @@ def _summary(mine: Sequence[Run], case: Case, runs: Sequence[Run]) -> Summary:
         read_ratio=_median_ratio(pairs, lambda run: run.seconds / run.read_bytes)
         if case.read_bytes
         else None,
+        other_ratio=_median_ratio(others, lambda run: run.seconds),
         stdout=mine[0].stdout,
         error=next((run.error for run in mine if run.error), ""),
     )
@@ -98,6 +105,7 @@ COLUMNS = (
     ("ratio", 6),
     ("+ sync", 7),
     ("per read", 8),
+    ("other", 6),
     ("cpu s", 7),
     ("peak MiB", 9),
 )
@@ -120,6 +128,7 @@ def table(summaries: Iterable[Summary]) -> Iterable[str]:
                 "" if one.ratio is None else f"{one.ratio:.2f}",
                 "" if one.synced_ratio is None or not one.nbytes else f"{one.synced_ratio:.2f}",
                 "" if one.read_ratio is None else f"{one.read_ratio:.2f}",
+                "" if one.other_ratio is None else f"{one.other_ratio:.2f}",
                 f"{one.cpu_seconds:.2f}",
                 f"{one.peak_bytes / MIB:.0f}",
             )

@@ -21,6 +21,7 @@ from ckpttool.model.manifest import MANIFEST
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(launch.__file__)))
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+COMPILE = "import compileall, ckpttool; compileall.compile_dir(ckpttool.__path__[0], quiet=1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,11 @@ def measure(case: Case, size: str, round: int, *, cold: bool) -> Run:
     if cold:
         DROP_CACHES.write_text("1")
     done = subprocess.run(
-        [*LAUNCHER, *case.command], stdout=subprocess.PIPE, check=True, env=_environment()
+        [*LAUNCHER, *case.command],
+        stdout=subprocess.PIPE,
+        check=True,
+        cwd="/",  # a Python imports what lies in its folder first
+        env=_environment(case.python),
     )
     took = json.loads(done.stdout)
     failed = took["exit_code"] != 0
@@ -98,14 +103,19 @@ def measure(case: Case, size: str, round: int, *, cold: bool) -> Run:
 
 
 @cache
-def _environment() -> dict[str, str]:
-    """What commands run in: the package beside this script, compiled, as pip leaves it."""
+def _environment(python: str) -> dict[str, str]:
+    """What commands run in: ckpttool compiled, as pip leaves it.
+
+    This Python has the package beside this script, and another one that which it has installed.
+    """
     folder = tempfile.TemporaryDirectory(prefix="ckpttool-bench-compiled-")
     atexit.register(folder.cleanup)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": folder.name}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "compileall", "-q", str(ROOT / "ckpttool")]
-    subprocess.run(command, check=True, env=environment)
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder.name}
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH"):
+        environment.pop(name, None)
+    if python == sys.executable:
+        environment["PYTHONPATH"] = str(ROOT)
+    subprocess.run([python, "-c", COMPILE], check=True, cwd="/", env=environment)
     return environment
 
 

@@ -11,8 +11,8 @@ from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.operations.inspect import inspect_catalog
-from ckpttool.operations.verify import verify
+from ckpttool.operations.inspection import inspect_catalog
+from ckpttool.operations.verification import verify
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
 from tests.support import corpus
 from tests.support.checkpoints import catalog_on_disk, cut, noise, with_names

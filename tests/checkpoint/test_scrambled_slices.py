@@ -10,7 +10,7 @@ from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.scrambled_slices import find_scrambled
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.operations.verify import verify
+from ckpttool.operations.verification import verify
 from ckpttool.storage.sampling import sample
 from tests.support.checkpoints import catalog_on_disk, cut, write_file, write_ranks
 from tests.support.commands import everything, run, run_well

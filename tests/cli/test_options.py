@@ -2,14 +2,18 @@
 
 import os
 import re
+import typing
 
 import click
 import pytest
 from msgspec import Struct
 
 import ckpttool
+from ckpttool import keywords
+from ckpttool.checkpoint.checkpoint import UnlistedChoice
 from ckpttool.cli import options
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import OnOverflow, TensorOptions
+from ckpttool.model.plan import NotInTarget
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.pages import ROOT
@@ -33,6 +37,27 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
     names = {n for n in made.__struct_fields__ if not isinstance(getattr(unset, n), Struct)}
     names -= {"command", "shown_by", "is_shared", "called"}  # the command says these itself
     assert names <= GROUPS[made].parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "unlisted": UnlistedChoice,
+        "on_overflow": OnOverflow,
+        "not_in_target": NotInTarget,
+    }.items(),
+)
+def test_the_choices_of_an_option_are_those_of_its_field(name, words):
+    option, _ = keywords.declared(keywords.AverageKeywords)[name]
+    assert option.choices == typing.get_args(words)
+
+
+@pytest.mark.parametrize("made", GROUPS)
+def test_a_default_that_help_shows_is_that_of_the_field(made):
+    unset, shown = made(), keywords.declared(keywords.AverageKeywords)
+    for name in made.__struct_fields__:
+        if name in shown and (default := shown[name][0].default) is not None:
+            assert default == (getattr(unset, name) or "hdf5"), name
 
 
 PAGE = ROOT / "docs" / "reference" / "options.md"

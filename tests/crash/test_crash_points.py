@@ -24,14 +24,17 @@ from dataclasses import dataclass
 import pytest
 
 import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.model import manifest as model_manifest
 from ckpttool.transaction.states import Record, State, find_unfinished_run, look
 from tests.support.checkpoints import noise, write_file
 from tests.support.manifests import MANIFEST, PLAN, RECORD, STAMPS
 
 pytestmark = pytest.mark.crash
 
-CALLS = ("fsync", "ftruncate", "link", "mkdir", "posix_fallocate", "pwrite", "pwritev", "rename")
-CALLS += ("replace", "rmdir", "truncate", "unlink")
+CALLS = ("fdatasync", "fsync", "ftruncate", "link", "mkdir", "posix_fallocate", "pwrite", "rename")
+CALLS += ("pwritev", "replace", "rmdir", "truncate", "unlink")
 ENDED, CRASHED, FAILED = 0, 77, 1
 MINE, OTHER = "mine", "other"
 
@@ -133,7 +136,7 @@ class Runs:
         planned = ckpttool.plan_merge(
             self._sources[kind], None, str(self.out), output_options=output_options
         )
-        ckpttool.execute(*planned, check=check)
+        ckpttool.execute(*planned, check=check, options=CopyOptions(task_bytes=1))
 
     def fail(self, outputs):
         """Run until so many outputs are there, and fail."""
@@ -242,7 +245,11 @@ SCENARIOS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("runs"))
+    """Runs of files with two units each, which enter the log one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_manifest, "UNIT_BYTES", 2)
+        patch.setattr(execute_module, "MIN_GROUP_BYTES", 1)
+        yield Runs(tmp_path_factory.mktemp("runs"))
 
 
 def check_state(runs, before, was_stopped):

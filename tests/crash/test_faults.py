@@ -22,11 +22,11 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, more_files_hint, open_file
 from ckpttool.model.tensors import StoredFile
-from ckpttool.operations.diff import diff
-from ckpttool.operations.verify import verify
+from ckpttool.operations.tensor_diff import diff
+from ckpttool.operations.verification import verify
 from ckpttool.problems import VerifyError
 from ckpttool.storage import region_io
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import texts_of
 from tests.support.executors import (

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -20,27 +19,6 @@ def record(src, rank, name):
     epoch, step = name.rsplit("-", 1)[1].removesuffix(".ckpt").split("_")
     entries = {"last_epoch": int(epoch), "last_step": int(step), "last_ckpt_file": name}
     Path(src, f"rank_{rank}", "meta.json").write_text(json.dumps(entries))
-
-
-OLD, NEW = "gpt-3_8.ckpt", "gpt_1-3_8.ckpt"
-
-
-# ------------------------------------------------------------------------------- without records
-
-
-def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
-    """The second run was killed before rank 2 had saved; ranks 0 and 2 hold the same."""
-    src = str(tmp_path)
-    write_run(src, "", "3_8", [{"w": (4, 4)}] * 4)
-    write_run(src, "_1", "3_8", [{"w": (4, 4)}] * 4)
-    (tmp_path / "rank_2" / NEW.replace("gpt", "net")).unlink()
-    for path in tmp_path.glob("*/net*"):
-        seconds = (2000 if "_1-" in path.name else 1000) + int(path.parent.name[-1])
-        os.utime(path, (seconds, seconds))
-    strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
-    step = "0-1:net_1-3_8.ckpt/3:net_1-3_8.ckpt"
-    fails(src, f"Try: --step {step}, if the dates", strategy=strategy)
-    assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [0, 1, 3]
 
 
 # ------------------------------------------------------------------------------ with a strategy
@@ -138,7 +116,7 @@ def test_recorded_files_that_hold_all_slices_are_proposed(tmp_path, recorded):
     first, last = recorded
     step = f"{first}-{last}:net_1-3_8.ckpt"
     (text,) = fails(src, strategy=strategy)
-    assert f"Try: --step {step}, if the dates of these files agree" in text
+    assert f"Try: --step {step}" in text
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [*recorded]
     sharded = Strategy({"w": (Layout((4,), ((0,), ())),)}, 1, 4)
     fails(src, "no file was chosen for ranks", strategy=sharded, step=step)

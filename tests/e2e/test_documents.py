@@ -20,8 +20,11 @@ from jsonschema import Draft202012Validator
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
-from ckpttool.operations.answer import Document
+from ckpttool.operations.answer import Answer, DiagnosticAnswer, Failure
+from ckpttool.operations.finalized import Finalized
+from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
+from ckpttool.operations.strategy_diff import StrategyComparison
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
@@ -31,10 +34,19 @@ from tests.support.schemas import make_schema
 from tests.support.snapshots import SNAPSHOTS, UPDATE
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
+UNEVEN = GOLDEN / "uneven_manual_split" / "src_strategy.ckpt"
 DEVICE = {"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}
 TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEVICE]}]}
 DOCUMENT = re.compile(r"(?ms)^\$ ckpttool ([^\n]*) --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
-ANSWERS: dict[str, type[Document]] = {"strategy-check.json": StrategyCheck}
+ANSWERS: dict[str, type[Answer]] = {
+    "diagnostic.json": DiagnosticAnswer,
+    "error.json": Failure,
+    "finalize.json": Finalized,
+    "strategy-check.json": StrategyCheck,
+    "strategy-diff.json": StrategyComparison,
+    "strategy-file.json": WrittenStrategy,
+    "strategy-ranks.json": RanksToFetch,
+}
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 
@@ -69,7 +81,8 @@ def others(tmp_path, monkeypatch) -> list[list[str]]:
         ["inspect", "run", "-s", "fields.ckpt"],
         ["inspect", "s.yaml"],
         ["inspect", "fields.ckpt"],
-        ["inspect", str(GOLDEN / "uneven_manual_split" / "src_strategy.ckpt")],
+        ["inspect", str(UNEVEN)],
+        ["strategy", "diff", "fields.ckpt", str(UNEVEN)],
         ["merge", "run", "-s", "fields.ckpt", "-o", "m.ckpt"],
         ["inspect", "model"],
         ["diff", "a.ckpt", "b.ckpt"],
@@ -165,7 +178,7 @@ def test_the_schema_of_an_answer_is_made_of_its_fields(name):
 @pytest.mark.source
 def test_every_other_key_stands_in_the_module_of_documents():
     """There a new one is added, and a field that has another name does not change one unseen."""
-    by_hand = SCHEMAS.keys() - {"diagnostic.json", *ANSWERS}
+    by_hand = SCHEMAS.keys() - ANSWERS.keys()
     places = set().union(*map(declared, by_hand))
     keys = {place[-1] for place in places if place[-2] == "properties"}
     assert keys - {*re.findall(r"\w+", getsource(documents))} == set()

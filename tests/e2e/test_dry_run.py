@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.execution import estimate as estimate_module
 from ckpttool.execution import execute as execute_module
+from ckpttool.execution import task_costs as estimate_module
 from ckpttool.execution.schedule import Batch
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations import convert as conversion_module
+from ckpttool.operations import run as conversion_module
 from ckpttool.operations.estimate import estimate
 from ckpttool.storage.files import PARTIAL, write_header
 from ckpttool.system import peak_bytes

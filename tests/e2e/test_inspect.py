@@ -13,7 +13,7 @@ import ckpttool
 from ckpttool.cli import overview, tables
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations import inspect
+from ckpttool.operations import inspection as inspect
 from ckpttool.operations.summary import Placement, sharded_text
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import run, run_well

@@ -26,7 +26,7 @@ from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, header_of, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
-from ckpttool.operations.verify import verify
+from ckpttool.operations.verification import verify
 from ckpttool.problems import CombinedError, FormatError
 from ckpttool.storage import region_io
 from ckpttool.storage.files import PARTIAL, PartialFile, write_header

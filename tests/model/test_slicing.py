@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     MAX_CELLS,
     Box,
+    BrokenTensor,
+    Follows,
     FullTensor,
+    Holding,
     LayoutSlicing,
     Listed,
+    Own,
+    Unlisted,
+    Whole,
     fill_with_boxes,
     follow,
+    holdings,
 )
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import stored
+from tests.support.checkpoints import ROWS, slice_catalog, stored, strategy_of
 
 
 def box(start, stop, rank=0, name="w", dtype="Float32"):
@@ -92,21 +102,55 @@ def test_boxes_without_elements_among_others_take_no_part():
 )
 def test_the_regions_of_a_layout_stand_in_the_order_of_their_owners(layout, shape, regions):
     slicing = LayoutSlicing(layout, shape, "w", {})
-    found = [*slicing.regions()]
-    assert [" ".join(map(str, one)) for one in found] == regions
-    assert len([*slicing.owners()]) == len(regions)
+    slices = [*slicing.holdings()]
+    assert [" ".join(map(str, one.regions)) for one in slices] == regions
+    assert [one.owners for one in slices] == [*slicing.owners()]
+    assert sum(one.size for one in slices) == math.prod(shape)
 
 
-def test_the_regions_of_boxes_stand_in_the_order_of_their_owners():
+def test_boxes_are_held_by_their_ranks():
     boxes = [box((4, 0), (8, 2), 5), box((0, 0), (4, 2), 7), box((0, 0), (4, 2), 3)]
     described = fill_with_boxes(full(8, 2), boxes)
-    found = zip(described.owners(), described.regions(), strict=True)
-    assert [(ranks, *map(str, one)) for ranks, one in found] == [
-        ((3, 7), "[0:4, 0:2]"),
-        ((5,), "[4:8, 0:2]"),
+    first, last = Region((0, 0), (4, 2)), Region((4, 0), (8, 2))
+    tensor = FullTensor(full(8, 2), described, Listed())
+    assert [*holdings(tensor)] == [
+        Holding((3, 7), (3, 7), region=first),
+        Holding((5,), (5,), region=last),
     ]
     few = described.excerpt(Region((5, 0), (6, 2)))
-    assert [*few.regions()] == [(), (Region((4, 0), (8, 2)),)]
+    assert [one.regions for one in few.holdings()] == [(), (last,)]
+
+
+def test_each_stage_has_the_ranks_that_should_hold_a_slice_and_those_that_do():
+    """Also a stage that has gaps, and a tensor of which no stage holds all slices."""
+    catalog = slice_catalog(strategy_of(*[{"w": ROWS}] * 2), {"w": (4, 2)})
+    files = {rank: file.tensors for rank, file in catalog.files.items() if rank not in (1, 4, 5)}
+    stages = [LayoutSlicing(replace(ROWS, first_rank=at), (4, 2), "w", files) for at in (0, 4)]
+    complete, gappy = ([*stage.holdings()] for stage in stages)
+    assert [(one.owners, one.holders) for one in complete] == [((0, 1), (0,)), ((2, 3), (2, 3))]
+    assert [(one.owners, one.holders) for one in gappy] == [((4, 5), ()), ((6, 7), (6, 7))]
+    tensor = FullTensor(full(4, 2), stages[0], Follows("v"), incomplete=(stages[1],))
+    assert [*holdings(tensor)] == [*complete, *gappy]
+    assert {one.layout.first_rank for one in holdings(tensor)} == {0, 4}
+    broken = BrokenTensor(full(4, 2), Listed(), stages=(stages[1],))
+    assert [*holdings(broken)] == gappy
+    assert [*holdings(replace(broken, stages=()))] == []
+
+
+@pytest.mark.parametrize(
+    ("known_by", "groups"),
+    [
+        (Whole(((0, 2), (1,))), [(0, 2), (1,)]),
+        (Unlisted(((0, 1, 2),)), [(0, 1, 2)]),
+        (Own((0, 2)), [(0,), (2,)]),
+    ],
+)
+def test_ranks_with_equal_contents_hold_all_of_a_tensor_without_a_layout(known_by, groups):
+    slicing = LayoutSlicing(Layout.unsharded(1), (3,), "w", {0: {}, 1: {}, 2: {}})
+    whole = Region((0,), (3,))
+    found = [*holdings(FullTensor(full(3), slicing, known_by))]
+    assert found == [Holding(ranks, ranks, region=whole) for ranks in groups]
+    assert not any(one.layout for one in found)
 
 
 OTHER = "w: a slice has another type or shape\n  rank 0 (rank_0.ckpt) "

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.operations.diff import diff
+from ckpttool.operations.tensor_diff import diff
 from ckpttool.storage.compare import CompareOptions
 from tests.operations.test_diff import written
 from tests.support.checkpoints import noise, strategy_of

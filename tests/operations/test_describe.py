@@ -8,7 +8,7 @@ import pytest
 import ckpttool
 from ckpttool.checkpoint import fit
 from ckpttool.operations import documents
-from ckpttool.operations.inspect import inspect_catalog
+from ckpttool.operations.inspection import inspect_catalog
 from ckpttool.problems import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN

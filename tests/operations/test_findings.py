@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.operations.verify import verify as find_problems
+from ckpttool.operations.verification import verify as find_problems
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import cut, write_ranks
 from tests.support.damage import cut_short, flipped

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations import plot
-from ckpttool.operations.inspect import inspect_catalog
+from ckpttool.operations.inspection import inspect_catalog
 from tests.oracle import take
 from tests.support.checkpoints import (
     ROWS,

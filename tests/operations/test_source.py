@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.operations.diff import diff
+from ckpttool.operations.tensor_diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of

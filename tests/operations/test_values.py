@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.cli.values import print_values
+from ckpttool.cli.value_screen import print_values
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.formats import get_format
 from ckpttool.model.dtypes import DTYPES

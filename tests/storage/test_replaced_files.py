@@ -192,7 +192,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
 
 
 def test_verify_gives_no_verdict_on_it(link, monkeypatch):
-    from ckpttool.operations import verify
+    from ckpttool.operations import verification as verify
 
     check = verify.check_contents
 

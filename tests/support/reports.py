@@ -11,8 +11,8 @@ import numpy as np
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.verify import Verification
-from ckpttool.operations.verify import verify as find_problems
+from ckpttool.operations.verification import Verification
+from ckpttool.operations.verification import verify as find_problems
 from ckpttool.problems import Diagnostic
 from tests.support.checkpoints import ROWS, cut, strategy_of, write_ranks
 from tests.support.diagnostics import graded

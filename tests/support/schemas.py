@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ckpttool.operations.answer import Document, Reported
+from ckpttool.operations.answer import Answer, Document, Reported
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VERSION = "Version of the document; it grows with a change that breaks readers."
@@ -18,19 +18,35 @@ WIDTH = 100
 _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 
-def make_schema(document: type[Document]) -> str:
-    """Return the JSON Schema of a document as text."""
-    (_,), parts = msgspec.json.schema_components([document], schema_hook=_hook)
-    structs = {one.__name__: one for one in _structs(document)}
+def make_schema(document: type[Answer]) -> str:
+    """Return the JSON Schema of a document, or of a part that others refer to, as text."""
+    keys = _without_aside(document)
+    (_,), parts = msgspec.json.schema_components([keys], schema_hook=_hook)
+    structs = {one.__name__: one for one in _structs(keys)}
     described = {name: _describe(parts[name], one) for name, one in structs.items()}
     root = described.pop(document.__name__)
-    version = {"description": VERSION, "const": document.schema}
     schema: dict[str, Any] = {"$schema": DIALECT, **root}
-    schema["properties"] = {"schema": version, **root["properties"]}
-    schema["required"] = ["schema", *root["required"]]
+    if issubclass(document, Document):
+        version = {"description": VERSION, "const": document.schema}
+        schema["properties"] = {"schema": version, **root["properties"]}
+        schema["required"] = ["schema", *root["required"]]
     if described:
         schema["$defs"] = described
     return fold(schema) + "\n"
+
+
+def _without_aside(document: type[Answer]) -> type[msgspec.Struct]:
+    """Return a struct of the fields that are keys, with their words."""
+    aside = document.aside if issubclass(document, Document) else ()
+    fields = [one for one in msgspec.structs.fields(document) if one.name not in aside]
+    optional = {one.name: (None,) for one in fields if not one.required}
+    made = msgspec.defstruct(
+        document.__name__,
+        [(one.name, one.type, *optional.get(one.name, ())) for one in fields],
+        kw_only=True,
+    )
+    made.__doc__ = document.__doc__
+    return made
 
 
 def _hook(kind: type) -> dict[str, Any]:
@@ -68,7 +84,7 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
         for name in names.split(", ")
     }
     infos = {one.encode_name: one for one in msgspec.inspect.type_info(struct).fields}
-    assert words.keys() == infos.keys(), f"{struct.__name__}: {words.keys() ^ infos.keys()}"
+    assert words.keys() >= infos.keys(), f"{struct.__name__}: {infos.keys() - words.keys()}"
     properties = {}
     for name, one in part["properties"].items():
         is_optional = not infos[name].required

@@ -14,6 +14,7 @@ from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
@@ -132,6 +133,34 @@ class SmallSet:
             for one, data in record.items():
                 one.write_bytes(data)
         Path(f"{path}.partial").write_bytes(b"half of an output")
+
+    def stop_inside(self) -> None:
+        """Leave what a run leaves that is killed when a log tells of half of output 2."""
+        partial, filled = Path(f"{self.outputs[2]}.partial"), []
+        schedule = execute_module.schedule
+
+        def fake(task):
+            if task.units[0].tensor.file.path == str(partial):
+                if len(filled) == len(RANKS) // 2:
+                    filled.append(partial.read_bytes())
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                filled.append(task)
+            return fill(task)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(execute_module, "MIN_GROUP_BYTES", 1)
+            patch.setattr(execute_module, "fill", fake)
+            patch.setattr(
+                execute_module,
+                "schedule",
+                lambda plan, ranks, options, **how: schedule(
+                    plan, ranks, replace(options, task_bytes=1), **how
+                ),
+            )
+            words = self.words("--engine", "inline")
+            del words[(at := words.index("-j")) : at + 2]
+            assert run(*words).exit_code == 6
+        partial.write_bytes(filled[-1])
 
     def wait_for(self, *outputs: int) -> None:
         """Wait until the run has noted that these outputs are there."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.transaction import manifest, resume
+from ckpttool.transaction import resume
+from ckpttool.transaction import sealed_files as manifest
 from tests.support.commands import message, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.manifests import MANIFEST

@@ -9,12 +9,12 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool.model.manifest import OutputEntry, TensorEntry
+from ckpttool.model.manifest import CastStats, OutputEntry, TensorEntry
 from ckpttool.problems import FormatError
 from ckpttool.storage.files import stamp_at
-from ckpttool.transaction import manifest as manifest_module
-from ckpttool.transaction.log import Log, LogWriter, Writer, _seal
-from ckpttool.transaction.manifest import ManifestFile, entry_text
+from ckpttool.transaction import sealed_files as manifest_module
+from ckpttool.transaction.log import Log, LogWriter, UnitGroup, Writer, _seal
+from ckpttool.transaction.sealed_files import ManifestFile, entry_text
 from ckpttool.transaction.states import FinishedStamps, RecordedPlan
 
 PLAN = "4b1c"
@@ -56,7 +56,7 @@ def write(path, *names, is_done=False):
         (path.parent / name).write_text("data")
         log.add_stamp(name, stamp_at(path.parent / name))
     if is_done:
-        log.end()
+        log.end(names)
     os.close(log._fd)
 
 
@@ -79,11 +79,12 @@ def test_the_lines_are_those_that_the_documentation_shows(path):
     write(path, "a", is_done=True)
     lines = [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
     run, output, stamp, done = map(json.loads, lines)
-    assert run.keys() == {"process", "host", "time", "plan", "command"}
+    assert run.keys() == {"process", "host", "time", "record", "plan", "command"}
     assert lines[1].encode() == line_of("a")
     assert output["path"] == "a"
     assert stamp == {"path": "a", "stamp": [*stamp_at(path.parent / "a")]}
-    assert done == {"done": True}
+    assert done == {"done": ["a"]}
+    assert Log.read(path).done == ("a",)
 
 
 def test_a_log_cut_at_any_byte_tells_of_the_lines_before(path):
@@ -141,7 +142,7 @@ def test_lines_behind_a_damaged_one_make_it_an_error(path):
     write(path, "a")
     size = path.stat().st_size
     with path.open("ab") as file:
-        file.write(b"torn\n" + sealed('{"done": true}'))
+        file.write(b"torn\n" + sealed('{"done": []}'))
     with pytest.raises(FormatError, match="a line has changed since it was written") as caught:
         Log.read(path)
     assert (caught.value.path, caught.value.offset) == (str(path), size)
@@ -172,6 +173,33 @@ def test_the_last_line_of_an_output_counts(path):
     assert after.read_entry() == before.read_entry()
 
 
+def units_of(*numbers, is_first=False):
+    hashes = tuple((0, number, f"{number:02x}") for number in numbers)
+    return UnitGroup("a", is_first, hashes, {"w": CastStats(elements=len(numbers))})
+
+
+def numbers_in(path, plan=PLAN):
+    groups = Log.read(path).units[plan].get("a", ())
+    return [number for group in groups for _, number, _ in group.hashes]
+
+
+def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
+    """Else units of a file that is gone are taken for those of another."""
+    log = open_log(path)
+    log.add_units(units_of(0, 1, is_first=True))
+    log.add_units(units_of(2))
+    assert numbers_in(path) == [0, 1, 2]
+    os.close(log._fd)
+    log = open_log(path)  # another run, which has not begun the file
+    assert numbers_in(path) == [0, 1, 2]
+    log.add_units(units_of(3, is_first=True))
+    assert numbers_in(path) == [3]
+    assert Log.read(path).units[PLAN]["a"] == [units_of(3, is_first=True)]
+    log.add([line_of("a")])
+    assert numbers_in(path) == []
+    os.close(log._fd)
+
+
 def test_an_output_without_a_stamp_is_named_by_its_line(path):
     log = open_log(path)
     log.add([line_of("a")])
@@ -194,7 +222,7 @@ def test_an_output_is_durable_and_its_stamp_need_not_be(path, monkeypatch):
     assert len(synced) == 1
     log.sync()
     assert synced[1:] == [path.stat().st_size]
-    log.end()
+    log.end([])
     assert synced[2:] == [path.stat().st_size]
     os.close(log._fd)
 
@@ -221,7 +249,9 @@ def test_no_log_is_told_apart_from_a_damaged_one(path):
         Log.read(path)
 
 
-RUN = '{"process": 1, "host": "h", "time": "t", "plan": "p", "command": "c"}'
+RUN = '{"process": 1, "host": "h", "time": "t", "record": 2, "plan": "p", "command": "c"}'
+OLD = RUN.replace(', "record": 2', "")
+UNITS = '{"units": "a", "is_first": true, "hashes": []'
 STAMP = '"stamp": [1, 1, 1, 1]'
 BEFORE = "path: expected the output in the line before"
 
@@ -233,10 +263,14 @@ BEFORE = "path: expected the output in the line before"
         (['{"process": '], "not valid JSON from line 1, column 13 on"),
         (["[]"], "not a log of ckpttool"),
         (["{}"], "not a log of ckpttool"),
-        (['{"done": true}'], "not a log of ckpttool"),
+        (['{"done": []}'], "not a log of ckpttool"),
         (['{"rank": 0, "path": "a"}'], "not a log of ckpttool"),
         (['{"process": "1"}'], "process: expected int, got str"),
         (['{"process": 1, "host": 2, "time": "t"}'], "host: expected str, got int"),
+        ([OLD], "written by another version of ckpttool; record: expected 2, got 1"),
+        ([RUN.replace("2", "3", 1)], "written by another version .* expected 2, got 3"),
+        ([RUN, UNITS.replace("true", "1") + "}"], "is_first: expected bool, got int"),
+        ([RUN, UNITS.replace('"a"', '"../a"') + "}"], "expected a path below the folder"),
         ([RUN, '{"rank": "1", "path": "a"}'], "rank: expected int, got str"),
         ([RUN, '{"rank": 0, "path": "../x"}'], "path: expected a path below the folder"),
         ([RUN, '{"rank": 0, "path": "/etc/x"}'], "path: expected a path below the folder"),
@@ -248,6 +282,7 @@ BEFORE = "path: expected the output in the line before"
         ([RUN, f'{{"path": "a", {STAMP}}}'], BEFORE),
         ([RUN, line_of("a"), '{"path": "a"}'], "missing required field stamp"),
         ([RUN.replace("h", "x", 1) + RUN], "not valid JSON"),
+        ([RUN, '{"done": true}'], "done: expected array, got bool"),
         ([RUN[:-1] + ', "plan": "q"}'], "plan: stored twice"),
     ],
 )

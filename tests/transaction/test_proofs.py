@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.operations.verify import verify as find_problems
+from ckpttool.operations.verification import verify as find_problems
 from ckpttool.problems import CkptToolError, FormatError, PlanError
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import run_well
 from tests.support.executors import reshard_words

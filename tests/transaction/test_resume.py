@@ -289,6 +289,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert run("verify", file).exit_code == 0
 
 
+BEGIN = '{"process": 1, "host": "a", "time": "now", "record": 2, "plan": "p", "command": "c"}'
 STRANGE = {
     "deep": (log_line('{"process": ' + "[" * 60000), "not valid JSON: nested too deep"),
     "control": (
@@ -312,8 +313,7 @@ STRANGE = {
         "not a log of ckpttool: it does not begin with a run",
     ),
     "name": (
-        log_line('{"process": 1, "host": "a", "time": "now", "plan": "p", "command": "c"}')
-        + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
+        log_line(BEGIN) + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
         "path: expected a path below the folder",
     ),
     "no seal": (
@@ -353,7 +353,7 @@ def assert_is_unfinished(folder):
 def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
-    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007", "plan": "p", "command": "c"}'
+    line = BEGIN.replace('"a"', '"\\u001b[2J"').replace('"now"', '"\\u0007"')
     (tmp_path / LOG).write_bytes(log_line(line))
     assert_is_unfinished(tmp_path)
     result = run(*ordered_words(tmp_path))
@@ -422,7 +422,7 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
         "from ckpttool.cli.main import main\n"
         "from ckpttool.transaction import log, record\n"
         "end = log.LogWriter.end\n"
-        "log.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
+        "log.LogWriter.end = lambda *given: (end(*given), os._exit(9))\n"
         "record.remove_leftovers = lambda *given: os._exit(9)\n"
         "main()"
     )

@@ -16,7 +16,6 @@ from ckpttool.storage.files import stamp_at, write_document
 from ckpttool.transaction import locks
 from ckpttool.transaction.locks import FileLock, HeldError, is_held
 from ckpttool.transaction.log import LogWriter, Writer
-from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.states import (
     Record,
@@ -108,7 +107,7 @@ def test_to_look_changes_nothing(out):
 
 @pytest.mark.parametrize("part", [None, (1, 2)])
 def test_while_a_run_writes_its_process_is_named(out, part):
-    log = record_of(out).log(None if part is None else Part(*part))
+    log = record_of(out).log(part)
     with running(out, part):
         destination = look(record_of(out))
         assert destination.state is State.RUNNING
@@ -123,7 +122,7 @@ def test_while_a_run_writes_its_process_is_named(out, part):
 
 def test_two_parts_that_write_are_both_named(out):
     with running(out, (1, 2)), running(out, (2, 2)):
-        logs = [record_of(out).log(Part(number, 2)) for number in (1, 2)]
+        logs = [record_of(out).log((number, 2)) for number in (1, 2)]
         assert look(record_of(out)).running == dict.fromkeys(logs, THIS)
     assert state_of(out) is State.NONE
 
@@ -132,8 +131,8 @@ def test_who_has_a_lock_and_wrote_no_line_yet_is_told(out):
     record = record_of(out)
     with closing(os.fdopen(FileLock(record.lock).fd)):
         assert look(record).state is State.NONE  # who begins writes nothing yet
-    with closing(os.fdopen(FileLock(record.log(Part(1, 2))).fd)):
-        assert look(record).running == {record.log(Part(1, 2)): "it has just begun"}
+    with closing(os.fdopen(FileLock(record.log((1, 2))).fd)):
+        assert look(record).running == {record.log((1, 2)): "it has just begun"}
     assert look(record).state is State.NONE
 
 
@@ -155,28 +154,19 @@ def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
     write_parts(out, (1, 3))
     destination = look(record_of(out))
     assert destination.state is State.STOPPED
-    assert list(destination.finished_parts) == [Part(1, 3)]
-    assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
+    others = {*destination.plan.outputs} - destination.finished
+    assert destination.missing == sorted(others)
+    assert len(others) == 2
     problem = find_unfinished_run(out)
     assert "its parts are not finalized" in problem.text
-    assert (
-        problem.hint
-        == f"the command that writes it, with --part 2/3, --part 3/3, then ckpttool finalize {out}"
-    )
+    again = "the command that writes them, with --resume, then"
+    assert problem.hint == f"{again} ckpttool finalize {out}"
     write_parts(out, (2, 3), (3, 3))
-    assert look(record_of(out)).missing_parts == []
+    assert look(record_of(out)).missing == []
     assert find_unfinished_run(out).hint == f"ckpttool finalize {out}"
     ckpttool.finalize(str(out))
     assert state_of(out) is State.COMPLETE
     assert find_unfinished_run(out) is None
-
-
-def test_of_parts_of_two_numbers_those_are_missing_that_are_fewer(out):
-    write_parts(out, (1, 3))
-    ckpttool.execute(*make_plan(out, "ckpt", part=(1, 2), resume=True))
-    destination = look(record_of(out))
-    assert list(destination.finished_parts) == [Part(1, 2), Part(1, 3)]
-    assert destination.missing_parts == [Part(2, 2)]
 
 
 # ----------------------------------------------------------------------------- damaged files
@@ -203,7 +193,7 @@ def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
     assert destination.state is state
     if path.suffix == ".log" and damage in ("cut", "empty"):
         assert destination.damaged == {}  # as after a power loss
-        assert Part(1, 2) not in destination.finished_parts
+        assert len(destination.missing) == 2
         return
     (error,) = destination.damaged.values()
     assert error.path == str(path)
@@ -212,7 +202,7 @@ def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
     elif name == STAMPS:
         assert destination.stamps is None
     else:
-        assert list(destination.parts) == [Part(2, 2)]
+        assert [log.path.name for log in destination.runs] == ["2-of-2.log"]
     note, *_ = describe_record(out)
     assert note.text.startswith(f"{path}: ")
     assert note.hint == "the command that writes it, with --overwrite"
@@ -291,9 +281,6 @@ def test_the_record_of_a_folder_and_of_a_file_lie_beside_their_manifests(tmp_pat
     assert file.home == tmp_path / ".m.ckpt.ckpttool"
     assert file.output == tmp_path / "m.ckpt"
     assert folder.log(None).name == "whole.log"
-    assert folder.part_of(folder.log(None)) is None
-    for part in (Part(1, 2), Part(10, 512)):
-        assert folder.part_of(folder.log(part)) == part
 
 
 def test_a_plan_and_stamps_are_read_as_they_were_written(out):
@@ -332,7 +319,7 @@ def test_of_many_logs_few_are_described(out):
 def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
     write_parts(out, (1, 2))
     (name, entry), *_ = look(record_of(out)).logged().items()
-    other = record_of(out).log(Part(3, 3))
+    other = record_of(out).log((3, 3))
     writer = LogWriter(other, os.open(other, os.O_RDWR | os.O_CREAT), 0, entry.plan, "")
     writer.add(entry.read_line())
     assert look(record_of(out)).logged()[name].log == entry.log

@@ -8,12 +8,14 @@ import re
 from inspect import signature
 from pathlib import Path
 from shutil import rmtree
+from zlib import crc32
 
 import pytest
 
 from ckpttool.execution import execute as execute_module
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
+from tests.support.manifests import reseal
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
@@ -62,7 +64,7 @@ def killed_and_removed(small):
     remove_record(small)
 
 
-OUTPUTS_OF = {"1/1": (0, 1, 2), "1/2": (0, 2), "2/2": (1, 3), "1/3": (0, 3)}  # the last is in work
+OUTPUTS_OF = {"1/1": (0, 1, 2), "1/2": (0, 2), "2/2": (1, 3)}  # the last is in work
 
 
 def running(*more, name="a"):
@@ -84,22 +86,19 @@ def running(*more, name="a"):
     return act
 
 
-def running_removed(*more):
-    """Return what removes the record of a run that is writing, and calls a function."""
+def running_removed(small, command):
+    """Remove the record of a run that is writing, and call a function."""
 
-    def act(small, command):
-        def remove_and_act():
-            small.wait_for(0)
-            remove_record(small)
-            return command()
+    def remove_and_act():
+        small.wait_for(0)
+        remove_record(small)
+        return command()
 
-        with while_filling(small.outputs[2], remove_and_act) as seen:
-            result = small.run(*more)
-        assert result.exit_code == 6
-        assert "its record was removed or replaced nothing proves the outputs" in message(result)
-        return seen[0]
-
-    return act
+    with while_filling(small.outputs[2], remove_and_act) as seen:
+        result = small.run()
+    assert result.exit_code == 6
+    assert "its record was removed or replaced nothing proves the outputs" in message(result)
+    return seen[0]
 
 
 def running_over(small, command):
@@ -119,24 +118,27 @@ def killed_and_changed(small):
     flip_byte(small.outputs[0])
 
 
-def failed(small):
-    small.stop()
-    Path(f"{small.outputs[2]}.partial").unlink()
-
-
 def killed_in_a_line(small):
-    """Leave a line of which only the beginning came to the disk."""
-    small.stop()
-    log = small.record / "whole.log"
-    log.write_bytes(log.read_bytes() + b'{"rank": 2, "path": "rank_2/ch')
-
-
-def killed_before_a_stamp(small):
+    """Leave an entry without its stamp, and a line of which only the beginning came to the disk."""
     small.stop()
     log = small.record / "whole.log"
     lines = log.read_bytes().splitlines(keepends=True)
     assert lines[-1].startswith(b'{"path"')
-    log.write_bytes(b"".join(lines[:-1]))
+    log.write_bytes(b"".join(lines[:-1]) + b'{"rank": 2, "path": "rank_2/ch')
+
+
+def killed_inside(small):
+    small.stop_inside()
+
+
+def killed_before_this_version(small):
+    """Leave a plan and a log as they were before the record had a version."""
+    small.stop()
+    reseal(small.record / "plan.json", ('"record": 2, ', ""))
+    log = small.record / "whole.log"
+    begin, *lines = log.read_bytes().splitlines(keepends=True)
+    text = begin.rpartition(b" ")[0].replace(b'"record": 2, ', b"")
+    log.write_bytes(b"".join([text, b" %08x\n" % crc32(text), *lines]))
 
 
 def killed_other(small):
@@ -155,10 +157,6 @@ def one_part(small):
     small.run_well("--part", "2/2")
 
 
-def one_part_of_three(small):
-    small.run_well("--part", "1/3")
-
-
 def one_part_and_half(small):
     small.run_well("--part", "2/2")
     small.stop("--part", "1/2")
@@ -167,10 +165,6 @@ def one_part_and_half(small):
 def all_parts(small):
     for part in ("1/2", "2/2"):
         small.run_well("--part", part)
-
-
-def one_part_other(small):
-    one_part(SmallSet(small.folder, "other"))
 
 
 def all_parts_other(small):
@@ -206,11 +200,6 @@ def finished_other(small):
     SmallSet(small.folder, "other").run_well()
 
 
-def finished_parts(small):
-    all_parts(small)
-    assert run("finalize", small.out).exit_code == 0
-
-
 def killed_at_the_end(small):
     """Leave logs and plan beside the manifest, as a crash does before they are removed."""
     all_parts(small)
@@ -243,11 +232,6 @@ def copied(small):
         path.write_bytes(data)
 
 
-def without_stamps(small):
-    finished(small)
-    (small.record / "stamps.json").unlink()
-
-
 def output_gone(small):
     finished(small)
     small.outputs[0].unlink()
@@ -270,19 +254,17 @@ STATES = {
     "outputs, no record": files_of_others,
     "half-written file, no record": half_file_of_others,
     "a run was killed, `.ckpttool` removed": killed_and_removed,
-    "`.ckpttool` removed while a run writes": running_removed(),
-    "`.ckpttool` removed while part 1/2 writes": running_removed("--part", "1/2"),
+    "`.ckpttool` removed while a run writes": running_removed,
     "a whole run": running(),
     "part 1/2": running("--part", "1/2"),
     "part 2/2": running("--part", "2/2"),
     "part 1/1 of the same plan": running("--part", "1/1"),
-    "part 1/3 of the same plan": running("--part", "1/3"),
     "part 2/2 of another plan": running("--part", "2/2", name="other"),
-    "a run failed": failed,
     "killed, half-written file left": killed,
     "killed, nothing complete": killed_at_once,
-    "killed, last line torn": killed_in_a_line,
-    "killed, entry without stamp": killed_before_a_stamp,
+    "killed inside an output": killed_inside,
+    "killed, entry without stamp, last line torn": killed_in_a_line,
+    "a record of the version before": killed_before_this_version,
     "killed, another plan": killed_other,
     "an output changed since": killed_and_changed,
     "killed with `--overwrite`, 2 old outputs left": killed_over_finished,
@@ -290,18 +272,14 @@ STATES = {
     "`whole.log` damaged": damaged_log,
     "part 1/2 killed": killed_part,
     "part 2/2 done": one_part,
-    "part 1/3 done": one_part_of_three,
     "part 2/2 done, 1/2 killed": one_part_and_half,
     "all parts done": all_parts,
     "all parts done, an output changed": all_parts_changed,
-    "part 2/2 done, another plan": one_part_other,
     "all parts done, another plan": all_parts_other,
     "this command": finished,
-    "this command, in parts": finished_parts,
     "killed, plan and logs left": killed_at_the_end,
     "a run with `--overwrite` has begun": running_over,
     "copied with `cp -r`": copied,
-    "`stamps.json` gone": without_stamps,
     "`.ckpttool` removed": finished_without_record,
     "an output gone": output_gone,
     "an output changed": output_changed,
@@ -390,8 +368,11 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
         result, filled, is_unchanged = command()
     text = message(result)
     assert str(result.exit_code) == code, text
-    written = int(what.rpartition("writes ")[2]) if "writes" in what else 0
+    numbers = re.search(r"(goes on in (\d), )?writes (\d)", what)
+    goes_on, written = (int(number or 0) for number in numbers.groups()[1:]) if numbers else (0, 0)
+    written += goes_on
     assert filled == written
+    assert (f"goes on inside {goes_on} half-written output" in text) == (goes_on > 0)
     if "keeps" in what:
         assert f", {what[6]} kept, {written} written, " in text
     elif "writes" not in what:

@@ -230,7 +230,7 @@ def test_layouts_that_cannot_be_are_a_damaged_manifest(made, change):
 
 def test_a_manifest_of_many_tensors_is_small_and_written_in_pieces():
     from ckpttool.model.manifest import LayoutTable, Provenance
-    from ckpttool.transaction.manifest import sealed_text
+    from ckpttool.transaction.sealed_files import sealed_text
 
     names = [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(100_000)]
     kinds = ((ROWS,), (COLUMNS,))

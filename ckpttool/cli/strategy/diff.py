@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import StrategyFile
-from ckpttool.problems import severities
 from ckpttool.wording import count, format_ranks, format_shape, format_sizes, shorten
 
 if TYPE_CHECKING:
@@ -48,21 +48,20 @@ def diff(a: str, b: str, report: ReportOptions) -> None:
 
     found = diff_strategies(ckpttool.read_strategy(a), ckpttool.read_strategy(b))
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.strategy_diff(found, report.limit))
+        limited = replace(found, differences=found.differences[: report.limit])
+        tables.print_json(limited.to_dict())
     else:
         _print(f"A {a} and B {b}", found, report)
-    if not found.is_equal:
+    if not found.equal:
         click.get_current_context().exit(1)
 
 
 def _print(sides: str, found: StrategyComparison, report: ReportOptions) -> None:
     """Print a verdict, the differences and the notes."""
-    label = "equal" if found.is_equal else "different"
-    parts = [f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items()]
+    label = "equal" if found.equal else "different"
+    parts = [f"{number} {_WORDS[kind]}" for kind, number in found.counts.items()]
     if found.a.ranks != found.b.ranks:
-        parts[:0] = [f"{len(found.a.ranks)} and {count(len(found.b.ranks), 'rank')}"]
+        parts[:0] = [f"{found.a.ranks} and {count(found.b.ranks, 'rank')}"]
     verdict = f": {', '.join(parts)}" if parts else ""
     if verdict or not report.quiet:
         tables.print_text(f"{sides}{verdict} ({count(found.tensors, 'tensor')})", label)
@@ -74,11 +73,10 @@ def _print(sides: str, found: StrategyComparison, report: ReportOptions) -> None
     if found.respelled and not report.quiet:
         text = f"{count(len(found.respelled), 'tensor')} with other device matrices or maps, and "
         tables.print_text(f"{text}the same slices on every rank: {shorten(found.respelled, 3)}")
-    if found.by_patterns and not (found.is_equal or report.quiet):
+    if found.by_patterns and not (found.equal or report.quiet):
         text = "Patterns were compared, and their order; only names show whether others are equal."
         tables.print_text(text)
-    notes = (*found.a.notes, *found.b.notes)
-    tables.print_notes(notes, severities("diff"), report.quiet)
+    tables.print_notes(found.notes, found.notes.severity_of, report.quiet)
 
 
 def _cells(row: DifferenceRow) -> Sequence[str]:

@@ -56,7 +56,7 @@ def ranks(
     report: ReportOptions,
 ) -> None:
     """Print which source ranks a target needs."""
-    from ckpttool.operations.strategies import files_to_fetch
+    from ckpttool.operations.strategies import RanksToFetch, files_to_fetch
     from ckpttool.planning.needs import find_needs
 
     if ranks is not None and not dst_strategy:
@@ -70,9 +70,7 @@ def ranks(
     paths = None if files is None else files_to_fetch(needs, files, relative_to)
     tables.print_notes(needs.notes, severities("convert"), report.quiet)
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.strategy_ranks(needs, paths))
+        tables.print_json(RanksToFetch.of(needs, paths).to_dict())
     elif paths is not None:
         end = "\0" if null else "\n"
         tables.echo("".join(f"{path}{end}" for path in paths), end="")
@@ -85,7 +83,6 @@ def ranks(
 
 
 def _line(name: str, needs: RankNeeds) -> str:
-    """Return the ranks to fetch, those of which one is enough, and those to fetch with them."""
     several = [format_numbers(ranks, ", ") for ranks in needs.groups if len(ranks) > 1]
     alternatives = f" ({'; '.join(f'one of {ranks}' for ranks in several)})" if several else ""
     fetch = format_numbers(needs.fetch, ", ") or "any rank"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpttool.cli import tables
-from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
@@ -15,18 +14,16 @@ if TYPE_CHECKING:
 
 def print_written(written: WrittenStrategy, report: ReportOptions) -> None:
     """Print which file was written, or its document, and the notes."""
-    tables.print_notes(written.notes, severities("convert"), report.quiet)
+    tables.print_notes(written.notes, written.notes.severity_of, report.quiet)
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.written_strategy(written))
+        tables.print_json(written.to_dict())
         return
     if report.quiet:
         return
     strategy = written.strategy
-    tensors = count(len(strategy.layouts), "tensor")
+    tensors = count(written.tensors, "tensor")
     if strategy.rules is not None:
         tensors = count(len(strategy.rules.rules), "line")
-    sizes = [count(len(strategy.ranks), "rank"), tensors, format_bytes(written.nbytes)]
-    sizes[1:1] = [count(strategy.stages, "stage")] if strategy.stages > 1 else []
+    sizes = [count(written.ranks, "rank"), tensors, format_bytes(written.nbytes)]
+    sizes[1:1] = [count(written.stages, "stage")] if written.stages > 1 else []
     tables.print_text(f"Wrote {written.path} ({written.form}, {', '.join(sizes)})")

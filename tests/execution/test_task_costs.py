@@ -11,9 +11,9 @@ import ckpttool
 from ckpttool.execution import cluster
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import CopyOptions, read_bands
-from ckpttool.execution.estimate import survey
 from ckpttool.execution.execute import execute
 from ckpttool.execution.schedule import schedule
+from ckpttool.execution.task_costs import survey
 from ckpttool.formats import header_of
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import Reads, StoredFile
@@ -100,7 +100,7 @@ def one_by_one(plan, options):
 @pytest.mark.parametrize("known", [1, 10_000])
 def test_alike_tensors_are_counted_as_each_by_itself(tmp_path, monkeypatch, known):
     """Few counts are kept, or none: the sums are the same."""
-    monkeypatch.setattr("ckpttool.execution.estimate.MAX_KNOWN", known)
+    monkeypatch.setattr("ckpttool.execution.task_costs.MAX_KNOWN", known)
     names = [f"layers.{i}.w" for i in range(6)]
     rows, columns = (
         replace(strategy_of(dict.fromkeys(names, one.layouts["w"][0])), files=())

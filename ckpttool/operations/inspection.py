@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.missing import find_nothing
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_nested_checkpoints
 from ckpttool.formats import format_of_content
@@ -122,7 +122,6 @@ def inspect_catalog(
 
 
 def _as_shown(checkpoint: Checkpoint, has_misfits: bool) -> Checkpoint:
-    """Return the checkpoint with each file by itself if the strategy is wrong."""
     from ckpttool.checks import run_checks
 
     fits_nothing = has_misfits and not checkpoint.strategy.layouts

@@ -135,7 +135,7 @@ def test_every_unit_of_a_large_tensor_is_compared_by_every_engine(tmp_path, monk
 
 def test_a_note_says_of_how_many_files_hashes_were_compared(model, monkeypatch):
     split(model, "ckpt")
-    monkeypatch.setattr("ckpttool.checks.manifest.SAMPLED_BYTES", 100)
+    monkeypatch.setattr("ckpttool.checks.manifest_hashes.SAMPLED_BYTES", 100)
     text = message(run_well("inspect", model / "set", "-s", model / "s.json"))
     assert "hashes of 1 of 4 files compared" in text
     monkeypatch.undo()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Document, Plan
     from ckpttool.problems import Diagnostic
-    from ckpttool.transaction.manifest import Written
     from ckpttool.transaction.resume import Assignment
+    from ckpttool.transaction.sealed_files import Written
 
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
 

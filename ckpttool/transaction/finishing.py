@@ -1,9 +1,14 @@
-"""Mark a set complete whose parts were written by several runs."""
+"""Mark a set complete whose outputs were written by several runs.
+
+A run with ``--part`` cannot know whether others have ended, so none of them writes the manifest.
+A set is complete if each output of the plan is in the log of a run that has ended well, whichever
+run that was.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -26,20 +31,33 @@ from ckpttool.problems import (
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
-from ckpttool.transaction.log import LoggedOutput
-from ckpttool.transaction.manifest import WRITE_AGAIN, Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
     find_intact,
     find_unchanged,
     size_problem,
     stale_files,
 )
-from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import WAIT, access_problems, is_written
-from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
+from ckpttool.transaction.sealed_files import (
+    WRITE_AGAIN,
+    Manifest,
+    ManifestFile,
+    Written,
+    remedy_for,
+)
+from ckpttool.transaction.states import (
+    Destination,
+    Record,
+    State,
+    describe_missing,
+    look,
+    unfinished_problem,
+)
 from ckpttool.transaction.waiting import wait_while_busy
-from ckpttool.wording import count, format_ranks, shorten
+from ckpttool.wording import count, shorten
+
+AGAIN = "the command that writes the set, with --resume --overwrite"
 
 
 def finalize(
@@ -49,7 +67,7 @@ def finalize(
     open_progress: OpenProgress = no_progress,
     on_note: Callable[[Diagnostic], None] = lambda note: None,
 ) -> Manifest:
-    """Mark an output folder, or a single file, complete, if all parts are done.
+    """Mark an output folder, or a single file, complete, if runs have written all outputs.
 
     A set that is already marked is only checked.
 
@@ -67,7 +85,7 @@ def finalize(
     BusyError
         A run is writing to the folder.
     PlanError
-        Parts are missing.
+        Outputs are missing.
     VerifyError
         Outputs are missing or were changed.
     ExecutionError
@@ -111,16 +129,20 @@ def _busy(folder: str, destination: Destination) -> Diagnostic:
 
 
 def _finish(folder: str, destination: Destination) -> None:
-    """Write the documents of a set and its manifest, if all of its parts are done."""
+    """Write the documents of a set and its manifest, if all of its outputs are."""
     record, plan = destination.record, destination.plan
     if destination.state is State.RUNNING:
         raise BusyError([_busy(folder, destination)])
     if destination.state is not State.STOPPED:
         return  # another run has ended meanwhile
-    raise_all(error.with_hint(_remedy_for(record, error)) for error in destination.damaged.values())
-    if plan is None or not destination.parts:
+    raise_all(error.with_hint(AGAIN) for error in destination.damaged.values())
+    if plan is None or not any(log.is_done for log in destination.runs):
         raise PlanError([unfinished_problem(destination)])
-    problems = list(_missing_parts(folder, destination))
+    problems, missing = [], destination.missing
+    if missing:
+        text = f"{len(missing)} of {count(len(plan.outputs), 'output')} missing"
+        hint, facts = describe_missing(destination)
+        problems.append(Diagnostic("parts", text, hint=hint, facts=facts, where=folder))
     if outside := [one.path for one in plan.documents if not is_within(record.folder, one.path)]:
         text, facts = "a link leads out of the folder of the set", shorten(outside, 3)
         problems.append(Diagnostic("parts", text, facts=facts, where=str(record.plan)))
@@ -136,56 +158,15 @@ def _finish(folder: str, destination: Destination) -> None:
     names = sorted(plan.outputs, key=plan.outputs.__getitem__)
     entries = {name: logged[name] for name in names if name in logged}
     intact = find_intact(record.folder, plan.provenance, entries)
-    raise_all([*errors, *_changed_parts(record, entries, intact)])
-    if absent := [name for name in names if name not in entries]:
-        text, facts = f"{count(len(absent), 'output')} in no log", shorten(absent, 3)
-        hint = "run all parts again, with --resume"
-        raise PlanError([Diagnostic("parts", text, hint=hint, facts=facts, where=folder)])
+    changed = (entries[name].read_entry() for name in entries if name not in intact)
+    raise_all([*errors, *_output_errors(record.folder, changed, AGAIN)])
     remove_half_written(record, plan.files)
     finish_set(record, plan.provenance, documents, intact)
-
-
-def _remedy_for(record: Record, error: FormatError) -> str:
-    part = record.part_of(Path(error.path))
-    if part is None:
-        return "the command that writes the set, with --overwrite"
-    return f"the same command with --part {part} --overwrite"
-
-
-def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic]:
-    """Yield the problem that parts are not done, with the runs that write them."""
-    missing = destination.missing_parts
-    if not missing:
-        return
-    of = missing[0].count
-    named = format_ranks([part.number for part in missing], "part")
-    runs = shorten((f"--part {part}" for part in missing), 3)
-    hint = f"the same command with {runs}, then ckpttool finalize {quote(folder)}"
-    begun = [part.number for part in missing if part in destination.parts]
-    facts = f"{format_ranks(begun, 'part')} had begun; resuming keeps what is complete"
-    facts = facts if begun else ""
-    yield Diagnostic("parts", f"{named} of {of} missing", hint=hint, facts=facts, where=folder)
-
-
-def _changed_parts(
-    record: Record, logged: Mapping[str, LoggedOutput], intact: Container[str]
-) -> Iterator[VerifyError]:
-    """Yield an error for each output that is missing or changed, with the run that repeats it."""
-    by_part: dict[Part | None, list[OutputEntry]] = {}
-    for name, one in logged.items():
-        if name not in intact:
-            by_part.setdefault(record.part_of(one.log), []).append(one.read_entry())
-    for part, outputs in by_part.items():
-        run = "the same command" + ("" if part is None else f" with --part {part}")
-        is_altered = any(is_there(record.folder / one.path) for one in outputs)  # not for --resume
-        hint = f"{run} {'--overwrite' if is_altered else '--resume'}"
-        yield from _output_errors(record.folder, outputs, hint)
 
 
 def _output_errors(
     folder: Path, outputs: Iterable[Written | OutputEntry], hint: str
 ) -> Iterator[VerifyError]:
-    """Yield an error for each output of a set that is missing or changed."""
     for one in outputs:
         what = size_problem(folder, one) or "changed since it was written"
         yield VerifyError(str(folder / one.path), [what], hint)
@@ -240,7 +221,6 @@ def _changed_outputs(
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
-    """Yield a warning about files that readers would mistake for outputs of the set."""
     first = next(iter(outputs), None)
     if first is not None and Path(first.path).parent == Path(f"rank_{first.rank}"):
         paths = {output.rank: str(folder / output.path) for output in outputs}
@@ -248,7 +228,7 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
 
 
 def _find_other_set(folder: Path) -> Path | None:
-    """Return a single file in a folder that has parts; None if there is none."""
+    """Return a single file in a folder that runs have written; None if there is none."""
     stem = Path(MANIFEST).stem
     for home in sorted(folder.glob(f".*.{stem}")):
         if (home / "plan.json").exists():

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
-from ckpttool.checks.manifest import fingerprint
+from ckpttool.checks.manifest_hashes import fingerprint
 from ckpttool.checks.replicas import Slice, compare_replicas, find_difference
 from ckpttool.checks.unlisted import running_statistics_problem
 from ckpttool.concurrency import OnProgress
@@ -146,7 +146,6 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
-    """Return the finding of a weight with slices that are all zero."""
     ranks = tuple(sorted(tally.zero_ranks))
     text, facts = "all elements are zero", ""
     if tally.zeros < tally.elements:

@@ -11,8 +11,8 @@ from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, 
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.execution.estimate import Supply
     from ckpttool.execution.memory import Peak
+    from ckpttool.execution.task_costs import Supply
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Plan
     from ckpttool.operations.estimate import Estimate
@@ -77,7 +77,6 @@ def _print(found: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
 
 
 def _noun(inputs: Sequence[Catalog]) -> str:
-    """Return what has a number in the sources."""
     return "file" if all(one.is_merged for one in inputs) else "rank"
 
 
@@ -103,6 +102,5 @@ def _needs(supplies: Sequence[Supply], plan: Plan, verbose: bool) -> str:
 
 
 def _memory(peak: Peak) -> str:
-    """Return the memory of a run, and of whom it is."""
     of = "each worker of " if peak.is_of_worker else ""
     return f"about {format_bytes(peak.nbytes)} for {of}{peak.engine}"

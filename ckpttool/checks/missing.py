@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from shlex import quote
 
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checkpoint.interpret import Tensor
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
@@ -20,7 +19,7 @@ from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_notes, rename_problems
-from ckpttool.model.slicing import BrokenTensor, LayoutSlicing
+from ckpttool.model.slicing import BrokenTensor, holdings
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
@@ -263,7 +262,6 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
-    """Return the note on ranks without a file that no output needs."""
     strategy, without = checkpoint.strategy, checkpoint.presence.without_file
     at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
     stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
@@ -275,36 +273,25 @@ def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
 def _replaced_note(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
-    """Return the diagnostic of a damaged file that replicas replace."""
     (one,) = error.diagnostics
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
-def _stages_of(tensor: Tensor) -> Iterator[tuple[LayoutSlicing, LayoutSlicing]]:
-    """Yield the slicing of a tensor in each stage, and the slicing that is read."""
-    if isinstance(tensor, BrokenTensor):
-        yield from ((slicing, slicing) for slicing in tensor.partial)
-    elif tensor.has_layout and isinstance(tensor.slicing, LayoutSlicing):
-        for slicing in (tensor.slicing, *tensor.copies, *tensor.incomplete):
-            yield slicing, tensor.slicing
-
-
 def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
     """Say from which ranks the slices of ``ranks`` are read, perhaps those of another stage."""
-    used: set[int] = set()
-    done: set[Hashable] = set()
+    used, done, holders = set[int](), set[Hashable](), checkpoint.catalog.holders
     for tensor in checkpoint.records:
-        held = checkpoint.catalog.holders[tensor.name]
-        for slicing, source in _stages_of(tensor):
-            layout, known = slicing.layout, (slicing.key, source.key, id(held))
-            gone = () if known in done else {*ranks} & {*layout.ranks} - {*held}
-            done.add(known)
-            for index in {layout.slice_index(rank) for rank in gone}:
-                if slicing is source:
-                    used.update(islice(filter(slicing.files.__contains__, layout.owners(index)), 1))
-                    continue
-                for box in layout.boxes(index, source.shape):
-                    used.update(one.rank for one in source.overlaps(box, (0,) * len(source.shape)))
+        key = tuple(stage.key for stage in tensor.stages), id(holders[tensor.name])
+        for one in () if key in done else holdings(tensor):
+            if {*one.owners}.difference(one.holders).isdisjoint(ranks):
+                continue
+            if isinstance(tensor, BrokenTensor) or one.layout == tensor.layout:
+                used.update(one.holders[:1])
+                continue
+            for box in one.regions:
+                pieces = tensor.slicing.overlaps(box, (0,) * len(one.shape))
+                used.update(piece.rank for piece in pieces)
+        done.add(key)
     # Without layouts every rank holds everything.
     others = sorted(used or {min(checkpoint.catalog.files)})
     text = f"all slices are read from replicas: {format_ranks(others)}"
@@ -610,20 +597,20 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
     missing: dict[int, list[str]] = defaultdict(list)
     replicas: dict[int, set[int]] = defaultdict(set)
-    sharded = [one for one in checkpoint.tensors if one.has_layout and one.meta.text is None]
-    slicings = {one.slicing.distribution_key: one.slicing for one in sharded}
-    files = catalog.whole_files
-    expected = {
-        key: files.keys() & {*chain(*slicing.owners())} for key, slicing in slicings.items()
-    }
-    if all(expected[one.slicing.distribution_key] <= {*holders[one.meta.name]} for one in sharded):
-        return  # nearly every checkpoint is complete, and the loop over all slices is slow
-    for one in sharded:
-        for holding, owners in zip(one.slicing.replicas(), one.slicing.owners(), strict=True):
-            for rank in owners:
-                if rank in files and rank not in holding:
-                    missing[rank].append(one.meta.name)
-                    replicas[rank].update(sorted(holding)[:1])
+    lacking: dict[Hashable, dict[int, tuple[int, ...]]] = {}  # rank to the one that is read
+    for tensor in checkpoint.tensors:
+        if not tensor.has_layout or tensor.meta.text is not None:
+            continue
+        key = tensor.slicing.distribution_key, id(holders[tensor.name])
+        if key not in lacking:
+            lacking[key] = {
+                rank: one.holders[:1]
+                for one in tensor.slicing.holdings()
+                for rank in catalog.whole_files.keys() & {*one.owners}.difference(one.holders)
+            }
+        for rank, replica in lacking[key].items():
+            missing[rank].append(tensor.name)
+            replicas[rank].update(replica)
     alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, names in sorted(missing.items()):
         alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)

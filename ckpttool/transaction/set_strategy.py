@@ -19,7 +19,7 @@ from ckpttool.formats.local import is_file, list_readable, read_file, stat_file
 from ckpttool.model.manifest import MANIFEST, Provenance, StrategyFile
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.wording import shorten
 
 
@@ -155,7 +155,7 @@ class RecordedSet(Struct, frozen=True):
 def read_recorded(folder: str | Path) -> RecordedSet | None:
     """Return what the manifest in a folder says; None without one that can be read.
 
-    `ckpttool.checks.manifest` reports a manifest that cannot be read.
+    `ckpttool.checks.manifest_hashes` reports a manifest that cannot be read.
     """
     try:
         return RecordedSet.read(folder)
@@ -174,7 +174,6 @@ def _find(folder: Path, one: StrategyFile) -> str | None:
 
 
 def _places(folder: Path, one: StrategyFile) -> Iterator[Path]:
-    """Yield where a strategy file may be, the likeliest first."""
     yield Path(os.path.normpath(folder / one.path))  # links above do not count, as when written
     yield folder / one.path
     ups = ("", os.pardir, os.path.join(os.pardir, os.pardir))  # noqa: PTH118

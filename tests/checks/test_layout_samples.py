@@ -7,7 +7,7 @@ import ckpttool
 from ckpttool.checks.fitting_layouts import fitting_layouts
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.operations.verify import verify
+from ckpttool.operations.verification import verify
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
 from tests.support.diagnostics import is_warning
 from tests.support.readers import Entry

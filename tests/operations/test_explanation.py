@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.operations.explain import Explanation, explain
+from ckpttool.operations.explanation import Explanation, explain
 from ckpttool.problems import PlanError
 from tests.strategies import examples, moves, table_moves
 from tests.support.checkpoint2 import Save
@@ -53,7 +53,7 @@ def check_source(found, full, ranks):
     held = {(rank, name) for rank, entries in ranks.items() for name in entries}
     for name, one in found.tensors.items():
         for part in one.slices:
-            for rank in part.stored:
+            for rank in part.holders:
                 held.remove((rank, name))
                 stored = ranks[rank][name]
                 if stored.data:
@@ -67,7 +67,7 @@ def test_what_a_rank_is_said_to_hold_is_in_its_file(case):
     found = explained(case)
     assert found.ranks == sorted(ranks)
     parts = [part for one in found.tensors.values() for part in one.slices]
-    assert [part.stored for part in parts] == [part.ranks for part in parts]
+    assert [part.holders for part in parts] == [part.owners for part in parts]
     check_source(found, full, ranks)
 
 
@@ -80,11 +80,11 @@ def test_what_a_target_rank_would_hold_is_what_reshard_gives_it(case):
         for part in one.slices:
             (region,) = part.regions
             made = np.zeros_like(excerpt(full[name], part.regions))
-            for taken in part.taken:
+            for taken in one.taken[part]:
                 dst = taken.region.relative_to(region.start)
                 data = excerpt(ranks[taken.rank][name], [taken.src])
                 made[(*map(slice, dst.start, dst.stop), ...)] = data
-            for rank in part.ranks:
+            for rank in part.owners:
                 entry = wanted[rank].pop(name)
                 assert made.tobytes() == excerpt(full[name], [region]).tobytes() == entry.data
     assert {rank: names for rank, names in wanted.items() if names} == {}
@@ -106,11 +106,11 @@ def test_whatever_the_layouts_are_the_files_hold_what_is_said(new_folder, move):
             (region,) = part.regions
             entry = move.entries[name]
             made = np.zeros_like(excerpt(entry, [region]))
-            for taken in part.taken:
+            for taken in one.taken[part]:
                 dst = taken.region.relative_to(region.start)
                 source = ranks[taken.rank][name]
                 made[(*map(slice, dst.start, dst.stop), ...)] = excerpt(source, [taken.src])
-            for rank in part.ranks:
+            for rank in part.owners:
                 assert made.tobytes() == wanted[rank].pop(name).data
     assert {rank: names for rank, names in wanted.items() if names} == {}
 
@@ -124,10 +124,10 @@ def test_checkpoint_2_is_explained_by_what_it_describes(tmp_path, remove_redunda
     found = explain(ckpttool.scan(str(tmp_path / "src")))
     assert found.tensors.keys() == full.keys()
     for name, one in found.tensors.items():
-        assert {rank for part in one.slices for rank in part.stored} <= {*range(8)}
+        assert {rank for part in one.slices for rank in part.holders} <= {*range(8)}
         for part in one.slices:
             (region,) = part.regions
-            for rank in part.stored:
+            for rank in part.holders:
                 assert layout.region(rank, (4, 6)) == region, name
     (row,) = found.rows
     assert row.prefixes == ("", "adam_m.")
@@ -156,7 +156,7 @@ def test_a_rank_alone_has_its_part_of_the_answer_for_all(rank, has_target):
     whole = explained("pipeline_8_to_2x4", has_target=has_target)
     alone = explained("pipeline_8_to_2x4", has_target=has_target, rank=rank)
     for name, one in whole.tensors.items():
-        mine = [part for part in one.slices if rank in part.ranks]
+        mine = [part for part in one.slices if rank in part.owners]
         assert mine == [*(alone.tensors[name].slices if name in alone.tensors else ())]
     assert {name for row in alone.rows for name in (one.name for one in row.entries)} == {
         *alone.tensors
@@ -191,7 +191,7 @@ def checkpoint(tmp_path):
 def test_a_missing_rank_is_explained_by_its_layout(checkpoint):
     found = explain(*checkpoint(lost=[2]), rank=2)
     (part,) = found.tensors["w"].slices
-    assert (str(part.regions[0]), part.ranks, part.stored) == ("[4:6, 0:6]", (2, 6), (6,))
+    assert (str(part.regions[0]), part.owners, part.holders) == ("[4:6, 0:6]", (2, 6), (6,))
     assert found.matrices == {(2, 4): (0, 2)}
 
 
@@ -215,7 +215,7 @@ def test_a_lost_rank_is_with_those_that_should_hold_the_same(tmp_path, lost, ten
 def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
     found = explain(*checkpoint(lost=[2, 6]))
     assert found.metas["w"].shape == (8, 6)
-    stored = {str(part.regions[0]): part.stored for part in found.tensors["w"].slices}
+    stored = {str(part.regions[0]): part.holders for part in found.tensors["w"].slices}
     assert stored == {
         "[0:2, 0:6]": (0, 4),
         "[2:4, 0:6]": (1, 5),
@@ -231,7 +231,7 @@ def test_a_hidden_optimizer_shard_is_explained_with_what_the_strategy_lists(chec
     found = explain(catalog, hiding, rank=5, options=ResolveOptions(optimizer_shard=4))
     one = found.tensors["w"]
     assert (one.listed_shard, one.layouts[0].optimizer_shard) == (1, 4)
-    assert [(str(part.regions[0]), part.ranks) for part in one.slices] == [("[2:4, 0:6]", (1, 5))]
+    assert [(str(part.regions[0]), part.owners) for part in one.slices] == [("[2:4, 0:6]", (1, 5))]
 
 
 @pytest.mark.parametrize("rank", [None, 5])

@@ -323,7 +323,6 @@ def _place_by_hand(strategy: Strategy, tensor: FullTensor) -> str:
 
 
 def _correct(place: str) -> str:
-    """Return the hint to correct a hand-written line."""
     return f"correct {place}, or add a line above it for one tensor"
 
 
@@ -342,7 +341,6 @@ _REPLICA_EXPLAINED = "`ckpttool help replica` explains"
 
 
 def _verify_command(checkpoint: Checkpoint) -> str:
-    """Return the command that shows the elements that differ."""
     catalog, files = checkpoint.catalog, checkpoint.strategy.files
     options: list[str] = []
     if catalog.description is None:
@@ -355,7 +353,6 @@ def _verify_command(checkpoint: Checkpoint) -> str:
 def _too_large_problem(
     strategy: Strategy, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
 ) -> Diagnostic:
-    """Return the problem of a full tensor that would be too large, with its shapes."""
     facts = f"{one.slice_shape} would become {one.tensor.meta.shape}"
     problem = contradiction(strategy, text, facts, one.ranks)
     return replace(problem, tensor=one.tensor.name, hint=hint, options=options)

@@ -28,8 +28,8 @@ from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, 
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.sampling import hash_unit, hash_units
-from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
+from ckpttool.transaction.sealed_files import ManifestFile, remedy_for
 
 SAMPLED_BYTES = 64 << 20  # of a set; a disk reads them in less than a second
 MAX_IN_FLIGHT = 32
@@ -224,7 +224,6 @@ class _Comparison(Struct):
     _sound: set[tuple[int, int]] = field(default_factory=set)  # equal headers, by their identities
 
     def _differs(self, file: _File, text: str, facts: str, tensor: str | None = None) -> Diagnostic:
-        """Return the finding that a file is not what its manifest lists."""
         ranks = (file.listed.entry.rank,)
         found = _finding(file.path, text, _WRITE_AGAIN, ranks, facts, tensor)
         if self.is_verify:
@@ -256,7 +255,6 @@ class _Comparison(Struct):
             yield self._differs(file, text, problem)
 
     def _check_some(self, file: _File) -> Iterator[Diagnostic]:
-        """Yield the finding that a tensor in the index of a file is not as listed."""
         listed = {one.name: (one.dtype, one.shape) for one in file.listed.entry.tensors}
         for name, tensor in file.index.tensors.items():
             meta = tensor.meta

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checks.presence import find_nothing, find_shared_problems
+from ckpttool.checks.missing import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
@@ -383,7 +383,6 @@ def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:
 
 
 def _merged_error(catalog: Catalog, other: str) -> PlanError:
-    """Return the error of a merged checkpoint that was given as a folder of ranks."""
     (path,) = catalog.paths
     text = f"looks merged: its tensors have the full shapes of {other}"
     hint = f"{quote(path)} in place of {quote(catalog.root)}"
@@ -392,7 +391,6 @@ def _merged_error(catalog: Catalog, other: str) -> PlanError:
 
 
 def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
-    """Yield the tensors with the names and in the types that they would get."""
     for one in checkpoint.tensors:
         if terms := checkpoint.terms_of(one):
             output = OutputTensor.full(one, checkpoint.wanted_dtype(one.meta))
@@ -401,7 +399,6 @@ def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
-    """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
     is_of_files = problem.path is not None or problem.code in ("dtype", "manifest")
     is_of_files |= not set(problem.ranks) <= b.files.keys()
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
@@ -448,7 +445,6 @@ class _Pair(Struct, frozen=True):
 
 
 def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pair]:
-    """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         of_a, of_b = (side.get(name, {}) for side in sides)

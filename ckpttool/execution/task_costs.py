@@ -221,7 +221,6 @@ def _supplies(
 
 
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
-    """Return what outputs need, those that need the same of the same source ranks together."""
     ranks_of: dict[tuple[Need, ...], list[int]] = {}
     joined: dict[tuple[Need, ...], Supply] = {}
     for one in supplies:
@@ -233,7 +232,6 @@ def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
 
 
 def _place(output: OutputFile) -> FileIndex:
-    """Return the header that the file of an output will have, under its temporary name."""
     return header_of(output).of_file(StoredFile(output.path + PARTIAL))
 
 
@@ -304,6 +302,5 @@ class _Survey:
 
 
 def _is_usual(catalog: Catalog, name: str) -> bool:
-    """Return whether all stored slices of a tensor are plain bytes in one extent at most."""
     held = (header[name] for header in catalog.headers.values() if name in header)
     return all(len(one.extents) <= 1 and one.file.cipher is None for one in held)

@@ -22,8 +22,9 @@ from ckpttool.checkpoint.contents import find_differing_ends, find_running_stati
 from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
 from ckpttool.checkpoint.samples import stage_pairs
-from ckpttool.checks.manifest import check_set
-from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.bad_values import DIFFERENT_UNLISTED, check_contents, find_differences
+from ckpttool.checks.manifest_hashes import check_set
+from ckpttool.checks.missing import find_nothing
 from ckpttool.checks.replicas import (
     Slice,
     compare_replicas,
@@ -31,7 +32,6 @@ from ckpttool.checks.replicas import (
     slices_of,
 )
 from ckpttool.checks.unlisted import running_statistics_problem
-from ckpttool.checks.values import DIFFERENT_UNLISTED, check_contents, find_differences
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
@@ -293,7 +293,6 @@ def _files_to_check(catalog: Catalog, deep: bool, crc: bool) -> dict[int, FileIn
 def _bytes_to_read(
     checkpoint: Checkpoint, checked: Mapping[int, FileIndex], deep: bool, reads_all: bool
 ) -> int:
-    """Estimate the bytes to read, as if headers and texts were read again."""
     total = sum(file.nbytes for file in checked.values())
     if reads_all:
         total += sum(file.nbytes for file in checkpoint.catalog.files.values())
@@ -337,7 +336,7 @@ def _check_contents(
     on_progress: OnProgress,
     fingerprints: set[bytes] | None,
 ) -> Iterator[Diagnostic]:
-    """Check all data; see `ckpttool.checks.values.check_contents`."""
+    """Check all data; see `ckpttool.checks.bad_values.check_contents`."""
     catalog = checkpoint.catalog
     names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
     statistics = find_running_statistics(catalog, checkpoint.strategy, names)

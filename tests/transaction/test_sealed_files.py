@@ -17,10 +17,10 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
-from ckpttool.operations.verify import verify
+from ckpttool.operations.verification import verify
 from ckpttool.problems import UnreadableError
 from ckpttool.storage.region_io import FlatFiles
-from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.sealed_files import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well, verify_document
 from tests.support.damage import flip_byte, flipped
@@ -215,8 +215,8 @@ def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp
     def fail(tensor):
         raise UnreadableError(tensor.file.path, None, "Input/output error")
 
-    monkeypatch.setattr("ckpttool.checks.manifest.hash_units", fail)
-    monkeypatch.setattr("ckpttool.checks.manifest.fingerprint", lambda *of: b"")
+    monkeypatch.setattr("ckpttool.checks.manifest_hashes.hash_units", fail)
+    monkeypatch.setattr("ckpttool.checks.manifest_hashes.fingerprint", lambda *of: b"")
     with pytest.raises(UnreadableError, match=r"m\.ckpt: Input/output error"):
         verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.model.manifest import StrategyFile
-from ckpttool.transaction.strategies import read_recorded
+from ckpttool.transaction.set_strategy import read_recorded
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte

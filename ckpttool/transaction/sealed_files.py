@@ -106,7 +106,6 @@ def digest_in(last_line: bytes) -> str:
 
 
 def _seal(digest: str) -> bytes:
-    """Return the last line of a sealed document, with the SHA-256 of the other lines."""
     return f"{CLOSE}{digest}{END}".encode()
 
 

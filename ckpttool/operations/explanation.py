@@ -25,7 +25,6 @@ from ckpttool.operations.describe import refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
     Ranks,
-    Slice,
     distribute,
     distribute_target,
     full_meta,
@@ -138,7 +137,8 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
         yield ("tensor", "slice", "ranks")
         for name, one in self.tensors.items():
             for part in one.slices:
-                yield (name, " and ".join(map(str, part.regions)), format_numbers(part.ranks, ", "))
+                elements = " and ".join(map(str, part.regions))
+                yield (name, elements, format_numbers(part.owners, ", "))
 
     def of_rank(self, rank: int) -> Explanation:
         """Return the explanation of one rank.
@@ -182,10 +182,11 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
         """Size of the tensors; with a rank, of its slices."""
         if self.rank is None:
             return sum(self.metas[name].nbytes for name in self.tensors)
+        sizes = {one: [part.size for part in one.slices] for one in {*self.tensors.values()}}
         return sum(
-            _nbytes(part, one, self.metas[name])
+            _nbytes(size, one, self.metas[name])
             for name, one in self.tensors.items()
-            for part in one.slices
+            for size in sizes[one]
         )
 
     @property
@@ -228,7 +229,6 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
         return {one.device_matrix: one.coordinate(rank) for one in of_rank if rank is not None}
 
     def _layouts(self) -> Iterator[tuple[str, Layout]]:
-        """Yield the names of tensors, and their layouts on the explained ranks."""
         layouts_of = ((name, one.layouts) for name, one in self.tensors.items())
         for name, layouts in chain(layouts_of, self.absent.items()):
             yield from ((name, one) for one in layouts if self.rank in (None, *one.ranks))
@@ -283,8 +283,8 @@ def _explain_source(
     """Explain what the ranks of a checkpoint hold; ``strategy`` is as it was read."""
     layouts = checkpoint.strategy.layouts
     tensors = distribute(checkpoint, strategy)
-    holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
-    ranks = {*catalog.files, *catalog.damaged, *chain(*holders)}
+    owners = (one.owners for each in {*tensors.values()} for one in each.slices)
+    ranks = {*catalog.files, *catalog.damaged, *chain(*owners)}
     ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     absent = {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()}
     of_tensors = chain(*(one.layouts for one in tensors.values()), *absent.values())
@@ -319,10 +319,10 @@ def _find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, 
     return stages if any(one.device_matrices for one in stages) else ()
 
 
-def _nbytes(part: Slice, one: Distribution, meta: TensorMeta) -> int:
-    """Return the size of a slice; what cannot be divided is whole."""
+def _nbytes(size: int, one: Distribution, meta: TensorMeta) -> int:
+    """Return the bytes of a slice of so many elements; what cannot be divided is whole."""
     elements = math.prod(one.shape)
-    return meta.nbytes * part.size // elements if elements else meta.nbytes
+    return meta.nbytes * size // elements if elements else meta.nbytes
 
 
 def _group(
@@ -346,15 +346,16 @@ def _group(
     for number, (one, having) in enumerate(names.items()):
         counted: set[int] = set()  # a rank may hold several slices of a tensor
         for at, part in enumerate(one.slices):
-            nbytes = sum(_nbytes(part, one, metas[name]) for name in having)
-            for rank in part.ranks:
+            size, taken = part.size, one.taken.get(part, ())
+            nbytes = sum(_nbytes(size, one, metas[name]) for name in having)
+            for rank in part.owners:
                 tensors_of, nbytes_of = amounts[rank]
                 new = 0 if rank in counted else len(having)
                 amounts[rank] = tensors_of + new, nbytes_of + nbytes
-                sources[rank].update(taken.rank for taken in part.taken)
+                sources[rank].update(piece.rank for piece in taken)
                 if one.known_by != "unlisted":
                     held[rank].append((number, at))
-            counted.update(part.ranks)
+            counted.update(part.owners)
     stage_of = {rank: stage for stage in stages for rank in stage.ranks}
     groups: dict[Hashable, list[int]] = {}
     first: dict[Hashable, list[int]] = {}
@@ -405,11 +406,11 @@ def _fold(
         first = one.layouts[0].first_rank if one.layouts else 0
         where: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in one.layouts)
         if not over_stages:
-            where = one.layouts, tuple(part.stored for part in one.slices if by_stored)
-        regions = tuple((part.regions, part.taken) for part in one.slices)
+            where = one.layouts, tuple(part.holders for part in one.slices if by_stored)
+        regions = tuple((part.regions, one.taken.get(part)) for part in one.slices)
         kind = one.known_by == "unlisted", where, regions, one.listed_shard
         kinds[one] = numbers.setdefault(kind, len(numbers))
-        ranks = tuple(tuple(rank - first for rank in part.ranks) for part in one.slices)
+        ranks = tuple(tuple(rank - first for rank in part.owners) for part in one.slices)
         placements[one] = Placement("layout", None, () if over_files else ranks, first_rank=first)
     entries = tuple(
         Entry(name, metas[name].dtype, metas[name].header_shape, placements[one])

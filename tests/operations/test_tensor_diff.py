@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.operations.diff import diff
+from ckpttool.operations.tensor_diff import diff
 from ckpttool.problems import PlanError
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from tests.strategies import as_stored, examples, moves

@@ -1,0 +1,365 @@
+"""The options of checkpoints, outputs and runs, each declared once.
+
+A field is a keyword of the functions in `ckpttool.api` and, with its `Option`, an option of the
+command line.  Its type is for callers in Python; the `Option` has the flag, the help, and what a
+text may be.  `ckpttool.cli.options` makes the options of click from it, and `ckpttool.api` reads
+texts as the command line does.  Both make the records that go down to where they act, such as
+`ckpttool.transaction.resume.OutputOptions`: a field of these has the name of its keyword.
+
+Annotations are evaluated here, so that no command imports the rooms of these records for its
+``--help``; the types of these rooms are therefore quoted.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict, Union
+
+from ckpttool.formats import FORMATS
+from ckpttool.wording import any_of
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ManifestChoice, UnlistedChoice
+    from ckpttool.model.choices import OnOverflow
+    from ckpttool.model.plan import NotInTarget
+    from ckpttool.model.renames import Rename
+    from ckpttool.secret import Secret
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class Option(NamedTuple):
+    """What the command line says of a keyword.
+
+    Attributes
+    ----------
+    help
+        The text of ``--help``, two lines at most.
+    flag
+        The first name of the option; "" for that of the keyword.
+    kind
+        What a text must be, of `ckpttool.cli.params.KINDS`; "" for a flag, a choice or any text.
+    choices
+        The words that are values.
+    metavar
+        The word for the value in ``--help``; "" for that of the kind, else the keyword.
+    default
+        The default that ``--help`` shows; None for what the help says.
+    value
+        The value of a flag; "" for True.
+    aliases
+        Other names, which ``--help`` shows in the text.
+    is_repeatable
+        Whether the option may be given several times.
+    is_safety
+        Whether it is one of the safety options, whatever its group.
+    """
+
+    help: str
+    flag: str = ""
+    kind: str = ""
+    choices: Sequence[str] = ()
+    metavar: str = ""
+    default: str | None = None
+    value: str = ""
+    aliases: Sequence[str] = ()
+    is_repeatable: bool = False
+    is_safety: bool = False
+
+
+def declared(group: type) -> Mapping[str, tuple[Option, bool]]:
+    """Return the option of each keyword, and whether its value is True or False.
+
+    Examples
+    --------
+    >>> {name: option.flag for name, (option, is_flag) in declared(RunKeywords).items()}
+    {'engine': '', 'max_memory_bytes': '--max-memory'}
+    """
+    hints = group.__annotations__.items()
+    return {name: (hint.__metadata__[0], hint.__origin__ is bool) for name, hint in hints}
+
+
+def names_of(*keywords: type) -> tuple[str, ...]:
+    """Return the names of keywords, in their order."""
+    return tuple(name for one in keywords for name in one.__annotations__)
+
+
+# Keywords that some functions take without the others of their group.
+Strict = Annotated[bool, Option("Refuse to go on after any warning.", is_safety=True)]
+Manifest = Annotated[
+    "ManifestChoice",
+    Option(
+        "Do not compare the files with the manifest of their set.",
+        "--ignore-manifest",
+        value="ignore",
+        is_safety=True,
+    ),
+]
+Ranks = Annotated[
+    Collection[int] | str | None,
+    Option("Write only these target ranks, such as 0,3-7.", "--rank", "ranks"),
+]
+
+
+class SourceKeywords(TypedDict, total=False):
+    """How a checkpoint is found and read."""
+
+    step: Annotated[
+        str | int | None,
+        Option("Step to read (10_1), or a file name.  [default: the newest that every rank has]"),
+    ]
+    pattern: Annotated[
+        str | None,
+        Option(
+            "Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.", kind="pattern"
+        ),
+    ]
+    key: Annotated[  # the key itself, or the path of a file with it
+        Union[bytes, "Secret", Path, None],
+        Option(
+            "File with the key of encrypted files; - is standard input.", "--dec-key-file", "key"
+        ),
+    ]
+
+
+class ChoiceKeywords(TypedDict, total=False):
+    """Which tensors are wanted."""
+
+    include: Annotated[
+        str | Collection[str],
+        Option(
+            "Only tensors whose names match PATTERN, a glob or re:REGEX; repeat it for more.",
+            kind="names",
+            is_repeatable=True,
+        ),
+    ]
+    exclude: Annotated[
+        str | Collection[str],
+        Option(
+            "No tensors whose names match PATTERN; repeat it for more.",
+            kind="names",
+            is_repeatable=True,
+        ),
+    ]
+    weights_only: Annotated[
+        bool, Option("No optimizer state, gradients, master copies or counters.")
+    ]
+
+
+class TensorKeywords(ChoiceKeywords, total=False):
+    """Which tensors are wanted, under which names and in which element types."""
+
+    rename: Annotated[
+        Mapping[str, str] | Collection[Union[str, "Rename"]],
+        Option(
+            "Rename what matches OLD, a glob or re:REGEX; state follows.  Repeatable.",
+            kind="rename",
+            is_repeatable=True,
+        ),
+    ]
+    rename_file: Annotated[
+        Path | Sequence[Path],
+        Option(
+            "A YAML file with such rules; to-pytorch and to-mindspore come with ckpttool.",
+            kind="rename file",
+            is_repeatable=True,
+        ),
+    ]
+    reverse: Annotated[bool, Option("Use the files of rules the other way, NEW to OLD.")]
+    dtype: Annotated[
+        str | Collection[str],
+        Option(
+            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
+            kind="type",
+            is_repeatable=True,
+        ),
+    ]
+    on_overflow: Annotated[
+        "OnOverflow",
+        Option(
+            "What becomes of numbers too large for their new type: error or inf.",
+            choices=("error", "inf"),
+            metavar="HOW",
+            default="error",
+        ),
+    ]
+
+
+class ResolveKeywords(TypedDict, total=False):
+    """How a checkpoint is resolved to full tensors."""
+
+    replicated: Annotated[
+        bool, Option("Every rank holds all tensors in full, so there is no strategy.")
+    ]
+    unlisted: Annotated[
+        Union["UnlistedChoice", None],
+        Option(
+            "Unlisted parameters that differ between ranks: rank, first or drop.  "
+            "[default: an error]",
+            choices=("rank", "first", "drop"),
+            metavar="HOW",
+        ),
+    ]
+    trust_strategy: Annotated[
+        bool, Option("Do not compare the strategy with samples of the contents.")
+    ]
+    optimizer_shard: Annotated[
+        int | None,
+        Option(
+            "Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
+            kind="n",
+        ),
+    ]
+    strict: Strict
+    check_replicas: Annotated[
+        bool,
+        Option("Compare all replicas byte for byte before anything is written.", is_safety=True),
+    ]
+    manifest: Manifest
+
+
+class RankKeywords(TypedDict, total=False):
+    """What is written for ranks."""
+
+    prefix: Annotated[
+        str, Option("Name the output files PREFIX<rank>.", kind="prefix", default="checkpoint_")
+    ]
+    name: Annotated[
+        str | None,
+        Option(
+            "Name the output files, such as '{model}_rank_{rank}-{step}' (its fields).", "", "name"
+        ),
+    ]
+    mindformers: Annotated[
+        bool, Option("Write the meta.json of each rank, from which MindFormers 1.x resumes.")
+    ]
+    ranks: Ranks
+    not_in_target: Annotated[
+        "NotInTarget",
+        Option(
+            "What becomes of parameters outside the target strategy: follow, full or drop.",
+            choices=("follow", "full", "drop"),
+            metavar="HOW",
+            default="follow",
+        ),
+    ]
+    strategy_path: Annotated[
+        Path | None,
+        Option(
+            "Write the strategy of the output to FILE, too.",
+            "--write-strategy",
+            "new strategy",
+            metavar="FILE",
+        ),
+    ]
+
+
+class ShardKeywords(TypedDict, total=False):
+    """What is written in full."""
+
+    max_shard_bytes: Annotated[
+        int | str | None,
+        Option(
+            "Write a folder of numbered files of at most SIZE (5GB, or 5G for 5GiB).",
+            "--max-shard-size",
+            "size",
+        ),
+    ]
+
+
+class WriteKeywords(TypedDict, total=False):
+    """What is written, and where an output is already."""
+
+    format: Annotated[
+        str | None,
+        Option(f"{any_of(FORMATS)}.", choices=(*FORMATS,), default="hdf5"),
+    ]
+    crc: Annotated[
+        bool,
+        Option(
+            "Verify the checksums of SRC before writing, and store one in every output.",
+            is_safety=True,
+        ),
+    ]
+    part: Annotated[
+        tuple[int, int] | str | None,
+        Option("Write only the K-th of N parts; finalize completes the set.", kind="k/n"),
+    ]
+    overwrite: Annotated[
+        bool, Option("Replace outputs that exist.", aliases=("--force",), is_safety=True)
+    ]
+    resume: Annotated[
+        bool,
+        Option(
+            "Keep the outputs that this command has completed before; write the rest.",
+            is_safety=True,
+        ),
+    ]
+    wait_seconds: Annotated[
+        float | str | None,
+        Option(
+            "Wait so long (90s, 10m, 1h) for a run that writes there, then go on as --resume.",
+            "--wait",
+            "time",
+            is_safety=True,
+        ),
+    ]
+    no_locks: Annotated[
+        bool,
+        Option(
+            "On a file system without locks: the run that left its plan has ended.", is_safety=True
+        ),
+    ]
+
+
+class RunKeywords(TypedDict, total=False):
+    """The engine of a run, and its limit of memory."""
+
+    engine: Annotated[
+        str,
+        Option(
+            "threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
+            kind="engine",
+        ),
+    ]
+    max_memory_bytes: Annotated[
+        int | str | None,
+        Option(
+            "Most memory (200MiB, or 200M; 200MB is of 1000); on a cluster, of each worker.",
+            "--max-memory",
+            "size",
+        ),
+    ]
+
+
+class InspectKeywords(SourceKeywords, ChoiceKeywords, total=False):
+    """The options of ``inspect``."""
+
+
+class VerifyKeywords(InspectKeywords, ResolveKeywords, total=False):
+    """The options of ``verify`` and ``explain``."""
+
+
+class ReadKeywords(VerifyKeywords, TensorKeywords, total=False):
+    """The options of all that read a checkpoint for its tensors."""
+
+
+class ConvertKeywords(
+    SourceKeywords, TensorKeywords, ShardKeywords, WriteKeywords, RunKeywords, total=False
+):
+    """The options of ``convert``."""
+
+    strict: Strict
+    manifest: Manifest
+    ranks: Ranks
+
+
+class MergeKeywords(ReadKeywords, ShardKeywords, WriteKeywords, RunKeywords, total=False):
+    """The options of ``merge``."""
+
+
+class ReshardKeywords(ReadKeywords, RankKeywords, WriteKeywords, RunKeywords, total=False):
+    """The options of ``split`` and ``reshard``."""
+
+
+class AverageKeywords(MergeKeywords, RankKeywords, total=False):
+    """The options of ``average``."""
