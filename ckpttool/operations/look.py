@@ -152,6 +152,7 @@ def look(
     options, command = source.options, found.command
     catalog = take_remains(source.catalog, options.tensors, checks_bytes=crc)
     listed: Mapping[str, ListedOutput] = {}
+    # verify compares with the manifest and verifies checksums in ``read_more``, with all else.
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
         from ckpttool.checks.manifest_hashes import check_source
 
