@@ -9,8 +9,8 @@ where it has that; a key that is always there has none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, cast, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, cast, overload
 
 import msgspec
 
@@ -98,19 +98,21 @@ class Reported(Sequence[Diagnostic]):
     def to_builtins(self) -> list[Json]:
         """Return the diagnostics of a document."""
         return [
-            msgspec.to_builtins(
-                DiagnosticAnswer(
-                    cast(Severity, self.severity_of[one.code]),
-                    one.code,
-                    one.fact,
-                    one.facts or None,
-                    as_typed(one.hint) or None,
-                    one.tensor,
-                    one.ranks,
-                    one.path,
-                    one.offset,
-                    one.count,
-                    one.first,
+            plain(
+                msgspec.to_builtins(
+                    DiagnosticAnswer(
+                        cast(Severity, self.severity_of[one.code]),
+                        one.code,
+                        one.fact,
+                        one.facts or None,
+                        as_typed(one.hint) or None,
+                        one.tensor,
+                        one.ranks,
+                        one.path,
+                        one.offset,
+                        one.count,
+                        one.first,
+                    )
                 )
             )
             for one in self._found
@@ -137,8 +139,20 @@ class Document(Answer, frozen=True):
         for field in msgspec.structs.fields(type(self)):
             value = getattr(self, field.name)
             if field.name not in self.aside and (value is not None or field.required):
-                document[field.name] = msgspec.to_builtins(value, enc_hook=_to_builtin)
+                document[field.name] = plain(msgspec.to_builtins(value, enc_hook=_to_builtin))
         return document
+
+
+def plain(value: object) -> Any:
+    """Return a value of a document with lists in place of other sequences."""
+    if isinstance(value, Reported):
+        return value.to_builtins()
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list | range):
+        is_plain = bool(value) and isinstance(value[0], int)  # perhaps a million ranks
+        return list(value) if is_plain else [*map(plain, value)]
+    return value
 
 
 def to_text(document: Json) -> str:

@@ -19,7 +19,7 @@ from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, holdings
-from ckpttool.operations.answer import Json, Reported
+from ckpttool.operations.answer import Json, Reported, plain
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import severities
@@ -547,7 +547,7 @@ def _meta(meta: TensorMeta) -> Json:
 def _document(*parts: Json, **keys: object) -> Json:
     document: Json = {"schema": SCHEMA}
     for part in (*parts, keys):
-        document |= {key: _plain(value) for key, value in part.items()}
+        document |= {key: plain(value) for key, value in part.items()}
     return document
 
 
@@ -561,14 +561,3 @@ def _each(answers: Iterable[object], names: str) -> list[Json]:
 
 def _given(**keys: object) -> Json:
     return {key: value for key, value in keys.items() if value is not None}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Reported):
-        return value.to_builtins()
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list | range):
-        is_plain = bool(value) and isinstance(value[0], int)  # perhaps a million ranks
-        return list(value) if is_plain else [*map(_plain, value)]
-    return value

@@ -163,8 +163,8 @@ def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
         result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", name)
         assert result.exit_code == 2
         assert message(result) == printable(
-            f"error[usage]: --engine: '{name}' is not an engine Engines: threads[:N], processes[:N], "
-            "dask:ADDRESS, dask:SCHEDULER_FILE, mpi, with N from 1 to 999999."
+            f"error[usage]: --engine: '{name}' is not an engine Engines: threads[:N], "
+            "processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi, with N from 1 to 999999."
         )
 
 
