@@ -112,6 +112,16 @@ NOW: Mapping[str, str] = {  # words that messages once replaced -> what to type,
     **dict.fromkeys(("--dst-strategy-file", "--target-strategy"), "-d"),
     "--src-strategy-file": "-s",
     "--src": "the path alone, as `ckpttool COMMAND --help` shows it",
+    "obstacles": (
+        "the error of explain -d, as of reshard, names each axis, its size and the number of slices"
+    ),
+    "--devices": (
+        "ckpttool inspect SRC -s STRATEGY, which shows the shapes; N slices must divide the axes"
+    ),
+    "rivals": "ckpttool strategy diff A B, which shows in what they differ",
+    "ckpt_restore_rank_list": (
+        "ckpttool inspect SRC -s STRATEGY, which shows the ranks that hold the same"
+    ),
     "tqdm": "nothing: the bar of Python needs no package",
 }
 MAX_WIDTH = 100  # columns; longer lines are hard to read
