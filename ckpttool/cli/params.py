@@ -152,9 +152,10 @@ class PagePath(OutputPath):
     def check(self, name: str) -> None:
         """Refuse names of other files, such as pictures."""
         super().check(name)
-        if Path(name).suffix.lower() not in ("", ".html", ".htm") and not name.endswith("/"):
-            facts = "The page is HTML, which a browser opens."
-            raise UsageProblem(f"{name!r} does not end in .html", facts=facts, example=self.example)
+        path = Path(name)
+        if path.suffix.lower() not in ("", ".html", ".htm") and not name.endswith("/"):
+            facts, page = "The page is HTML, which a browser opens.", path.with_suffix(".html")
+            raise UsageProblem(f"{name!r} does not end in .html", facts=facts, example=str(page))
 
 
 class Existing(PathName):

@@ -83,7 +83,7 @@ def test_a_page_has_the_name_of_a_page(tmp_path, name):
     refused = run("inspect", *SOURCE, "-q", "--plot", tmp_path / name)
     assert refused.exit_code == 2
     assert "does not end in .html" in message(refused)
-    assert "Try: --plot layout.html" in message(refused)
+    assert f"Try: --plot {(tmp_path / name).with_suffix('.html')}" in message(refused)
     assert not [*tmp_path.iterdir()]
     run_well("inspect", *SOURCE, "-q", "--plot", tmp_path / "layout.HTM")
 
