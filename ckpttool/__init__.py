@@ -48,11 +48,11 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.formats import read_index as read_index
     from ckpttool.operations.look import resolve as resolve
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
-    from ckpttool.operations.plans import plan_average as plan_average
-    from ckpttool.operations.plans import plan_convert as plan_convert
-    from ckpttool.operations.plans import plan_merge as plan_merge
-    from ckpttool.operations.plans import plan_reshard as plan_reshard
-    from ckpttool.operations.plans import plan_split as plan_split
+    from ckpttool.operations.run import plan_average as plan_average
+    from ckpttool.operations.run import plan_convert as plan_convert
+    from ckpttool.operations.run import plan_merge as plan_merge
+    from ckpttool.operations.run import plan_reshard as plan_reshard
+    from ckpttool.operations.run import plan_split as plan_split
     from ckpttool.operations.strategies import convert_strategy as convert_strategy
     from ckpttool.operations.strategies import files_to_fetch as files_to_fetch
     from ckpttool.operations.strategies import merge_strategies as merge_strategies
@@ -123,11 +123,11 @@ _MODULES = {
     "OpenCheckpoint": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
     "AverageInput": "ckpttool.planning.averaging",
-    "plan_average": "ckpttool.operations.plans",
-    "plan_convert": "ckpttool.operations.plans",
-    "plan_merge": "ckpttool.operations.plans",
-    "plan_reshard": "ckpttool.operations.plans",
-    "plan_split": "ckpttool.operations.plans",
+    "plan_average": "ckpttool.operations.run",
+    "plan_convert": "ckpttool.operations.run",
+    "plan_merge": "ckpttool.operations.run",
+    "plan_reshard": "ckpttool.operations.run",
+    "plan_split": "ckpttool.operations.run",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.operations.look",

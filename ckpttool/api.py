@@ -41,17 +41,18 @@ from ckpttool.keywords import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.plan import NotInTarget, Plan
+from ckpttool.model.plan import NotInTarget
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
 from ckpttool.operations.answer import Document, Json
-from ckpttool.operations.average_inputs import load_average
+from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.describe import Inspected
-from ckpttool.operations.estimate import Estimate, estimate
+from ckpttool.operations.estimate import Estimate
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
 from ckpttool.operations.inspection import inspect_catalog, inspect_other
+from ckpttool.operations.jobs import Order, Verb
 from ckpttool.operations.load import (
     Source,
     StrategySource,
@@ -60,15 +61,15 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
-from ckpttool.operations.run import Conversion
-from ckpttool.operations.run import convert as run_plan
+from ckpttool.operations.run import Watch
+from ckpttool.operations.run import convert as run_order
 from ckpttool.operations.strategies import RanksToFetch
 from ckpttool.operations.tensor_diff import Difference
 from ckpttool.operations.tensor_diff import diff as compare
 from ckpttool.operations.values import Values
 from ckpttool.operations.verification import Verification
 from ckpttool.operations.verification import verify as find_problems
-from ckpttool.planning.averaging import AverageInput
+from ckpttool.planning.averaging import AverageInput, Mean
 from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
     CkptToolWarning,
@@ -80,8 +81,7 @@ from ckpttool.problems import (
     severities,
 )
 from ckpttool.storage.compare import CompareOptions, Tolerance
-from ckpttool.strategy_files.reader import read_strategy
-from ckpttool.transaction.resume import Assignment, OutputOptions
+from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import (
     PARSERS,
     TypedError,
@@ -240,8 +240,7 @@ def merge(
     ExecutionError, VerifyError, EngineError
         As `execute` does.
     """
-    given = _Keywords("merge", options)
-    return _convert(given, src, strategy, None, out, progress, dry_run=dry_run)
+    return _convert("merge", options, [(src, strategy)], None, out, progress, dry_run=dry_run)
 
 
 def split(
@@ -271,8 +270,7 @@ def split(
     CkptToolError
         As `merge` does.
     """
-    given = _Keywords("split", options)
-    return _convert(given, src, None, target, out, progress, dry_run=dry_run)
+    return _convert("split", options, [(src, None)], target, out, progress, dry_run=dry_run)
 
 
 def reshard(
@@ -301,8 +299,7 @@ def reshard(
     CkptToolError
         As `merge` does.
     """
-    given = _Keywords("reshard", options)
-    return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
+    return _convert("reshard", options, [(src, strategy)], target, out, progress, dry_run=dry_run)
 
 
 def convert(
@@ -329,8 +326,7 @@ def convert(
     CkptToolError
         As `merge` does.
     """
-    given = _Keywords("convert", options)
-    return _convert(given, src, None, None, out, progress, dry_run=dry_run)
+    return _convert("convert", options, [(src, None)], None, out, progress, dry_run=dry_run)
 
 
 def average(
@@ -373,31 +369,15 @@ def average(
     CkptToolError
         As `merge` does.  `VerifyError` also for a number that is NaN or infinite.
     """
-    given = _Keywords("average", options)
-    resolving, run = given.take(ResolveOptions), given.take(RunOptions)
-    output = given.take(OutputOptions)
-    texts = [*_averaged(inputs)]
-    scanning = given.scanning(*(src for src, _, _ in texts))
-    given.end()
-    found = load_average(
-        [Source(_named(src, run.engine), _files(one), scanning) for src, _, one in texts],
-        [weight for _, weight, _ in texts],
+    checkpoints = [*_averaged(inputs)]
+    mean = Mean(
+        [weight for _, weight, _ in checkpoints],
         _files(strategy),
-        steps=parse_steps(steps) if isinstance(steps, str) else steps,
-        normalize=normalize,
-        replicated=resolving.replicated,
-        open_count=_counts(progress),
+        parse_steps(steps) if isinstance(steps, str) else steps,
+        normalize,
     )
-    of_target = target if isinstance(target, Strategy | None) else read_strategy(_paths(target))
-    path = _for_engine(out, run.engine)
-    make_plan = partial(plans.plan_average, found, path, of_target, resolving, output)
-    execute = partial(run_plan, wait_seconds=output.wait_seconds)
-    return (estimate if dry_run else execute)(
-        make_plan,
-        run,
-        open_progress=_bytes(progress),
-        on_notes=partial(_warn, severity_of=severities("convert", strict=resolving.strict)),
-    )
+    sources = [(src, of_src) for src, _, of_src in checkpoints]
+    return _convert("average", options, sources, target, out, progress, dry_run=dry_run, mean=mean)
 
 
 def _averaged(inputs: Averaged) -> Iterator[tuple[Checkpoint, float | None, Layouts | None]]:
@@ -721,46 +701,33 @@ def to_dict(answer: Answer) -> Json:
 
 
 def _convert(
-    given: _Keywords,
-    src: Checkpoint,
-    strategy: Layouts | None,
+    verb: Verb,
+    options: Mapping[str, object],
+    checkpoints: Sequence[tuple[Checkpoint, Layouts | None]],
     target: Layouts | None,
     out: Path,
     progress: Progress,
     *,
     dry_run: bool,
+    mean: Mean | None = None,
 ) -> Conversion:
-    """Run, or estimate, the conversion that ``given.function`` names."""
+    """Run, or estimate, a conversion."""
+    given = _Keywords(verb, options)
     resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)
-    source = given.source(src, strategy, run.engine)
+    scanning = given.scanning(*(src for src, _ in checkpoints))
     given.end()
-    path = _for_engine(out, run.engine)
-    catalog, of_src, of_dst = load(
-        source,
-        _files(target),
-        find_strategy=given.function in ("merge", "reshard") and not resolving.replicated,
-        open_count=_counts(progress),
+    order = Order(
+        verb,
+        [
+            Source(_named(src, run.engine), _files(strategy), scanning)
+            for src, strategy in checkpoints
+        ],
+        *(_for_engine(out, run.engine), _files(target), resolving, output, mean),
     )
-    make_plan: Callable[..., tuple[Plan, Assignment]]
-    if given.function == "convert":
-        make_plan = partial(plans.plan_convert, catalog, path, resolving, output)
-    elif given.function == "merge":
-        make_plan = partial(plans.plan_merge, catalog, of_src, path, resolving, output)
-    elif of_dst is None:
-        raise TypeError(f"{given.function} needs target=, the strategy of the outputs")
-    elif given.function == "split":
-        make_plan = partial(plans.plan_split, catalog, of_dst, path, resolving, output)
-    else:
-        make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
     column = severities("convert", strict=resolving.strict)
-    execute = partial(run_plan, wait_seconds=output.wait_seconds)
-    return (estimate if dry_run else execute)(
-        make_plan,
-        run,
-        open_progress=_bytes(progress),
-        on_notes=partial(_warn, severity_of=column),
-    )
+    watch = Watch(_counts(progress), _bytes(progress), partial(_warn, severity_of=column))
+    return run_order(order, run, watch, "counted" if dry_run else "written")
 
 
 class _Keywords:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-import ckpttool
 from ckpttool.cli import options
 from ckpttool.cli.params import INPUT, STEPS, UsageProblem
 
@@ -97,6 +95,8 @@ def average(
 ) -> None:
     """Write the weighted mean of several checkpoints."""
     from ckpttool.cli import workflow
+    from ckpttool.operations.jobs import Order
+    from ckpttool.planning.averaging import Mean
 
     if not dst_strategy:
         options.require_flag("-d", options.OF_RANKS)
@@ -105,7 +105,7 @@ def average(
         hint = "the same command without one of them"
         raise UsageProblem("--max-shard-size does not go with -d", hint)
     options.refuse_lost_checksum(output, "" if dst_strategy else path)
-    path = options.absolute_for_cluster(path, run)
-    found, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
-    plan = partial(ckpttool.plan_average, found, path, target, resolve, output)
-    workflow.convert(plan, run, report, output.wait_seconds)
+    mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
+    sources = [side.source for side in inputs.sides]
+    order = Order("average", sources, path, dst_strategy, resolve, output, mean)
+    workflow.convert(order, run, report)

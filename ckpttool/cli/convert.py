@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-import ckpttool
 from ckpttool.cli import options
 
 if TYPE_CHECKING:
@@ -46,8 +44,7 @@ def convert(
 ) -> None:
     """Write a checkpoint in another format, file by file."""
     from ckpttool.cli import workflow
+    from ckpttool.operations.jobs import Order
 
-    path = options.absolute_for_cluster(path, run)
-    catalog, _, _ = workflow.load(source.for_engine(run), report, find_strategy=False)
-    plan = partial(ckpttool.plan_convert, catalog, path, resolve, output)
-    workflow.convert(plan, run, report, output.wait_seconds)
+    order = Order("convert", [source.source], path, (), resolve, output)
+    workflow.convert(order, run, report)

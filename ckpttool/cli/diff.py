@@ -133,7 +133,7 @@ _WORDS = {  # by kind of difference
 
 def _print(sides: str, found: Difference, report: ReportOptions) -> None:
     """Print a verdict, the differences, the findings and the notes."""
-    from ckpttool.operations.run import describe_casts
+    from ckpttool.operations.conversion import describe_casts
 
     tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"

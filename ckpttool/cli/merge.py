@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-import ckpttool
 from ckpttool.cli import options
 
 if TYPE_CHECKING:
@@ -45,13 +43,10 @@ def merge(
 ) -> None:
     """Merge the files of all ranks into one."""
     from ckpttool.cli import workflow
+    from ckpttool.operations.jobs import Order
 
     options.refuse_two_strategies(source, resolve)
     output = options.with_format(path, output)
     options.refuse_lost_checksum(output, path)
-    path = options.absolute_for_cluster(path, run)
-    catalog, strategy, _ = workflow.load(
-        source.for_engine(run), report, find_strategy=not resolve.replicated
-    )
-    plan = partial(ckpttool.plan_merge, catalog, strategy, path, resolve, output)
-    workflow.convert(plan, run, report, output.wait_seconds)
+    order = Order("merge", [source.source], path, (), resolve, output)
+    workflow.convert(order, run, report)

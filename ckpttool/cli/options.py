@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
+    from ckpttool.operations.load import Source
     from ckpttool.transaction.resume import OutputOptions
 
 
@@ -350,6 +351,13 @@ class Side(Struct, frozen=True):
     strategy_files: tuple[str, ...]
     options: SourceOptions
 
+    @property
+    def source(self) -> Source:
+        """The same for the functions that load it."""
+        from ckpttool.operations.load import Source
+
+        return Source(self.path, self.strategy_files, self.options)
+
     def for_engine(self, run: RunOptions) -> Side:
         """Return the side with a path that is valid for the workers of an engine."""
         return replace(self, path=absolute_for_cluster(self.path, run))
@@ -563,20 +571,19 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
 def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.operations import plans
+    from ckpttool.operations import jobs
 
     is_folder = output.max_shard_bytes is not None
     with _wrong_name():
-        return replace(output, format=plans.choose_format(path, output.format, is_folder))
+        return replace(output, format=jobs.choose_format(path, output.format, is_folder))
 
 
-def rank_folder(path: str, output: OutputOptions, run: RunOptions) -> str:
-    """Return the folder of rank folders as the workers of an engine need it; refuse other names."""
-    from ckpttool.operations import plans
+def refuse_file_name(path: str, output: OutputOptions) -> None:
+    """Refuse a folder of rank folders with the name of a file."""
+    from ckpttool.operations import jobs
 
     with _wrong_name():
-        plans.refuse_file_name(path, output.format)
-    return absolute_for_cluster(path, run)
+        jobs.refuse_file_name(path, output.format)
 
 
 @contextmanager

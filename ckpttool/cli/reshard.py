@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-import ckpttool
 from ckpttool.cli import options
 
 if TYPE_CHECKING:
@@ -47,10 +45,9 @@ def reshard(
 ) -> None:
     """Shard a checkpoint for another strategy."""
     from ckpttool.cli import workflow
+    from ckpttool.operations.jobs import Order
 
     options.refuse_lost_checksum(output)
-    folder = options.rank_folder(folder, output, run)
-    catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
-    assert target is not None, "click requires -d"
-    plan = partial(ckpttool.plan_reshard, catalog, strategy, target, folder, resolve, output)
-    workflow.convert(plan, run, report, output.wait_seconds)
+    options.refuse_file_name(folder, output)
+    order = Order("reshard", [source.source], folder, dst_strategy, resolve, output)
+    workflow.convert(order, run, report)

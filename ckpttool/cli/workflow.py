@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from ckpttool.cli import tables
-from ckpttool.cli.options import SIGNALS, ReportOptions, Side
+from ckpttool.cli.options import SIGNALS, ReportOptions, Side, absolute_for_cluster
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
-from ckpttool.problems import Diagnostics, raise_all, severities
+from ckpttool.problems import Diagnostics, severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
-    from ckpttool.cli.average import Inputs
     from ckpttool.cli.signals import SignalGuard
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.model.plan import Plan
-    from ckpttool.model.strategy import Strategy
+    from ckpttool.operations.conversion import Conversion
+    from ckpttool.operations.jobs import Order
     from ckpttool.operations.load import Loaded, LoadedSides
-    from ckpttool.operations.run import Conversion
-    from ckpttool.planning.averaging import AverageInput
-    from ckpttool.problems import Command, Diagnostic
+    from ckpttool.problems import Command
     from ckpttool.transaction.resume import Assignment
 
 
@@ -45,7 +43,7 @@ def load(
     from ckpttool.operations import load as loading
 
     return loading.load(
-        loading.Source(source.path, source.strategy_files, source.options),
+        source.source,
         dst_strategy,
         find_strategy=find_strategy,
         command=command,
@@ -54,96 +52,46 @@ def load(
     )
 
 
-def load_average(
-    inputs: Inputs,
-    dst_strategy: tuple[str, ...],
-    report: ReportOptions,
-    run: RunOptions,
-    replicated: bool,
-) -> tuple[list[AverageInput], Strategy | None]:
-    """Read the inputs of average, and the target; see `ckpttool.operations.average_inputs`."""
-    from ckpttool.operations import average_inputs as average
-    from ckpttool.operations import load as loading
-    from ckpttool.strategy_files.reader import read_strategy
-
-    sides = [one.for_engine(run) for one in inputs.sides]
-    attempt = loading.Attempts()
-    target = attempt("-d", partial(read_strategy, dst_strategy)) if dst_strategy else None
-    read = partial(
-        average.load_average,
-        [loading.Source(one.path, one.strategy_files, one.options) for one in sides],
-        inputs.weights,
-        inputs.shared,
-        steps=inputs.steps,
-        normalize=inputs.normalize,
-        replicated=replicated,
-        open_count=partial(show_count, quiet=report.hides_progress),
-    )
-    found = attempt("inputs", read)
-    raise_all(attempt.errors.values())
-    assert found is not None, "its error was raised"
-    return found, target
-
-
 def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> LoadedSides:
     """Read both sides of diff; see `ckpttool.operations.load.load_sides`."""
     from ckpttool.operations import load as loading
 
     return loading.load_sides(
-        *(loading.Source(one.path, one.strategy_files, one.options) for one in (a, b)),
+        *(a.source, b.source),
         replicated=replicated,
         open_count=partial(show_count, quiet=report.hides_progress),
     )
 
 
-def convert(
-    make_plan: Callable[..., tuple[Plan, Assignment]],
-    run: RunOptions,
-    report: ReportOptions,
-    wait_seconds: float | None,
-) -> None:
-    """Make a plan, execute it, and report; in a dry run report what it would do.
+def convert(order: Order, run: RunOptions, report: ReportOptions) -> None:
+    """Run a conversion, and report; in a dry run report what it would do.
 
-    Parameters
-    ----------
-    make_plan
-        A function like `ckpttool.plan_merge`, which lacks ``executor`` and ``open_progress`` only.
-    run
-        The engine and its limit of memory.
-    report
-        How to report.
-    wait_seconds
-        How long to wait for a run that is writing there; a dry run does not wait.
+    See `ckpttool.operations.run.convert`.
     """
-    from ckpttool.operations import run as conversion
+    from ckpttool.operations import run as story
 
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
-    show = open_progress("reading what is kept", report.hides_progress)
-
-    def print_notes(notes: Sequence[Diagnostic]) -> None:
-        tables.print_notes(notes, severities("convert"), report.quiet)
-
+    guard: SignalGuard = click.get_current_context().meta[SIGNALS]
+    sources = [of._replace(src=absolute_for_cluster(str(of.src), run)) for of in order.sources]
+    order = replace(order, sources=sources, path=absolute_for_cluster(order.path, run))
+    watch = story.Watch(
+        partial(show_count, quiet=report.hides_progress),
+        open_progress("reading what is kept", report.hides_progress),
+        lambda notes: tables.print_notes(notes, severities("convert"), report.quiet),
+        partial(_stoppable, guard),
+        guard.check,
+    )
+    done = story.convert(order, run, watch, "counted" if report.dry_run else "written")
     if report.dry_run:
         from ckpttool.cli.dry_run import report_estimate
-        from ckpttool.operations.estimate import estimate
+        from ckpttool.operations.estimate import Estimate
 
-        found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
-        outputs = _outputs_text(found, ("would write", "would keep"))
-        averaged = averaged_text(found) if found.averaged else ""
-        report_estimate(found, f"{outputs}, from {source_text(found)}", report, averaged)
-        return
-    guard: SignalGuard = click.get_current_context().meta[SIGNALS]
-    done = conversion.convert(
-        make_plan,
-        run,
-        open_progress=show,
-        on_notes=print_notes,
-        executing=partial(_stoppable, guard),
-        check=guard.check,
-        wait_seconds=wait_seconds,
-    )
-    if report.as_json:
+        assert isinstance(done, Estimate), "it is that of a dry run"
+        outputs = _outputs_text(done, ("would write", "would keep"))
+        averaged = averaged_text(done) if done.averaged else ""
+        report_estimate(done, f"{outputs}, from {source_text(done)}", report, averaged)
+    elif report.as_json:
         from ckpttool.operations.documents import convert as document
 
         tables.print_json(document(done))

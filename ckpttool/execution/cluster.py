@@ -110,7 +110,6 @@ class Cluster(Executor):
         """Raise `EngineError` if the workers are lost; called several times a second."""
 
     def _explain(self, error: BaseException) -> BaseException:
-        """Translate an error of the cluster's library; return any other error unchanged."""
         raise NotImplementedError
 
     def _wrap(self, remote: Future[T]) -> Future[T]:
@@ -175,7 +174,6 @@ def check_worker(required: WorkerRequirements) -> WorkerProblem | None:
 
 
 def _why_unseen(file: StoredFile) -> str:
-    """Return why a file differs or is missing on this host; "" if it is the same."""
     try:
         is_same = identify_file(file.path).stamp == file.stamp
     except OSError as error:
@@ -189,15 +187,6 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     Create the output folder if necessary.  During the check it contains a marker: an empty file
     with a random name.
 
-    Parameters
-    ----------
-    cluster
-        The workers to check.
-    plan
-        Its inputs and its output folder have to exist on every host.
-    check
-        Called several times a second; raises to end the run.
-
     Raises
     ------
     PlanError
@@ -205,7 +194,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     EngineError
         Workers do not answer.
     """
-    inputs = [path for one in plan.inputs for file in one.files.values() for path in file.paths]
+    inputs = [path for of in plan.inputs for file in of.files.values() for path in file.paths]
     folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
@@ -350,15 +339,15 @@ def _write(task: FileTask, path: str) -> Filled:
         for fill_task in task.batch.tasks([index]):
             _require_claim(task.claim)
             filled.append(fill(fill_task))
-        crcs = (crc for one in filled for crc in one.crcs)
+        crcs = (crc for result in filled for crc in result.crcs)
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
         get_format(output.format).seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Filled(
-            sum(one.nbytes for one in filled),
-            tuple(unit for one in filled for unit in one.hashes),
-            casts=tuple(cast for one in filled for cast in one.casts),
-            read=tuple(unit for one in filled for unit in one.read),
+            sum(result.nbytes for result in filled),
+            tuple(unit for result in filled for unit in result.hashes),
+            casts=tuple(cast for result in filled for cast in result.casts),
+            read=tuple(unit for result in filled for unit in result.read),
             attempt=path,
         )
     finally:

@@ -420,7 +420,6 @@ class _Reader:
         self._moves = 0  # of those that are known
 
     def read(self, units: Sequence[TensorUnit]) -> Iterator[tuple[TensorUnit, Band]]:
-        """Yield the bands of the units of one tensor, as `read_bands` does."""
         files = self._files
         files.forget()
         for band in self._bands(units):

@@ -65,7 +65,6 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
 
 
 def _address(name: str, where: str) -> str:
-    """Return the address of a scheduler; ``where`` may be a scheduler file."""
     if "://" in where or not ("/" in where or where.endswith(".json")):
         return where
     try:

@@ -299,13 +299,10 @@ class _Run(Struct, dict=True):
         return frozenset(ranks[-1] for ranks in self.plan.headers)
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
-        """Record the outputs that an earlier run completed as written."""
         casts = self.transaction.read_casts() if any(self._holders.values()) else {}
-        folder = Path(self.plan.target.manifest_path).parent
         for output in outputs:
-            cast = casts.get(os.path.relpath(output.path, folder))
             nbytes = Path(output.path).stat().st_size
-            self._note_written(output, nbytes, is_kept=True, cast=cast)
+            self._note_written(output, nbytes, is_kept=True, cast=casts.get(output.rank))
             self.on_progress(sum(meta.nbytes for meta in output.metas))
 
     def _note_written(
@@ -318,7 +315,6 @@ class _Run(Struct, dict=True):
         self.written.append(entry)
 
     def written_by_rank(self) -> tuple[Written, ...]:
-        """Return the written outputs, sorted by rank."""
         return tuple(sorted(self.written, key=lambda written: written.rank))
 
     def start(self, batch: Batch) -> None:
@@ -377,11 +373,8 @@ class _Run(Struct, dict=True):
                 if digest.hex() != digests[place, number]:
                     return False
                 written[place, number] = digest
-            for _, place, number, digest in checked.sampled:
-                if digest.hex() != digests[place, number]:
-                    text = "differs from what the same command wrote before"
-                    reason = f"{text}: a source file has changed"
-                    raise VerifyError(job.output.path, [reason], "--overwrite, without --resume")
+            if any(digest.hex() != digests[place, n] for _, place, n, digest in checked.sampled):
+                raise self.transaction.source_differs(job.output)
             total += nbytes
         self.on_progress(total)
         job.written = frozenset(written)
@@ -401,7 +394,6 @@ class _Run(Struct, dict=True):
         self.unlogged_bytes = 0
 
     def collect(self) -> None:
-        """Wait until a task completes, and commit the complete outputs."""
         while not wait(self.pending, CHECK_SECONDS, FIRST_COMPLETED).done:
             self.check()
             if isinstance(self.executor, Cluster):
@@ -438,34 +430,33 @@ class _Run(Struct, dict=True):
             return
         self.remove_written()
         dtypes = {transfer.name: transfer.dtype for transfer in self.plan.transfers}
-        found = [
+        lost = [
             f"{name}: {stats.infinities} beyond {dtypes[name]}, the largest {stats.largest:.6g}"
             for name, stats in overflows.items()
         ]
         number = sum(stats.infinities for stats in overflows.values())
         cause = f"{count(number, 'number')} too large for the new type"
         hint = "--on-overflow inf, or --dtype with another type for them"
-        raise ExecutionError(self.current, cause, (), hint, join_first(found))
+        raise ExecutionError(self.current, cause, (), hint, join_first(lost))
 
     def remove_written(self) -> None:
-        """Remove the outputs of this run, because numbers of the source do not allow the set."""
-        for one in self.written:
-            if not one.is_kept:
-                remove_document(one.path)
-        self.written = [one for one in self.written if one.is_kept]
+        for output in self.written:
+            if not output.is_kept:
+                remove_document(output.path)
+        self.written = [output for output in self.written if output.is_kept]
 
     def _check_read(self, filled: Filled) -> None:
         """Raise `SourceHashError` if a unit that was read has not the hash that is listed."""
         for path, name, number, digest in filled.read:
-            listed, unit = self.plan.listed.get(path), (name, number)
-            if listed is None or listed.digest(unit) == digest:
+            entry, unit = self.plan.listed.get(path), (name, number)
+            if entry is None or entry.digest(unit) == digest:
                 continue
-            text = f"{name}: changed since the file was written"
-            facts = f"expected SHA-256 {listed.digest(unit).hex()}, found {digest.hex()}"
-            if holder := next(listed.alike.find_holders({unit: digest}), None):
+            message = f"{name}: changed since the file was written"
+            facts = f"expected SHA-256 {entry.digest(unit).hex()}, found {digest.hex()}"
+            if holder := next(entry.alike.find_holders({unit: digest}), None):
                 facts += f", which is that of {holder.entry.path}"
             hint = "put the file back, or --ignore-manifest to read it as it is"
-            raise SourceHashError(path, [f"{text}; {facts}"], hint)
+            raise SourceHashError(path, [f"{message}; {facts}"], hint)
 
     def _max_in_flight(self) -> int:
         if isinstance(self.executor, Cluster):
@@ -484,13 +475,13 @@ class _Run(Struct, dict=True):
 
     def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
-        held = self._holders[job.output.rank]
-        first = {name: stats for name, stats in job.casts.items() if name in held}
+        names = self._holders[job.output.rank]
+        first = {name: stats for name, stats in job.casts.items() if name in names}
         if self.plan.tensors.on_overflow == "error":
             for name, stats in job.casts.items():
                 if stats.infinities:
-                    found = self.overflows if name in held else self.of_replicas
-                    found[name] = found.get(name, CastStats()).merged(stats)
+                    infinite = self.overflows if name in names else self.of_replicas
+                    infinite[name] = infinite.get(name, CastStats()).merged(stats)
             if self.overflows or self.of_replicas:
                 job.file.discard()
                 self.jobs.remove(job)

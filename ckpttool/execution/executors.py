@@ -96,7 +96,6 @@ class ProcessPool(Executor):
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Block signals while a worker starts; raise `EngineError` if the system cannot start it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
     try:
         yield

@@ -36,11 +36,11 @@ def group_ranks(plan: Plan, max_tensors: int) -> list[tuple[int, ...]]:
         for rows, nbytes in gaps[-1].items():
             total[rows] += nbytes * len(equal)
             total[rows.file] += nbytes * len(equal)
-        tensors = max(tensors, sum(kinds[one.meta.name] for one in output.tensors))
+        tensors = max(tensors, sum(kinds[tensor.meta.name] for tensor in output.tensors))
     # The rows with the most gaps in all outputs: the most of its own may be those of no other.
     shared = {
-        rank: max(found, key=lambda rows: (total[rows.file], total[rows]), default=None)
-        for equal, found in zip(alike, gaps, strict=True)
+        rank: max(gap, key=lambda rows: (total[rows.file], total[rows]), default=None)
+        for equal, gap in zip(alike, gaps, strict=True)
         for rank in equal
     }
     groups: dict[_Rows | int, list[int]] = {}
@@ -78,10 +78,10 @@ def _find_gaps(output: OutputFile, kinds: Mapping[str, int]) -> Mapping[_Rows, i
             continue
         piece = next(first.pieces(Region.whole(first.meta.shape)))
         gap_ratio = read_amplification(piece) - 1
-        number = sum(kinds[one.meta.name] for one in alike)
+        number = sum(kinds[tensor.meta.name] for tensor in alike)
         used_bytes = first.region.size * first.stored_itemsize * number
         if gap_ratio >= 1:
             rows = _Rows(piece.tensor.file.path, first.meta.name)
             gaps.setdefault(rows.file, {})[rows] = int(gap_ratio * used_bytes)
-    enough = (found for found in gaps.values() if sum(found.values()) >= MIN_GAP_BYTES)
-    return {rows: nbytes for found in enough for rows, nbytes in found.items()}
+    enough = (rows for rows in gaps.values() if sum(rows.values()) >= MIN_GAP_BYTES)
+    return {rows: nbytes for by_rows in enough for rows, nbytes in by_rows.items()}

@@ -100,11 +100,6 @@ def fit_memory(
 
 
 def _workers(engine: str, executor: Executor | None, own_bytes: int) -> tuple[int, int]:
-    """Return how many tasks run at a time, and the memory beside them.
-
-    On a cluster these are the tasks and the memory of one worker.  ``own_bytes`` is the memory of
-    this process.
-    """
     kind, rest = split_engine_name(engine)
     if is_cluster(engine):
         workers = executor.threads if isinstance(executor, Cluster) else 1
@@ -121,17 +116,7 @@ def _headers(plan: Plan | None) -> tuple[int, int]:
 
 
 class Peak(Struct, frozen=True):
-    """The most resident memory that a run takes, without the page cache.
-
-    Attributes
-    ----------
-    nbytes
-        Of all processes on this host, or of each worker of a cluster.
-    engine
-        The engine, with the number of its workers, if it has one.
-    is_of_worker
-        Whether it is that of each worker of a cluster.
-    """
+    """The most resident memory that a run takes, without the page cache."""
 
     nbytes: int
     engine: str
@@ -139,19 +124,7 @@ class Peak(Struct, frozen=True):
 
 
 def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -> Peak:
-    """Return the memory that a run will take.
-
-    Parameters
-    ----------
-    options
-        The engine.
-    plan
-        The outputs of the run.
-    own_bytes
-        The memory of this process when the plan was made.
-    work
-        What the tasks of the run do.
-    """
+    """Return the memory that a run will take."""
     workers, base_bytes = _workers(options.engine, None, own_bytes)
     _, header_bytes = _headers(plan)
     buffers = min(workers, work.tasks) * work.buffer_bytes

@@ -47,7 +47,7 @@ class Batch(Struct, frozen=True):
         """Return the batch for another process, with only the slices that it needs."""
 
         def trim(output: OutputFile) -> OutputFile:
-            tensors = (one.excerpt(Region.whole(one.meta.shape)) for one in output.tensors)
+            tensors = (tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in output.tensors)
             return replace(output, tensors=tuple(tensors))
 
         return replace(self, outputs=tuple(map(trim, self.outputs)))

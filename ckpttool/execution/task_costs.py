@@ -30,16 +30,7 @@ MAX_KNOWN = 10_000  # tensors whose counts are kept
 
 
 class Supply(Struct, frozen=True):
-    """What target ranks need of the source.
-
-    Attributes
-    ----------
-    ranks
-        The target ranks.
-    nbytes
-        Source rank to the bytes that each of them needs.  Of a merged checkpoint, the number of the
-        file.
-    """
+    """What target ranks need of the source: how many bytes of each rank, or of each merged file."""
 
     ranks: tuple[int, ...]
     nbytes: Mapping[Origin, int]
@@ -144,7 +135,7 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
     reads = Reads()
     survey = _Survey(mine)
     outputs = mine.of_kinds.outputs(rank for batch, *_ in batches.values() for rank in batch)
-    for kinds, (batch, *others) in batches.items():
+    for kinds, (batch, *more) in batches.items():
         pattern = find_pattern(mine, [next(outputs) for _ in batch])
         counts = known.get(pattern.key)
         if counts is None:
@@ -154,7 +145,7 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
         sizes |= zip(kinds, counts.sizes, strict=True)
         for kind, of_output in zip(kinds, counts.used, strict=True):
             used[kind] = {pattern.origins[number]: nbytes for number, nbytes in of_output.items()}
-        times = 1 + len(others)
+        times = 1 + len(more)
         tasks += times * counts.tasks
         reads += Reads(times * counts.reads.requests, times * counts.reads.nbytes)
         written += times * counts.written
@@ -185,15 +176,15 @@ def find_pattern(plan: Plan, outputs: Sequence[OutputFile]) -> _Pattern:
     """Return the pattern of a batch, from the outputs of `Plan.of_kinds`."""
     numbers: dict[Origin, int] = {}
     files: dict[str, int] = {}
-    found: list[Hashable] = []
+    pattern: list[Hashable] = []
     firsts: dict[str, tuple[int, ...]] = {}
     is_plain = True
     for output in outputs:
-        found.append(len(output.tensors))
+        pattern.append(len(output.tensors))
         for tensor in output.tensors:
             start = tensor.region.start
             shift = tuple(map(sub, start, firsts.setdefault(tensor.meta.name, start)))
-            found += (tensor.meta.name, tensor.meta.shape, shift)
+            pattern += (tensor.meta.name, tensor.meta.shape, shift)
             for term in tensor.terms:
                 for piece in term.pieces(Region.whole(tensor.meta.shape), start):
                     origin = Origin(term.input, piece.rank)
@@ -201,16 +192,15 @@ def find_pattern(plan: Plan, outputs: Sequence[OutputFile]) -> _Pattern:
                     index = plan.inputs[term.input].files[piece.rank]
                     if number is None:
                         number = numbers[origin] = len(numbers)
-                        found += (id(index.header), files.setdefault(index.path, len(files)))
+                        pattern += (id(index.header), files.setdefault(index.path, len(files)))
                     is_plain = is_plain and index.files == (piece.tensor.file,)
-                    found += (number, piece.src, piece.dst)
-    return _Pattern(tuple(found) if is_plain else object(), tuple(numbers))
+                    pattern += (number, piece.src, piece.dst)
+    return _Pattern(tuple(pattern) if is_plain else object(), tuple(numbers))
 
 
 def _supplies(
     plan: Plan, alike: Iterable[tuple[int, ...]], used: Mapping[int, Mapping[Origin, int]]
 ) -> Iterator[Supply]:
-    """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first ones."""
     is_own = plan.is_own
     for kind, ranks in enumerate(alike):
         if not is_own:
@@ -223,9 +213,9 @@ def _supplies(
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
     ranks_of: dict[tuple[Need, ...], list[int]] = {}
     joined: dict[tuple[Need, ...], Supply] = {}
-    for one in supplies:
-        ranks_of.setdefault(one.needs, []).extend(one.ranks)
-        joined[one.needs] = one
+    for supply in supplies:
+        ranks_of.setdefault(supply.needs, []).extend(supply.ranks)
+        joined[supply.needs] = supply
     return tuple(
         replace(one, ranks=tuple(sorted(ranks_of[needs]))) for needs, one in joined.items()
     )
@@ -241,9 +231,10 @@ class _Survey:
     def __init__(self, plan: Plan) -> None:
         self._kinds: dict[int, Hashable] = {}  # by id of the terms
         for name, transfers in plan.kinds.items():
-            for one in transfers:
-                is_usual = all(_is_usual(plan.inputs[t.input], t.source.name) for t in one.terms)
-                self._kinds[id(one.terms)] = name if is_usual else (name, one.name)
+            for transfer in transfers:
+                terms = transfer.terms
+                is_usual = all(_is_usual(plan.inputs[it.input], it.source.name) for it in terms)
+                self._kinds[id(terms)] = name if is_usual else (name, transfer.name)
         self._known: dict[Hashable, _TensorCounts] = {}
 
     def count(self, batch: Batch, pattern: _Pattern) -> _Counts:
@@ -276,12 +267,12 @@ class _Survey:
         self, units: Sequence[TensorUnit], files: CountingFiles, buffer: Bytes, band_bytes: int
     ) -> tuple[Reads, tuple[Mapping[Origin, int], ...]]:
         """Return the reads of the units of one tensor, and the bytes of source ranks by unit."""
-        kinds = [self._kinds.get(id(one.output.terms)) for one in units]
+        kinds = [self._kinds.get(id(unit.output.terms)) for unit in units]
         key = (
             files.scratch_used,
             *(
-                (kind, one.output.region, one.region, one.dtype)
-                for kind, one in zip(kinds, units, strict=True)
+                (kind, unit.output.region, unit.region, unit.dtype)
+                for kind, unit in zip(kinds, units, strict=True)
             ),
         )
         known = None if None in kinds else self._known.get(key)
@@ -302,5 +293,5 @@ class _Survey:
 
 
 def _is_usual(catalog: Catalog, name: str) -> bool:
-    held = (header[name] for header in catalog.headers.values() if name in header)
-    return all(len(one.extents) <= 1 and one.file.cipher is None for one in held)
+    tensors = (header[name] for header in catalog.headers.values() if name in header)
+    return all(len(tensor.extents) <= 1 and tensor.file.cipher is None for tensor in tensors)

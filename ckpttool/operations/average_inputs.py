@@ -25,20 +25,13 @@ from ckpttool.operations.load import (
     load_steps,
     read_strategy,
 )
-from ckpttool.planning.averaging import AverageInput, find_weights
+from ckpttool.planning.averaging import AverageInput, Mean, find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
 from ckpttool.wording import count, shorten
 
 
 def load_average(
-    inputs: Sequence[Source],
-    weights: Sequence[float | None],
-    shared: StrategySource = (),
-    *,
-    steps: Sequence[int] | None = None,
-    normalize: bool = False,
-    replicated: bool = False,
-    open_count: OpenCount = no_count,
+    inputs: Sequence[Source], mean: Mean, replicated: bool, open_count: OpenCount = no_count
 ) -> list[AverageInput]:
     """Read the inputs of an average and their strategies, and raise all their problems at once.
 
@@ -47,19 +40,14 @@ def load_average(
     inputs
         The checkpoints.  One without a strategy has that which its manifest names, else the shared
         one if it needs any, else that which lies with it.
-    weights
-        Their weights; None for equal ones.
-    shared
-        The strategy of all inputs without one of their own.
-    steps
-        The steps of the only input that are averaged, all with one weight.
-    normalize
-        Whether to divide the weights by their sum.
+    mean
+        Their weights.
     replicated
         Whether every rank of an input without a strategy holds full tensors.
     open_count
         Shows how many headers were read.
     """
+    weights, shared, steps = mean.weights, mean.shared, mean.steps
     if steps is not None:
         if len(inputs) != 1 or weights[0] is not None or inputs[0].options.step is not None:
             text = "the steps of a run are those of one folder, without step and weight"
@@ -73,7 +61,7 @@ def load_average(
         weights = [None] * len(inputs)
     names = [one.src.root if isinstance(one.src, Catalog) else one.src for one in inputs]
     attempt = Attempts()
-    found = attempt("weights", partial(find_weights, weights, names, normalize=normalize))
+    found = attempt("weights", partial(find_weights, weights, names, normalize=mean.normalize))
     loaded = attempt(
         "inputs",
         partial(_load_inputs, inputs, shared, replicated=replicated, open_count=open_count),

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
+    from ckpttool.operations.conversion import Casting, Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explanation import Explanation
     from ckpttool.operations.open import Array
-    from ckpttool.operations.run import Casting, Conversion
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.tensor_diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.values import TensorValues, Values

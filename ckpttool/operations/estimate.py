@@ -1,21 +1,23 @@
 """Say what a merge, split or reshard would do: its decisions, its tasks and what they take.
 
-Everything up to the first write is that of the run: the source is read and checked, the target is
-planned, the destination is inspected.  Then the tasks of the run are counted, not filled.
+Everything up to the first write is that of the run, see `ckpttool.operations.run.convert`.  Then
+the tasks of the run are counted, not filled.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from ckpttool.concurrency import OpenProgress, no_progress
-from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
-from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
+from ckpttool.concurrency import OpenProgress
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.executors import RunOptions, is_cluster
+from ckpttool.execution.memory import Peak, estimate_peak
 from ckpttool.execution.task_costs import Supply, Work, survey
 from ckpttool.model.tensors import Reads
-from ckpttool.operations.run import Conversion
+from ckpttool.operations.conversion import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.system import peak_bytes
@@ -25,7 +27,6 @@ from ckpttool.wording import count, format_bytes, format_numbers
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Plan
-    from ckpttool.problems import Diagnostic
     from ckpttool.transaction.resume import Assignment
 
 
@@ -64,7 +65,7 @@ class Estimate(Conversion, frozen=True):
         yield ("output ranks", "source ranks", *(["input"] if several else []), "bytes of each")
         for supply in self.supplies:
             for need in supply.needs:
-                ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
+                ranks = (format_numbers(part.ranks, ", ") for part in (supply, need))
                 number = [str(need.input + 1)] if several else []
                 yield (*ranks, *number, format_bytes(need.nbytes))
 
@@ -86,7 +87,11 @@ class Estimate(Conversion, frozen=True):
     @property
     def document_bytes(self) -> int:
         """Bytes of the small files beside the outputs."""
-        return 0 if self.assignment.is_finished else sum(len(one.data) for one in self.documents)
+        return (
+            0
+            if self.assignment.is_finished
+            else sum(len(document.data) for document in self.documents)
+        )
 
     @property
     def supplies(self) -> Sequence[Supply]:
@@ -94,48 +99,42 @@ class Estimate(Conversion, frozen=True):
         return self.work.supplies
 
 
-def estimate(
-    make_plan: Callable[..., tuple[Plan, Assignment]],
+def count_work(
+    plan: Plan,
+    assignment: Assignment,
     run: RunOptions,
-    *,
-    open_progress: OpenProgress = no_progress,
-    on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
+    limits: CopyOptions,
+    executor: Executor,
+    open_progress: OpenProgress,
+    started: float,
 ) -> Estimate:
-    """Make a plan as `ckpttool.operations.run.convert` does, and say what it takes.
+    """Count what a run would do, without writing.
 
-    Nothing is created, locked or written.  No cluster is needed: contents are read on this host,
-    and the memory is that of a worker.
+    No cluster is needed: the memory is that of a worker.
 
     Parameters
     ----------
-    make_plan, run, open_progress, on_notes
-        As for a conversion.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems that the run would report before it writes, in one error.
+    limits
+        How much is done at a time, from `fit_memory`.
+    executor
+        A `CountingExecutor` that has read contents for the plan.
+    started
+        When the plan was begun, by `time.perf_counter`.
     """
-    started = time.perf_counter()
-    with open_engine("threads" if is_cluster(run.engine) else run.engine) as executor:
-        counting = CountingExecutor(executor)
-        plan, assignment = make_plan(executor=counting, open_progress=open_progress)
-    mine = plan.limited_to(assignment.ranks)
-    sizes = fit_memory(run, None, mine)
-    on_notes((*plan.notes, *assignment.notes))
-    before = peak_bytes()
-    rest = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
+    assert isinstance(executor, CountingExecutor), "it counts what is read"
+    mine, before = plan.limited_to(assignment.ranks), peak_bytes()
+    ranks = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
     with open_progress(0, "counting"):
-        work = survey(plan, rest, sizes, by_file=is_cluster(run.engine))
+        work = survey(plan, ranks, limits, by_file=is_cluster(run.engine))
     outputs = _outputs(mine, assignment, work.sizes)
-    written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
+    sizes = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
     return Estimate(
         *(plan, assignment, outputs, time.perf_counter() - started),
         sum(map(_header_reads, plan.inputs), Reads()),
-        counting.reads,
+        executor.reads,
         work,
         estimate_peak(run, mine, before, work),
-        find_space(written),
+        find_space(sizes),
     )
 
 
@@ -144,7 +143,6 @@ def _header_reads(catalog: Catalog) -> Reads:
 
 
 def _outputs(plan: Plan, assignment: Assignment, sizes: Mapping[int, int]) -> Sequence[Written]:
-    """Return the outputs as the run would report them; ``sizes`` are those of the new ones."""
     format = plan.target.format
     tensors = {rank: len(metas) for ranks, metas in plan.headers.items() for rank in ranks}
     kept = {assignment.outputs[name]: stamp.nbytes for name, stamp in assignment.kept.items()}

@@ -29,7 +29,7 @@ from ckpttool.operations.distribution import (
     distribute_target,
     full_meta,
 )
-from ckpttool.operations.plans import Planned, try_reading
+from ckpttool.operations.plans import PlannedSource, try_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -265,7 +265,7 @@ def explain(
         The source cannot be explained, there is no such rank, or a pattern matches no name.
     """
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
-    found, checkpoint = read.found, read.sight.checkpoint
+    found, checkpoint = read.sight.found, read.sight.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
     if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
         found.raise_if_errors()
@@ -426,13 +426,13 @@ def _explain_target(
     catalog: Catalog,
     target: Strategy,
     patterns: Collection[str],
-    read: Planned,
+    read: PlannedSource,
     checkpoint: Checkpoint,
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read."""
     plan = read.plan
     if plan is None:
-        read.found.raise_if_errors()
+        read.sight.found.raise_if_errors()
     assert plan is not None, "else there is an error"
     layouts = layouts_in_target(checkpoint, read.target, OutputOptions())
     stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
@@ -443,6 +443,6 @@ def _explain_target(
     belongings = checkpoint.belongings
     placed = distribute_target(plan, by_name)
     return Explanation(
-        *(catalog, target, read.found, target.ranks, stages, patterns),
+        *(catalog, target, read.sight.found, target.ranks, stages, patterns),
         *(placed, metas, belongings),
     )

@@ -69,7 +69,7 @@ class Source(NamedTuple):
     """A checkpoint, its strategy and how it is scanned, as a person names them."""
 
     src: str | Catalog
-    strategy: StrategySource = ()
+    strategy: StrategySource | None = ()  # () to find one, None for none
     options: SourceOptions = SourceOptions()
 
 
@@ -86,51 +86,34 @@ def load(
     diagnostics: Diagnostics | None = None,
     open_count: OpenCount = no_count,
 ) -> Loaded:
-    """Read the catalog and the strategies, and raise all their problems at once.
-
-    Parameters
-    ----------
-    source
-        The checkpoint.
-    target
-        The strategy of a target.
-    find_strategy
-        Whether to use the strategy that lies with the checkpoint, with a note, if none is given.
-    command
-        What the catalog is for; see `ckpttool.scan`.
-    diagnostics
-        Gets the errors of strategies, which are then None; without it they are raised.
-    open_count
-        Shows how many headers were read.
-    """
+    """Read the catalog and the strategies, and raise all their problems at once."""
     (src, strategy, options), attempt = source, Attempts()
     used: list[Diagnostic] = []
-    found: Catalog | RankFiles | None
+    files: Catalog | RankFiles | None
     if isinstance(src, Catalog):
-        found = src
+        files = src
     else:
-        found = attempt("SRC", partial(find, src, options, command=command))
-    if find_strategy and strategy == () and found is not None:
-        found, strategy, used = _find_strategy(found)
-    elif strategy and found is not None:  # who names one asks for no others
-        noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
-        found = replace(found, diagnostics=noted)
+        files = attempt("SRC", partial(find, src, options, command=command))
+    if find_strategy and strategy == () and files is not None:
+        files, strategy, used = _find_strategy(files)
+    elif strategy and files is not None:  # who names one asks for no others
+        files = replace(files, diagnostics=_without_strategy_files(files))
     given = {"-s": strategy, "-d": target}
     read_src, read_dst = (
-        one
-        if isinstance(one, Strategy)
-        else attempt(option, partial(read_strategy, one))
-        if one
+        layouts
+        if isinstance(layouts, Strategy)
+        else attempt(option, partial(read_strategy, layouts))
+        if layouts
         else None
-        for option, one in given.items()
+        for option, layouts in given.items()
     )
     catalog: Catalog | None
-    if isinstance(found, RankFiles):
+    if isinstance(files, RankFiles):
         with open_count("reading headers") as on_scan:
-            read = partial(read_ranks, found, read_src, command=command, on_progress=on_scan)
+            read = partial(read_ranks, files, read_src, command=command, on_progress=on_scan)
             catalog = attempt("SRC", read)
     else:
-        catalog = found
+        catalog = files
     if isinstance(attempt.errors.get("SRC"), StepError) and "-s" in attempt.errors:
         del attempt.errors["SRC"]  # the choice of a step depends on the strategy
     errors = [attempt.errors[what] for what in ("SRC", *given) if what in attempt.errors]
@@ -146,6 +129,10 @@ def load(
     return catalog, read_src, read_dst
 
 
+def _without_strategy_files(files: Catalog | RankFiles) -> tuple[Diagnostic, ...]:
+    return tuple(note for note in files.diagnostics if note.code != "strategy_file")
+
+
 def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
     """Return the strategy of the files of ranks that a person did not name, and what to say of it.
 
@@ -155,14 +142,14 @@ def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
     if isinstance(found, Catalog) and not found.needs_strategy:
         return found, found.strategy_files, []
     recorded = _recorded(found.root)
-    noted = tuple(one for one in found.diagnostics if one.code != "strategy_file")
+    noted = _without_strategy_files(found)
     if recorded is not None and recorded.written is not None:
-        one = Diagnostic("strategy_file", f"layouts from {recorded.written.origin}")
-        return replace(found, diagnostics=noted), recorded.written, [one]
+        note = Diagnostic("strategy_file", f"layouts from {recorded.written.origin}")
+        return replace(found, diagnostics=noted), recorded.written, [note]
     if recorded is not None and (files := recorded.find_files()):
         facts = f"{recorded.manifest.path} has its SHA-256"
-        one = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
-        return replace(found, diagnostics=noted), files, [one]
+        note = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
+        return replace(found, diagnostics=noted), files, [note]
     if recorded is not None and recorded.provenance.has_unknown_names:
         problem = recorded.unknown_names(recorded.provenance.renamed, "-s with the new names only")
         return replace(found, diagnostics=noted), (), [replace(problem, code="strategy_file")]
@@ -170,9 +157,9 @@ def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
         return found, files, [Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")]
     if recorded is None or recorded.named is None:
         return found, (), []
-    text = f"written for {recorded.named}, which was not found"
+    message = f"written for {recorded.named}, which was not found"
     facts = recorded.named.why_not_found
-    return found, (), [Diagnostic("strategy_file", text, facts=facts, where=found.root)]
+    return found, (), [Diagnostic("strategy_file", message, facts=facts, where=found.root)]
 
 
 def load_steps(
@@ -189,16 +176,16 @@ def load_steps(
     """
     src, strategy, options = source
     assert isinstance(src, str), "a catalog is of one step"
-    found = find_steps(src, options)
-    if isinstance(found, Steps):
+    steps_or_files = find_steps(src, options)
+    if isinstance(steps_or_files, Steps):
         if strategy != ():
-            text = "these steps describe themselves, so no strategy applies"
+            message = "these steps describe themselves, so no strategy applies"
             hint = "the same command without -s"
-            raise PlanError([Diagnostic("options", text, hint=hint, where=src)])
-        diagnostics.add(*found.diagnostics)
-        return found
+            raise PlanError([Diagnostic("options", message, hint=hint, where=src)])
+        diagnostics.add(*steps_or_files.diagnostics)
+        return steps_or_files
     if not strategy:
-        found, strategy, used = _find_strategy(found)
+        steps_or_files, strategy, used = _find_strategy(steps_or_files)
         diagnostics.add(*used)
     attempt = Attempts()
     if isinstance(strategy, Strategy):
@@ -207,7 +194,7 @@ def load_steps(
         parsed = attempt("-s", partial(read_strategy, strategy)) if strategy else None
     diagnostics.failures += attempt.errors.values()
     with open_count("reading headers") as on_scan:
-        steps = list_rank_steps(found, parsed, on_progress=on_scan)
+        steps = list_rank_steps(steps_or_files, parsed, on_progress=on_scan)
     diagnostics.add(*steps.diagnostics)
     return steps
 
@@ -261,7 +248,6 @@ def has_own_strategy(src: str | Catalog, but: Strategy | None = None) -> bool:
 
 
 def _recorded(folder: str) -> RecordedSet | None:
-    """Return what the manifest of a folder says; None without one."""
     # Imported late, as most checkpoints have no manifest.
     from ckpttool.transaction.set_strategy import read_recorded
 

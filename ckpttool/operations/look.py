@@ -72,8 +72,10 @@ class Sight(Struct, frozen=True):
 
     Attributes
     ----------
+    source
+        What was looked at.
     catalog
-        The files, with what is left of those that are cut short.
+        Its files, with what is left of those that are cut short.
     checkpoint
         The tensors; None if they cannot be resolved.
     error
@@ -88,6 +90,7 @@ class Sight(Struct, frozen=True):
         What of the strategy does not fit, if the other tensors are joined all the same.
     """
 
+    source: Subject
     catalog: Catalog
     checkpoint: Checkpoint | None
     error: CkptToolError | None
@@ -119,7 +122,7 @@ def compare_replicas(
 
 def look(
     source: Subject,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
     executor: Executor,
     *,
     contents: Contents = "all",
@@ -128,35 +131,19 @@ def look(
     read_more: ReadMore = compare_replicas,
     open_progress: OpenProgress = no_progress,
 ) -> Sight:
-    """Look at a source for the command of ``found``, which gets all that is wrong with it.
+    """Look at a source for the command of ``diagnostics``, which get all that is wrong with it.
 
-    Parameters
-    ----------
-    source
-        The source.
-    found
-        Collects problems and notes.
-    executor
-        Reads contents.
-    contents
-        How much of the contents is read to resolve the tensors; see `ckpttool.checkpoint.resolve`.
-    crc
-        Verify checksums.
-    find_needed
-        Returns the slices that are needed, if these are not all; other slices may be missing.
-    read_more
-        Reads what the command asks for, once the tensors are resolved.
-    open_progress
-        Shows the phases that read contents.
+    ``find_needed`` returns the slices that are needed, if these are not all.  ``read_more`` reads
+    what the command asks for, once the tensors are resolved.  See `ckpttool.checkpoint.resolve`.
     """
-    options, command = source.options, found.command
+    options, command = source.options, diagnostics.command
     catalog = take_remains(source.catalog, options.tensors, checks_bytes=crc)
-    listed: Mapping[str, ListedOutput] = {}
+    entries: Mapping[str, ListedOutput] = {}
     # verify compares with the manifest and verifies checksums in ``read_more``, with all else.
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
         from ckpttool.checks.manifest_hashes import check_source
 
-        listed = check_source(catalog, executor, found, source.sampled_bytes)
+        entries = check_source(catalog, executor, diagnostics, source.sampled_bytes)
     if command in ("inspect", "verify"):
         catalog = limit_to_written_ranks(catalog, source.strategy)
     checkpoint, error, misfits = None, source.refusal, tuple[Diagnostic, ...]()
@@ -164,29 +151,27 @@ def look(
         if error is not None:
             raise error
         with open_progress(0, "sampling"):
-            checkpoint, misfits = _resolve(source, catalog, found, executor, contents, find_needed)
-        found.failures += _unread_files(checkpoint, command)
+            how = diagnostics, executor, contents, find_needed
+            checkpoint, misfits = _resolve(source, catalog, *how)
+        diagnostics.failures += _unread_files(checkpoint, command)
         if not checkpoint.misfits and checkpoint.unread is None:
             read = read_more(checkpoint, executor, open_progress)
             checkpoint = checkpoint.knowing(read=read) if read else checkpoint
     except CkptToolError as stopped:
-        found.failures.append(stopped)
+        diagnostics.failures.append(stopped)
         error = stopped
     if checkpoint is not None:
         unsaid = _harmless() if command == "verify" and contents == "samples" else ()
-        found.add(*run_checks(checkpoint, command, unsaid, misfits))
+        diagnostics.add(*run_checks(checkpoint, command, unsaid, misfits))
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
-    return Sight(catalog, checkpoint, error, found, of_files, listed, misfits)
+    return Sight(source, catalog, checkpoint, error, diagnostics, of_files, entries, misfits)
 
 
 def _harmless() -> Collection[str]:
-    """Return the codes that do not count for verify where only samples show them.
-
-    Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
-    than the strategy says.
-    """
+    # Without every byte, samples tell verify only what a conversion refuses, and what it reads
+    # otherwise than the strategy says.
     harmless = {code for code, severity in severities("convert").items() if severity != "error"}
     return harmless - {"inferred", "hidden_shard"}
 
@@ -194,7 +179,7 @@ def _harmless() -> Collection[str]:
 def _resolve(
     source: Subject,
     catalog: Catalog,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
     executor: Executor,
     contents: Contents,
     find_needed: FindNeeded | None,
@@ -204,7 +189,7 @@ def _resolve(
     Who only examines reads each file by itself where nothing says how files fit together.
     """
     strategy, options, files = source.strategy, source.options, source.files
-    is_examined = found.command in ("inspect", "verify")
+    is_examined = diagnostics.command in ("inspect", "verify")
     if is_examined and strategy is None and catalog.needs_strategy and not options.replicated:
         files = "full"
 
@@ -212,16 +197,16 @@ def _resolve(
         steps = resolving(
             *(catalog, strategy, options),
             contents=contents,
-            is_refused=partial(is_refused, command=found.command),
+            is_refused=partial(is_refused, command=diagnostics.command),
             files=files,
-            option=found.strategy_option,
+            option=diagnostics.strategy_option,
             find_needed=find_needed,
         )
         evidence = Evidence()
         return answer(steps, executor, evidence).knowing(evidence=evidence)
 
     checkpoint, misfits = resolve_with(strategy), tuple[Diagnostic, ...]()
-    if found.command == "inspect" and (misfits := checkpoint.misfits):
+    if diagnostics.command == "inspect" and (misfits := checkpoint.misfits):
         checkpoint = resolve_with(checkpoint.strategy)
     return with_complete_step(checkpoint), misfits
 
@@ -237,17 +222,13 @@ def with_complete_step(checkpoint: Checkpoint) -> Checkpoint:
     key = next((file.cipher.key for file in catalog.files.values() if file.cipher), None)
     for name, paths in catalog.other_steps.items() if is_missing else ():
         headers = read_indexes(paths.values(), key)
-        are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
+        are_right = all(isinstance(header, FileIndex) and header.nbytes for header in headers)
         if are_right and (not strategy.layouts or strategy.is_covered_by(paths)):
             return checkpoint.knowing(complete_step=name)
     return checkpoint
 
 
 def _unread_files(checkpoint: Checkpoint, command: Command) -> list[CkptToolError]:
-    """Return the errors of files that cannot be read and that nothing replaces.
-
-    verify has a check of these, since it goes on without them; inspect lists all that are damaged.
-    """
     unread = [] if checkpoint.unread is None else [checkpoint.unread]
     if command in ("inspect", "verify"):
         return unread
@@ -311,13 +292,14 @@ def resolve(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
-    found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
+    problems = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     executor = executor or InlineExecutor()
-    sight = look(Subject(catalog, strategy, options), found, executor, open_progress=open_progress)
+    source = Subject(catalog, strategy, options)
+    sight = look(source, problems, executor, open_progress=open_progress)
     if sight.checkpoint is None and sight.error is not None:
         raise sight.error
-    found.failures[:0] = sight.of_files.failures
+    problems.failures[:0] = sight.of_files.failures
     if diagnostics is None:
-        found.raise_if_errors()
+        problems.raise_if_errors()
     assert sight.checkpoint is not None, "else there is an error"
     return sight.checkpoint

@@ -1,224 +1,57 @@
-"""Run merge, split and reshard: plan, execute, answer."""
+"""The story of a run, from what a person names to complete files.
+
+`convert` tells it for merge, split, reshard, convert and average: load, look, plan, preflight,
+report all problems, execute.  These differ in the `Job` that `load_job` makes of an `Order`, and in
+nothing after it.  A dry run and the functions that only plan end earlier in the same story, so what
+they report is what the run would report.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.concurrency import InlineExecutor, OpenCount, OpenProgress, no_count, no_progress
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
-from ckpttool.model.manifest import CastStats
-from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.operations.conversion import Conversion
+from ckpttool.operations.jobs import Order, load_job
+from ckpttool.operations.load import Source
+from ckpttool.operations.look import look
+from ckpttool.operations.plans import files_to_read, plan_outputs, raise_problems
+from ckpttool.planning.averaging import AverageInput, Mean
+from ckpttool.planning.needs import slices_of_ranks
+from ckpttool.planning.preflight import preflight
+from ckpttool.problems import Diagnostics
+from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.waiting import wait_while_busy
-from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.plan import Document, Plan
+    from ckpttool.model.plan import Plan
+    from ckpttool.model.strategy import Strategy
     from ckpttool.problems import Diagnostic
-    from ckpttool.transaction.resume import Assignment
-    from ckpttool.transaction.sealed_files import Written
 
-MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
+Until: TypeAlias = Literal["planned", "counted", "written"]
 
 
-def describe_casts(tensors: Mapping[tuple[str, str], int]) -> str:
-    """Return how many tensors were cast, by their old and new types."""
-    return ", ".join(f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in tensors.items())
-
-
-class Casting(Struct, frozen=True):
-    """What --dtype did.
+class Watch(Struct, frozen=True):
+    """Who watches a run, and may end it.
 
     Attributes
     ----------
-    tensors
-        The number of tensors that were cast, by their old and new types.
-    kept
-        The number of other tensors.
-    saved_bytes
-        By how many bytes the tensors of the outputs are smaller.
-    stats
-        What the casts did to the numbers of the full tensors; None if that is not known.
-    """
-
-    tensors: Mapping[tuple[str, str], int]
-    kept: int
-    saved_bytes: int
-    stats: CastStats | None
-
-    def __str__(self) -> str:
-        if not self.tensors:
-            return f"no tensor, {self.kept} as stored"
-        more = "less" if self.saved_bytes >= 0 else "more"
-        saved = f"{format_bytes(abs(self.saved_bytes))} {more}"
-        lost = "" if self.stats is None else f"; {self.stats}"
-        return f"{describe_casts(self.tensors)}, {self.kept} as stored; {saved}{lost}"
-
-
-class Conversion(Brief, Struct, frozen=True):
-    """What a run has made: its outputs, and the files beside them.
-
-    Attributes
-    ----------
-    plan, assignment
-        What was to be made, and what this run had to write of it.
-    outputs
-        The complete outputs of this run.
-    seconds
-        How long it took.
-    """
-
-    plan: Plan
-    assignment: Assignment
-    outputs: Sequence[Written]
-    seconds: float
-
-    def _texts(self) -> Iterator[str]:
-        target = self.plan.target
-        where = target.paths[0] if self.is_one_file else target.output_folder
-        yield f"{where}: {count(len(self.outputs), 'file')}"
-        yield format_bytes(self.dst_bytes)
-        yield f"{self.seconds:.2f} s"
-        yield self.shapes_to_check and f"check the full shapes: {self.shapes_to_check}"
-
-    def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("output", "format", "tensors", "size")
-        for one in self.outputs:
-            yield (one.path, one.format, str(one.tensors), format_bytes(one.nbytes))
-
-    @property
-    def source(self) -> Catalog:
-        """The checkpoint that was read, of a mean the last one."""
-        return self.plan.inputs[-1]
-
-    @property
-    def casting(self) -> Casting | None:
-        """What --dtype did; None without it."""
-        if not self.plan.tensors.casts:
-            return None
-        stored = {one.name: one.source.meta for one in self.plan.transfers}
-        types = {one.name: (stored[one.name].dtype, one.dtype) for one in self.plan.transfers}
-        tensors = Counter(pair for pair in types.values() if pair[0] != pair[1])
-        mine = self.plan.limited_to(self.assignment.ranks)
-        saved = sum(
-            len(ranks)
-            * (meta.nbytes // meta.itemsize)
-            * (stored[meta.name].itemsize - meta.itemsize)
-            for ranks, metas in mine.headers.items()
-            for meta in metas
-            if types[meta.name] in tensors
-        )
-        stats = CastStats.sum(one.cast for one in self.outputs)
-        return Casting(dict(sorted(tensors.items())), len(types) - tensors.total(), saved, stats)
-
-    @property
-    def src_bytes(self) -> int:
-        """The size of the files that were read."""
-        return sum(file.nbytes for one in self.plan.inputs for file in one.files.values())
-
-    @property
-    def averaged(self) -> Sequence[tuple[Catalog, float]]:
-        """The inputs of a mean, and their weights; none for one source."""
-        return [*zip(self.plan.inputs, self.plan.weights, strict=True)] if self.plan.weights else []
-
-    @property
-    def dst_bytes(self) -> int:
-        """The size of the outputs."""
-        return sum(output.nbytes for output in self.outputs)
-
-    @property
-    def notes(self) -> tuple[Diagnostic, ...]:
-        """All notes of the run."""
-        return (*self.plan.notes, *self.assignment.notes)
-
-    @property
-    def is_one_file(self) -> bool:
-        """Whether one file is written, and not a folder of several."""
-        return self.plan.target.is_merged and not self.plan.target.is_numbered
-
-    @property
-    def manifest(self) -> str | None:
-        """The path of the manifest; None for a set in parts."""
-        return None if self.assignment.part else str(Path(self.plan.target.manifest_path))
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        """The documents that were written; for a set in parts, `ckpttool.finalize` writes them."""
-        return self.plan.documents if self.assignment.part is None else ()
-
-    @property
-    def beside(self) -> Iterator[str]:
-        """The kind and the path of each document; of more than three of a kind their number."""
-        for kind in dict.fromkeys(one.kind for one in self.documents):
-            paths = [one.path for one in self.documents if one.kind == kind]
-            yield from [f"{len(paths)} {kind}"] if paths[3:] else (f"{kind} {one}" for one in paths)
-
-    @property
-    def shapes_to_check(self) -> str:
-        """Names and full shapes that only a strategy shows, of the largest tensors."""
-        unsure = (one for one in self._sharded if one.name not in self.plan.confirmed)
-        metas = (source.meta for source in islice(unsure, MAX_SHARDED))
-        return ", ".join(f"{meta.name} {format_sizes(meta.shape)}" for meta in metas)
-
-    @property
-    def largest_sharded(self) -> Sequence[FullTensor]:
-        """The largest sharded tensors, with the layouts with which they were read.
-
-        A strategy file contains no shapes, and a file from a different run may fit.  A person can
-        see that in the shapes.  Parameters come before their states; equal shapes and layouts are
-        shown once.
-        """
-        return [*islice(self._sharded, MAX_SHARDED)]
-
-    @property
-    def _sharded(self) -> Iterator[FullTensor]:
-        sources = (transfer.source for transfer in self.plan.transfers)
-        sharded = {
-            source.slicing.key: source
-            for source in sorted(sources, key=_size)
-            if isinstance(source.slicing, LayoutSlicing) and source.is_sharded
-        }
-        return reversed(sharded.values())
-
-
-def _size(source: FullTensor) -> tuple[bool, int]:
-    is_parameter = parse_name(source.meta.name).same_shape_parameter is None
-    return is_parameter, source.meta.nbytes
-
-
-def convert(
-    make_plan: Callable[..., tuple[Plan, Assignment]],
-    run: RunOptions,
-    *,
-    open_progress: OpenProgress = no_progress,
-    on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
-    executing: Callable[[Assignment], AbstractContextManager[object]] = nullcontext,
-    check: Callable[[], None] = lambda: None,
-    wait_seconds: float | None = None,
-) -> Conversion:
-    """Make a plan and execute it.
-
-    Parameters
-    ----------
-    make_plan
-        A function like `ckpttool.plan_merge`, which lacks ``executor`` and ``open_progress`` only.
-        The executor is on this host, and compares contents.
-    run
-        The engine and its limit of memory.
-    open_progress
-        Shows the phases.
+    open_count, open_progress
+        Show the phases.
     on_notes
         Called with the notes of the plan before anything is written, and with what only shows when
         the run begins.
@@ -226,39 +59,304 @@ def convert(
         Returns a context in which the plan is executed.
     check
         See `ckpttool.execute`.
-    wait_seconds
-        How long to wait for a run that is writing there; see `OutputOptions`.
+    """
+
+    open_count: OpenCount = no_count
+    open_progress: OpenProgress = no_progress
+    on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None
+    executing: Callable[[Assignment], AbstractContextManager[object]] = nullcontext
+    check: Callable[[], None] = lambda: None
+
+
+def convert(
+    order: Order,
+    run: RunOptions,
+    watch: Watch = Watch(),
+    until: Until = "written",
+    reader: Executor | None = None,
+) -> Conversion:
+    """Merge, split, reshard, convert or average, as ordered.
+
+    All problems are raised as one error before the first byte is written.  ``until`` ends the story
+    earlier: when the outputs are ``"planned"``, or when what the run would do is ``"counted"``.
+    ``reader`` reads contents where they decide; by default an engine on this host does.
     """
     late: list[Diagnostic] = []
+    show, output = watch.open_progress, order.output
+    job = load_job(order, watch.open_count)
 
     def note_late(note: Diagnostic) -> None:
         late.append(note)
-        on_notes([note])
+        watch.on_notes([note])
 
     def attempt() -> Conversion:
         started = time.perf_counter()
-        is_here = not is_cluster(run.engine)
-        with nullcontext(executor) if is_here else open_engine("threads") as local:
-            plan, assignment = make_plan(executor=local, open_progress=open_progress)
+        needed = slices_of_ranks(job.target, output)
+        see = partial(look, executor=local, crc=output.crc, find_needed=needed, open_progress=show)
+        strict = order.resolve.strict
+        sights = [see(source, Diagnostics(strict=strict)) for source in job.sources]
+        plan, diagnostics = plan_outputs(job, sights, show)
+        read = [*files_to_read(job, sights)]
+        assignment, of_target = preflight(job.target, plan, job.catalogs, read, output, local, show)
+        raise_problems(sights, diagnostics, of_target)
+        assert plan is not None, "else there are problems"
+        assert assignment is not None, "there is a plan"
+        if until == "planned":
+            return Conversion(plan, assignment, (), time.perf_counter() - started)
         mine = plan.limited_to(assignment.ranks)
-        sizes = fit_memory(run, executor, mine)
-        on_notes((*plan.notes, *assignment.notes))
+        limits = fit_memory(run, executor, mine)
+        watch.on_notes((*plan.notes, *assignment.notes))
+        if until == "counted":
+            from ckpttool.operations.estimate import count_work
+
+            return count_work(plan, assignment, run, limits, local, show, started)
         total = sum(mine.sizes.values())
-        with open_progress(total, "writing") as on_progress, executing(assignment):
+        with show(total, "writing") as on_progress, watch.executing(assignment):
             written = execute(
-                plan,
-                assignment,
-                executor,
-                options=sizes,
+                *(plan, assignment, executor),
+                options=limits,
                 on_progress=on_progress,
                 on_note=note_late,
-                check=check,
+                check=watch.check,
             )
+        assignment = replace(assignment, notes=(*assignment.notes, *late))
         return Conversion(plan, assignment, written, time.perf_counter() - started)
 
-    with open_engine(run.engine) as executor:
-        done = wait_while_busy(
-            attempt, wait_seconds, open_progress=open_progress, on_note=note_late
-        )
-    assignment = replace(done.assignment, notes=(*done.assignment.notes, *late))
-    return replace(done, assignment=assignment)
+    with _open_engines(run, until, reader) as (executor, local):
+        seconds = output.wait_seconds if until == "written" else None
+        return wait_while_busy(attempt, seconds, open_progress=show, on_note=note_late)
+
+
+@contextmanager
+def _open_engines(
+    run: RunOptions, until: Until, reader: Executor | None
+) -> Iterator[tuple[Executor, Executor]]:
+    """Open the engine that copies, and that on this host which reads contents."""
+    if until == "planned":
+        local = reader or InlineExecutor()
+        yield local, local
+    elif until == "counted":
+        from ckpttool.storage.counting import CountingExecutor
+
+        with open_engine("threads" if is_cluster(run.engine) else run.engine) as executor:
+            yield executor, CountingExecutor(executor)
+    else:
+        with open_engine(run.engine) as executor:
+            is_here = not is_cluster(run.engine)
+            with nullcontext(executor) if is_here else open_engine("threads") as local:
+                yield executor, local
+
+
+def _planned(
+    order: Order, executor: Executor | None, open_progress: OpenProgress
+) -> tuple[Plan, Assignment]:
+    watch = Watch(open_progress=open_progress)
+    done = convert(order, RunOptions("inline"), watch, "planned", executor)
+    return done.plan, done.assignment
+
+
+def plan_merge(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    path: str | os.PathLike[str],
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan a merge into one file, or into numbered files with an index; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`.
+    strategy
+        The layouts.  None for a source that holds full tensors, for a checkpoint that describes
+        itself, and for replicated ranks.
+    path
+        The output file; a folder with ``max_shard_bytes``.
+    resolve_options
+        How the source is resolved to full tensors.
+    output_options
+        Options of the outputs.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+    open_progress
+        Called with the number of bytes to read if outputs of an earlier run are verified.  It
+        returns a context manager, which returns a function to call with the bytes read since the
+        last call.
+
+    Returns
+    -------
+    plan, assignment
+        The outputs, and which of them this run writes, keeps and may replace.
+
+    Raises
+    ------
+    FormatError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to outputs for ranks only.
+    """
+    order = Order(
+        "merge", [Source(catalog, strategy)], os.fspath(path), (), resolve_options, output_options
+    )
+    return _planned(order, executor, open_progress)
+
+
+def plan_split(
+    catalog: Catalog,
+    strategy: Strategy,
+    folder: str | os.PathLike[str],
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`: one file, several with an index, a folder with the file of one
+        rank, replicated ranks, or a checkpoint that describes itself.
+    strategy
+        Layouts of the target.
+    folder
+        The output folder, which will hold the rank folders.
+    resolve_options
+        How the source is resolved; ``unlisted`` also applies to tensors that may be slices of one
+        rank.
+    output_options
+        Options of the outputs.
+    executor, open_progress
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to merged checkpoints only.
+    """
+    order = Order(
+        "split", [Source(catalog)], os.fspath(folder), strategy, resolve_options, output_options
+    )
+    return _planned(order, executor, open_progress)
+
+
+def plan_reshard(
+    catalog: Catalog,
+    src_strategy: Strategy | None,
+    dst_strategy: Strategy,
+    folder: str | os.PathLike[str],
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
+
+    Parameters
+    ----------
+    catalog, src_strategy
+        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
+    dst_strategy
+        Layouts of the target.
+    folder, output_options
+        As for `plan_split`.
+    resolve_options, executor, open_progress
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to merged checkpoints only.
+    """
+    source, path = Source(catalog, src_strategy), os.fspath(folder)
+    options = resolve_options, output_options
+    order = Order("reshard", [source], path, dst_strategy, *options)
+    return _planned(order, executor, open_progress)
+
+
+def plan_average(
+    inputs: Sequence[AverageInput],
+    path: str | os.PathLike[str],
+    dst_strategy: Strategy | None = None,
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan the weighted mean of several checkpoints; for `execute`.
+
+    Weights of the model in floating point are averaged.  All else is that of the last input.
+
+    Parameters
+    ----------
+    inputs
+        The checkpoints, at least two; the sum of their weights is 1.
+    path
+        The output file, as for `plan_merge`; the folder of rank files with ``dst_strategy``.
+    dst_strategy
+        Layouts of the target; None for full tensors.
+    resolve_options, output_options, executor, open_progress
+        As for `plan_merge`; for a target as for `plan_reshard`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies to other outputs only.
+    """
+    sources = [Source(source.catalog, source.strategy) for source in inputs]
+    path, mean = os.fspath(path), Mean([source.weight for source in inputs])
+    order = Order(
+        "average", sources, path, dst_strategy, resolve_options, output_options, mean=mean
+    )
+    return _planned(order, executor, open_progress)
+
+
+def plan_convert(
+    catalog: Catalog,
+    path: str | os.PathLike[str],
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
+    *,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Assignment]:
+    """Plan to write each file of a checkpoint again, in another format; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`.
+    path
+        The output file, or the folder for the files of ranks, or for numbered files.  Files of
+        ranks keep their names, but for the suffix.
+    resolve_options
+        ``strict``, ``manifest`` and ``tensors``; no tensor is joined, so nothing else applies.
+    output_options
+        Options of the outputs.  The default format of a folder is that of the source.
+    executor, open_progress
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        All problems, in one error.
+    ValueError
+        An option applies only where tensors are joined, or to outputs of a strategy.
+    """
+    order = Order(
+        "convert", [Source(catalog)], os.fspath(path), (), resolve_options, output_options
+    )
+    return _planned(order, executor, open_progress)

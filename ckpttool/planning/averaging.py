@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -33,6 +34,15 @@ class AverageInput(NamedTuple):
     weight: float
 
 
+class Mean(Struct, frozen=True):
+    """The weights of an average, as a person gives them."""
+
+    weights: Sequence[float | None]
+    shared: Sequence[str] | Strategy = ()
+    steps: Sequence[int] | None = None
+    normalize: bool = False
+
+
 Planned: TypeAlias = tuple[Checkpoint | None, Plan | None]
 
 
@@ -40,15 +50,6 @@ def find_weights(
     given: Sequence[float | None], names: Sequence[str], *, normalize: bool
 ) -> tuple[float, ...]:
     """Return the weights of inputs: equal ones if none is given, with a sum of 1.
-
-    Parameters
-    ----------
-    given
-        The weight of each input, None without one.
-    names
-        The inputs, for messages.
-    normalize
-        Whether to divide weights by their sum.
 
     Raises
     ------
@@ -66,30 +67,30 @@ def find_weights(
 
     def problems() -> Iterator[Diagnostic]:
         if len(given) < 2:
-            text = f"an average needs two inputs or more, and {len(given)} was given"
-            yield Diagnostic("options", text, hint="A:0.25 B:0.75")
-        without = [name for name, one in zip(names, given, strict=True) if one is None]
+            message = f"an average needs two inputs or more, and {len(given)} was given"
+            yield Diagnostic("options", message, hint="A:0.25 B:0.75")
+        without = [name for name, weight in zip(names, given, strict=True) if weight is None]
         if 0 < len(without) < len(given):
-            text = f"only some inputs have a weight, {shorten(without, 3)} has none"
-            yield Diagnostic("options", text, hint="a weight for each input, or for none")
-        for name, one in zip(names, given, strict=True):
-            if one is not None and not (math.isfinite(one) and one > 0):
-                text, hint = f"the weight {one:g} is not positive", "a number greater than 0"
-                yield Diagnostic("options", text, hint=hint, where=name)
-        known = [one for one in given if one is not None and math.isfinite(one)]
+            message = f"only some inputs have a weight, {shorten(without, 3)} has none"
+            yield Diagnostic("options", message, hint="a weight for each input, or for none")
+        for name, weight in zip(names, given, strict=True):
+            if weight is not None and not (math.isfinite(weight) and weight > 0):
+                message, hint = f"the weight {weight:g} is not positive", "a number greater than 0"
+                yield Diagnostic("options", message, hint=hint, where=name)
+        known = [weight for weight in given if weight is not None and math.isfinite(weight)]
         total = sum(known)  # Inf if it overflows, where math.fsum raises an error
         if len(known) == len(given) and math.isinf(total):
-            text = "the sum of the weights is too large for Float64"
-            yield Diagnostic("options", text, hint="other weights")
+            message = "the sum of the weights is too large for Float64"
+            yield Diagnostic("options", message, hint="other weights")
         elif len(known) == len(given) and not normalize and abs(total - 1) > TOLERANCE:
-            text = f"the sum of the weights is {math.fsum(known):.12g}, expected 1"
-            yield Diagnostic("options", text, hint="--normalize, or other weights")
+            message = f"the sum of the weights is {math.fsum(known):.12g}, expected 1"
+            yield Diagnostic("options", message, hint="--normalize, or other weights")
 
-    if found := [*problems()]:
-        raise PlanError(found)
-    known = [1.0 / len(given) if one is None else one for one in given]
+    if refusals := [*problems()]:
+        raise PlanError(refusals)
+    known = [1.0 / len(given) if weight is None else weight for weight in given]
     total = math.fsum(known) if normalize else 1.0
-    return tuple(one / total for one in known)
+    return tuple(weight / total for weight in known)
 
 
 def average(
@@ -97,21 +98,12 @@ def average(
 ) -> Plan | None:
     """Return the plan of a weighted mean.
 
-    Parameters
-    ----------
-    planned
-        Each input, and its plan for the same target; None for what is not known.
-    weights
-        Their weights.
-    diagnostics
-        Collects what differs between the inputs, and tensors that have no mean.
-
     Returns
     -------
     Plan or None
         The plan of the last input, with means of its weights; None if something is wrong.
     """
-    checkpoints = [one for one, _ in planned if one is not None and not one.is_incomplete]
+    checkpoints = [of for of, _ in planned if of is not None and not of.is_incomplete]
     if len(checkpoints) < len(planned):
         return None
     last = checkpoints[-1]
@@ -120,57 +112,57 @@ def average(
     plans = [plan for _, plan in planned if plan is not None]
     if wrong or len(plans) < len(planned):
         return None
-    of_inputs = [{(one.name, one.source.only_for): one for one in plan.transfers} for plan in plans]
+    of_inputs = [{(of.name, of.source.only_for): of for of in plan.transfers} for plan in plans]
     roles = [
-        {one.renamed.get(name, name): what for name, what in one.belongings.items()}
-        for one in checkpoints
+        {checkpoint.renamed.get(name, name): what for name, what in checkpoint.belongings.items()}
+        for checkpoint in checkpoints
     ]
     transfers, counters = [], list[str]()
     for key, transfer in of_inputs[-1].items():
-        whats = [one.get(transfer.name, WEIGHT) for one in roles]
+        whats = [role.get(transfer.name, WEIGHT) for role in roles]
         if any(what.role == "counter" for what in whats):
             counters.append(transfer.name)
         is_trained = all(what.is_trained for what in whats)
         if not (is_trained and transfer.source.meta.dtype in CASTABLE):
             term = replace(transfer.terms[0], input=len(plans) - 1)
             transfers.append(replace(transfer, terms=(term,)))
-        elif all(key in one for one in of_inputs):
-            transfers.append(_mean(transfer, [one[key] for one in of_inputs], weights))
+        elif all(key in of_input for of_input in of_inputs):
+            transfers.append(_mean(transfer, [of_input[key] for of_input in of_inputs], weights))
         else:
-            text = "it differs between the ranks of some inputs only"
+            message = "it differs between the ranks of some inputs only"
             hint = "--unlisted first or drop"
-            diagnostics.add(Diagnostic("unlike_inputs", text, hint=hint, tensor=transfer.name))
+            diagnostics.add(Diagnostic("unlike_inputs", message, hint=hint, tensor=transfer.name))
     if diagnostics.has_errors:
         return None
     if counters:
-        text = f"counters, as in the last input: {shorten(counters, 3)}"
-        diagnostics.add(Diagnostic("counter", text))
+        message = f"counters, as in the last input: {shorten(counters, 3)}"
+        diagnostics.add(Diagnostic("counter", message))
     return replace(
         plans[-1],
-        inputs=tuple(one.catalog for one in checkpoints),
+        inputs=tuple(checkpoint.catalog for checkpoint in checkpoints),
         weights=tuple(weights),
         transfers=tuple(transfers),
         confirmed=frozenset.intersection(*(plan.confirmed for plan in plans)),
         strategies=tuple(dict.fromkeys(name for plan in plans for name in plan.strategies)),
-        listed={path: one for plan in plans for path, one in plan.listed.items()},
+        listed={path: entry for plan in plans for path, entry in plan.listed.items()},
         provenance=_provenance(plans, weights),
     )
 
 
-def _mean(last: Transfer, others: Sequence[Transfer], weights: Sequence[float]) -> Transfer:
+def _mean(last: Transfer, transfers: Sequence[Transfer], weights: Sequence[float]) -> Transfer:
     terms = (
-        Term(one.source, weight, number)
-        for number, (one, weight) in enumerate(zip(others, weights, strict=True))
+        Term(transfer.source, weight, number)
+        for number, (transfer, weight) in enumerate(zip(transfers, weights, strict=True))
     )
     return replace(last, terms=tuple(terms))
 
 
 def _without_mean(last: Checkpoint) -> Iterator[Diagnostic]:
-    for one in last.tensors:
-        meta, what = one.meta, last.belonging(one.name)
+    for tensor in last.tensors:
+        meta, what = tensor.meta, last.belonging(tensor.name)
         if what.is_trained and meta.dtype in INEXACT and meta.dtype not in CASTABLE:
-            text, hint = f"{meta.dtype} cannot be averaged", "--exclude with these tensors"
-            yield Diagnostic("unlike_inputs", text, hint=hint, tensor=meta.name)
+            message, hint = f"{meta.dtype} cannot be averaged", "--exclude with these tensors"
+            yield Diagnostic("unlike_inputs", message, hint=hint, tensor=meta.name)
 
 
 def label(catalog: Catalog) -> str:
@@ -180,10 +172,11 @@ def label(catalog: Catalog) -> str:
 
 def _differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
     """Yield how names, element types and full shapes differ from those of the last input."""
-    labels = [label(one.catalog) for one in checkpoints]
-    names = [{one.renamed.get(name, name) for name in one.metas} for one in checkpoints]
+    labels = [label(checkpoint.catalog) for checkpoint in checkpoints]
+    names = [{of.renamed.get(name, name) for name in of.metas} for of in checkpoints]
     full = [
-        {one.renamed.get(it.name, it.name): it.meta for it in one.tensors} for one in checkpoints
+        {checkpoint.renamed.get(it.name, it.name): it.meta for it in checkpoint.tensors}
+        for checkpoint in checkpoints
     ]
     of_weights = "" if checkpoints[-1].options.tensors.weights_only else "--weights-only, or "
     for number in range(len(checkpoints) - 1):
@@ -193,23 +186,23 @@ def _differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
             hint += "; `ckpttool help unlike_inputs` explains"  # perhaps only names differ
         for having, lacking in sides:
             if only := sorted(names[having] - names[lacking]):
-                text = f"{count(len(only), 'tensor')} only in {labels[having]}"
+                message = f"{count(len(only), 'tensor')} only in {labels[having]}"
                 facts = f"{shorten(only, 3)}; not in {labels[lacking]}"
-                yield Diagnostic("unlike_inputs", text, hint=hint, facts=facts)
+                yield Diagnostic("unlike_inputs", message, hint=hint, facts=facts)
         for name, meta in full[-1].items():
-            found = full[number].get(name)
-            if found is None:
+            other = full[number].get(name)
+            if other is None:
                 continue
-            shapes = [format_shape(of.header_shape) for of in (found, meta)]
+            shapes = [format_shape(of.header_shape) for of in (other, meta)]
             hint = "inputs of one model, or --exclude with these tensors"
-            if found.dtype != meta.dtype:
-                facts = f"{found.dtype} in {labels[number]}, {meta.dtype} in {labels[-1]}"
-                text = "inputs of different types"
-                yield Diagnostic("unlike_inputs", text, hint=hint, facts=facts, tensor=name)
+            if other.dtype != meta.dtype:
+                facts = f"{other.dtype} in {labels[number]}, {meta.dtype} in {labels[-1]}"
+                message = "inputs of different types"
+                yield Diagnostic("unlike_inputs", message, hint=hint, facts=facts, tensor=name)
             if shapes[0] != shapes[1]:
                 facts = f"{shapes[0]} in {labels[number]}, {shapes[1]} in {labels[-1]}"
-                text = "inputs of different shapes"
-                yield Diagnostic("unlike_inputs", text, hint=hint, facts=facts, tensor=name)
+                message = "inputs of different shapes"
+                yield Diagnostic("unlike_inputs", message, hint=hint, facts=facts, tensor=name)
 
 
 def _provenance(plans: Sequence[Plan], weights: Sequence[float]) -> dict[str, str]:
@@ -217,13 +210,13 @@ def _provenance(plans: Sequence[Plan], weights: Sequence[float]) -> dict[str, st
 
     They are those of the last input, and the name, the step and the weight of each.
     """
-    found, key = dict(plans[-1].provenance), f"{PROVENANCE}src_strategy"
+    attrs, key = dict(plans[-1].provenance), f"{PROVENANCE}src_strategy"
     if len({plan.provenance.get(key) for plan in plans}) > 1:
-        found.pop(key, None)
+        attrs.pop(key, None)
     texts = []
     for plan, weight in zip(plans, weights, strict=True):
         (catalog,) = plan.inputs
         name = Path(os.path.abspath(catalog.root)).name  # noqa: PTH100, it resolves ".."
         texts.append(f"{name}{f' at {catalog.step}' if catalog.step else ''}: {weight!r}")
-    found[f"{PROVENANCE}average"] = ", ".join(texts)
-    return found
+    attrs[f"{PROVENANCE}average"] = ", ".join(texts)
+    return attrs

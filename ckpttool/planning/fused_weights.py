@@ -86,13 +86,12 @@ def fused_notes(
             changed.append(name)
     if changed:
         whose = "its" if len(changed) == 1 else "their"
-        text = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
+        message = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
-        yield Diagnostic("doubt", text, hint="`ckpttool help fused-weights`", facts=facts)
+        yield Diagnostic("doubt", message, hint="`ckpttool help fused-weights`", facts=facts)
 
 
 def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the slices along some axes; an optimizer shard cuts and joins the same slice."""
     counts = replace(layout, optimizer_shard=1).slice_counts
     return tuple(counts[axis] for axis in axes)
 

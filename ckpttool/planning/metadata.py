@@ -33,9 +33,9 @@ def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:
     texts = defaultdict[str, set[str]](set)
     for catalog in plan.inputs:
         for file in catalog.files.values():
-            for key, text in file.attrs.items():
+            for key, value in file.attrs.items():
                 if not _OF_ONE_FILE.fullmatch(key):
-                    texts[key].add(text)
+                    texts[key].add(value)
     if not texts:
         return plan
     names = {*plan.left_out}.union(*(catalog.metas for catalog in plan.inputs))
@@ -43,17 +43,17 @@ def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:
     new_names = {transfer.name for transfer in plan.transfers}
     is_changed = _is_changed(plan, names)
     carried, left_out = dict[str, str](), defaultdict[str, list[str]](list)
-    for key, (text, *others) in sorted(texts.items()):
+    for key, (value, *differing) in sorted(texts.items()):
         if plan.target.format != "safetensors":
             left_out[f"{plan.target.format} has no place for it"].append(key)
-        elif others:
+        elif differing:
             left_out["it differs between the files"].append(key)
         elif key in names or key in new_names:
             left_out["MindSpore takes an entry with the name of a tensor for its type"].append(key)
-        elif is_changed and names_tensor(key, text, names, modules):
+        elif is_changed and names_tensor(key, value, names, modules):
             left_out["it names tensors, and some are written otherwise"].append(key)
         else:
-            carried[key] = text
+            carried[key] = value
     for why, keys in left_out.items():
         facts = shorten(keys, 3)
         diagnostics.add(Diagnostic("metadata", f"metadata is left out: {why}", facts=facts))
@@ -63,15 +63,15 @@ def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:
 def _is_changed(plan: Plan, names: Collection[str]) -> bool:
     written = {transfer.source.name for transfer in plan.transfers}
     return not written.issuperset(names) or any(
-        one.is_cast
-        or one.name != one.source.name
-        or (one.source.is_sharded and not one.is_own)
-        or any(max(layout.slice_counts, default=1) > 1 for layout in one.layouts)
-        for one in plan.transfers
+        transfer.is_cast
+        or transfer.name != transfer.source.name
+        or (transfer.source.is_sharded and not transfer.is_own)
+        or any(max(layout.slice_counts, default=1) > 1 for layout in transfer.layouts)
+        for transfer in plan.transfers
     )
 
 
-def names_tensor(key: str, text: str, names: Collection[str], modules: Collection[str]) -> bool:
+def names_tensor(key: str, value: str, names: Collection[str], modules: Collection[str]) -> bool:
     """Return whether an entry names a tensor.
 
     Its key, its text, a word or a JSON string in the text is the name of a tensor or of a module
@@ -88,16 +88,16 @@ def names_tensor(key: str, text: str, names: Collection[str], modules: Collectio
     def is_in_module(word: str) -> bool:
         module, _, last = word.rpartition(".")
         heads = (word[: dot.start()] for dot in re.finditer(r"[.]", word))
-        return (module in modules and not last.isdecimal()) or any(one in names for one in heads)
+        return (module in modules and not last.isdecimal()) or any(head in names for head in heads)
 
-    whole = {key, text, *_JSON_STRING.findall(text)}
+    whole = {key, value, *_JSON_STRING.findall(value)}
     return any(
         word in names
         or is_in_module(word)
         or (word in modules and not word.isdecimal() and ("." in word or word in whole))
-        for word in (*whole, *_words(text))
+        for word in (*whole, *_words(value))
     )
 
 
-def _words(text: str) -> Iterator[str]:
-    return (found.strip(".") for found in _WORD.findall(text))
+def _words(value: str) -> Iterator[str]:
+    return (word.strip(".") for word in _WORD.findall(value))

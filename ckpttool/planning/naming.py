@@ -53,24 +53,24 @@ def name_files(
         return {rank: f"{options.prefix}{rank}{suffix}" for rank in ranks}
     fields = {"model": _model_of(catalog), "step": _step_of(catalog)}
     problems: list[Diagnostic] = []
-    if unknown := [name for name, text in fields.items() if not text and f"{{{name}}}" in template]:
+    if unknown := [n for n, value in fields.items() if not value and f"{{{n}}}" in template]:
         said = template.replace("{model}", fields["model"] or "llama")
         said = said.replace("{step}", fields["step"] or "1_1000")
-        text = f"the source does not tell {shorten((f'{{{one}}}' for one in unknown), 3)}"
+        message = f"the source does not tell {shorten((f'{{{name}}}' for name in unknown), 3)}"
         hint = f"--name {quote(said)}"
-        problems.append(Diagnostic("options", text, hint=hint, where=catalog.root))
+        problems.append(Diagnostic("options", message, hint=hint, where=catalog.root))
     if (by_name := format_of_suffix(template)) is not None:
-        text = f"the name ends like a file of {by_name}; the format adds the suffix"
+        message = f"the name ends like a file of {by_name}; the format adds the suffix"
         hint = f"--name {quote(template.rpartition('.')[0])}"
-        problems.append(Diagnostic("options", text, hint=hint))
+        problems.append(Diagnostic("options", message, hint=hint))
     names = {rank: template.format(**fields, rank=rank) + suffix for rank in ranks}
     if len(steps := dict.fromkeys(map(label_of, names.values()))) > 1:
-        text = "the names would say that the ranks are of different steps"
+        message = "the names would say that the ranks are of different steps"
         facts = shorten(map(str, steps), 3)
         hint = f"--name '{OF_MINDFORMERS}'"
-        problems.append(Diagnostic("options", text, hint=hint, facts=facts))
+        problems.append(Diagnostic("options", message, hint=hint, facts=facts))
     if options.mindformers and format not in MINDFORMERS_FORMATS:
-        hint = " or ".join(f"--format {one}" for one in MINDFORMERS_FORMATS)
+        hint = " or ".join(f"--format {format}" for format in MINDFORMERS_FORMATS)
         problems.append(Diagnostic("options", f"MindFormers does not read {format}", hint=hint))
     if options.mindformers and not problems:
         problems = list(_problems_of_mindformers(names))
@@ -87,14 +87,13 @@ def _model_of(catalog: Catalog) -> str:
     if catalog.description is not None or not catalog.files:
         return ""
     paths_of = {rank: Path(file.path) for rank, file in catalog.files.items()}
-    found = read_names([RankFile(rank, path, path.name) for rank, path in paths_of.items()])
-    models = {re.sub(r"(?:[_-]rank)?[_-]?\{rank\}$", "", one.prefix) for one in found}
-    (model, *others) = models
-    return "" if others or "{" in model else model
+    patterns = read_names([RankFile(rank, path, path.name) for rank, path in paths_of.items()])
+    models = {re.sub(r"(?:[_-]rank)?[_-]?\{rank\}$", "", pattern.prefix) for pattern in patterns}
+    (model, *more) = models
+    return "" if more or "{" in model else model
 
 
 def _step_of(catalog: Catalog) -> str:
-    """Return the step of the source, perhaps that which ckpttool recorded; "" if nothing tells."""
     kept = catalog.common_attrs if catalog.files else {}
     names = {Path(file.path).name for file in catalog.files.values()}
     of_name = label_of(*names) if len(names) == 1 else None
@@ -104,24 +103,18 @@ def _step_of(catalog: Catalog) -> str:
 def _problems_of_mindformers(names: Mapping[int, str]) -> Iterator[Diagnostic]:
     """Yield why MindFormers would not find the files by these names."""
     first, name = next(iter(names.items()))
-    found = {rank: _RANK.search(name) for rank, name in names.items()}
-    is_right = all(one is not None and int(one[1]) == rank for rank, one in found.items())
+    numbers = {rank: _RANK.search(name) for rank, name in names.items()}
+    is_right = all(n is not None and int(n[1]) == rank for rank, n in numbers.items())
     renamed = (name.replace(f"_rank_{first}", f"_rank_{rank}") for rank in names)
     if not is_right or [*renamed] != [*names.values()] or not _STEP.fullmatch(name):
-        text = "MindFormers does not find files by these names"
+        message = "MindFormers does not find files by these names"
         facts = f"expected PREFIX_rank_{first}-EPOCH_STEP{Path(name).suffix}, found {name}"
         hint = f"--name '{OF_MINDFORMERS}', or with numbers: --name 'llama_rank_{{rank}}-1_1000'"
-        yield Diagnostic("options", text, hint=hint, facts=facts)
+        yield Diagnostic("options", message, hint=hint, facts=facts)
 
 
 class ResumeRecords:
-    """The ``meta.json`` of each rank, which are written with rank files.
-
-    Parameters
-    ----------
-    paths
-        The files of the ranks.
-    """
+    """The ``meta.json`` of each rank, which are written with rank files."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self._paths = paths

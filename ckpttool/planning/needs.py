@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import SupportsIndex
 
 from msgspec import Struct, field
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
 from ckpttool.checkpoint.fit import align_names
 from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, telling_ranks
+from ckpttool.checkpoint.resolve import FindNeeded
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import match_states, parse_name
@@ -116,16 +118,23 @@ def find_needs(
     parts = _Parts(strategy, transfers)
     taken = {rank: parts.taken([rank]) for rank in outputs.paths}
     near = {
-        rank: parts.near(rank if target is None else rank % target.stage_ranks, one)
-        for rank, one in taken.items()
+        rank: parts.near(rank if target is None else rank % target.stage_ranks, slices)
+        for rank, slices in taken.items()
     }
     of_ranks = tuple(
-        parts.needs(None if target is None else rank, one, near[rank])
-        for rank, one in taken.items()
+        parts.needs(None if target is None else rank, slices, near[rank])
+        for rank, slices in taken.items()
     )
     together = parts.needs(None, parts.taken(outputs.paths), set().union(*near.values()))
     of_target = () if target is None else _spell_out(target, strategy).notes
     return Needs(of_ranks, together, tuple(dict.fromkeys((*strategy.notes, *of_target))))
+
+
+def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None:
+    """Return what finds the slices that the ranks of a target take; None if all are written."""
+    if options.ranks is None:
+        return None
+    return partial(needed_slices, target=target, options=options)
 
 
 def needed_slices(checkpoint: Checkpoint, target: Target, options: OutputOptions) -> NeededSlices:
@@ -138,7 +147,7 @@ def needed_slices(checkpoint: Checkpoint, target: Target, options: OutputOptions
     target, options
         As for `ckpttool.planning.targets.plan`.
     """
-    known = {one.name: one.meta for one in checkpoint.tensors}
+    known = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
     strategy = checkpoint.strategy
     _, tensors, undecided = _imply(strategy, target.strategy, {**checkpoint.catalog.metas, **known})
     tensors = [*checkpoint.tensors, *tensors]
@@ -162,12 +171,11 @@ def _transfers(
     diagnostics: Diagnostics,
     options: OutputOptions = OutputOptions(),
 ) -> list[Transfer]:
-    """Return the transfers to a target; ``undecided`` tensors go to all ranks in full."""
     checkpoint = Checkpoint(catalog=catalog, strategy=strategy, records=tuple(tensors))
     _, transfers, _ = find_transfers(checkpoint, target, options, diagnostics)
-    for one in undecided:
-        everywhere = Layout.unsharded(len(one.meta.shape), target.ranks)
-        transfers.append(Transfer.copy_of(one, (everywhere,)))
+    for tensor in undecided:
+        everywhere = Layout.unsharded(len(tensor.meta.shape), target.ranks)
+        transfers.append(Transfer.copy_of(tensor, (everywhere,)))
     return transfers
 
 
@@ -186,19 +194,18 @@ class _Parts(Struct, frozen=True):
     _touched: dict[object, frozenset[Owners]] = {}
 
     def __post_init__(self) -> None:
-        sources = (one.source for one in self.transfers)
-        self.hiding.update(one.name for one in hiding_tensors(self.strategy, sources))
+        sources = (transfer.source for transfer in self.transfers)
+        self.hiding.update(tensor.name for tensor in hiding_tensors(self.strategy, sources))
         keys = set()
-        for one in self.transfers:
-            stages = tuple(slicing.key for slicing in _slicings_of(one))
-            key = stages, one.meta.shape, one.layouts, one.name in self.hiding
+        for transfer in self.transfers:
+            stages = tuple(slicing.key for slicing in _slicings_of(transfer))
+            key = stages, transfer.meta.shape, transfer.layouts, transfer.name in self.hiding
             if key not in keys:
                 keys.add(key)
-                self.distinct.append(one)
+                self.distinct.append(transfer)
 
     def taken(self, ranks: Collection[int]) -> Taken:
-        """Return the slices that target ranks take together."""
-        taken = {i: self.taken_of(one, ranks) for i, one in enumerate(self.distinct)}
+        taken = {i: self.taken_of(transfer, ranks) for i, transfer in enumerate(self.distinct)}
         return {i: of_stages for i, of_stages in taken.items() if any(of_stages)}
 
     def taken_of(self, transfer: Transfer, ranks: Collection[int]) -> tuple[frozenset[Owners], ...]:
@@ -218,22 +225,18 @@ class _Parts(Struct, frozen=True):
     def _owners(self, slicing: LayoutSlicing, region: Region) -> frozenset[Owners]:
         key = slicing.key, region
         if key not in self._touched:
-            self._touched[key] = frozenset(one.owners for one in slicing.holdings(region))
+            self._touched[key] = frozenset(holding.owners for holding in slicing.holdings(region))
         return self._touched[key]
 
     def near(self, place: int, taken: Taken) -> set[int]:
-        """Return for each slice its owner in the replica of the rank at a place of its stage.
-
-        MindSpore's ``rank_list_for_transform`` names these for the target rank at that place.
-        """
-        found = set()
+        near = set()
         for i, of_stages in taken.items():
             for slicing, groups in zip(_slicings_of(self.distinct[i]), of_stages, strict=True):
                 layout = slicing.layout
                 own = layout.ranks[place % len(layout.ranks)]
                 replica = layout.owners(layout.slice_index(own)).index(own)
-                found |= {owners[replica] for owners in groups}
-        return found
+                near |= {owners[replica] for owners in groups}
+        return near
 
     def needs(self, rank: int | None, taken: Taken, near: set[int]) -> RankNeeds:
         """Return the ranks that hold one replica of each slice, those to fetch of `near`.
@@ -245,7 +248,7 @@ class _Parts(Struct, frozen=True):
         for i, of_stages in sorted(taken.items(), key=lambda item: len(item[1])):
             number = 0
             if len(of_stages) > 1:
-                implied = (n for n, one in enumerate(of_stages) if _are_implied(one, needed))
+                implied = (n for n, sets in enumerate(of_stages) if _are_implied(sets, needed))
                 number = next(implied, 0)
             needed |= of_stages[number]
             if self.distinct[i].name in self.hiding:
@@ -256,23 +259,22 @@ class _Parts(Struct, frozen=True):
 
 
 def _slicings_of(transfer: Transfer) -> tuple[LayoutSlicing, ...]:
-    """Return the slicing of a source in each stage that has it; none if it has boxes."""
     slicings = (transfer.source.slicing, *transfer.source.copies)
-    return tuple(one for one in slicings if isinstance(one, LayoutSlicing))
+    return tuple(slicing for slicing in slicings if isinstance(slicing, LayoutSlicing))
 
 
 def _are_implied(groups: Iterable[Owners], needed: Collection[Owners]) -> bool:
     sets = [*map(set, needed)]
-    return all(any(one.issubset(owners) for one in sets) for owners in groups)
+    return all(any(ranks.issubset(owners) for ranks in sets) for owners in groups)
 
 
 def _smallest(groups: Iterable[Owners]) -> tuple[Owners, ...]:
     """Return the groups that contain no other, in the order of their ranks."""
     kept: dict[int, list[set[int]]] = defaultdict(list)
     smallest = []
-    for owners in sorted({*groups}, key=lambda one: (len(one), one)):
+    for owners in sorted({*groups}, key=lambda ranks: (len(ranks), ranks)):
         ranks = set(owners)
-        if not any(one <= ranks for rank in owners for one in kept[rank]):
+        if not any(group <= ranks for rank in owners for group in kept[rank]):
             smallest.append(owners)
             for rank in owners:
                 kept[rank].append(ranks)
@@ -294,11 +296,11 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
     if strategy.rules is None:
         return strategy, target
     if not any(map(strategy.rules.find, ndims)) and not (ndims and strategy.rules.replicates_rest):
-        both = [one.rules for one in (strategy, target) if one is not None and one.rules]
+        both = [of.rules for of in (strategy, target) if of is not None and of.rules]
         for pattern in (rule.pattern for rules in both for rule in rules.rules):
-            found = [rules.find(pattern) for rules in both]
-            if all(found):
-                ndims[pattern] = max(len(one.layout.tensor_map) for one in found if one)
+            matches = [rules.find(pattern) for rules in both]
+            if all(matches):
+                ndims[pattern] = max(len(match.layout.tensor_map) for match in matches if match)
     resolved, _ = strategy.resolve(_metas(ndims), is_rest_decided=True)
     return resolved, target
 
@@ -323,8 +325,8 @@ def _imply(
     The third result are those whose expanded layouts do not say which elements overlap.
     """
     target = target and _spell_out(target, strategy)
-    others, by_hand = ({}, {}) if target is None else (target.layouts, target.handwritten)
-    unit = _unit([*strategy.layouts.values(), *others.values()])
+    listed_in_target, by_hand = ({}, {}) if target is None else (target.layouts, target.handwritten)
+    unit = _unit([*strategy.layouts.values(), *listed_in_target.values()])
     states = match_states(strategy.layouts, known)
     tensors: dict[str, FullTensor] = {}
     undecided: list[FullTensor] = []
@@ -333,8 +335,8 @@ def _imply(
     for name in sorted(strategy.layouts, key=states.__contains__):  # parameters first
         if name in known:
             continue
-        layouts, of_target = strategy.layouts[name], others.get(name, ())
-        key = tuple((one, one.full_shape) for one in (*layouts, *of_target)), len(layouts)
+        layouts, of_target = strategy.layouts[name], listed_in_target.get(name, ())
+        key = tuple((layout, layout.full_shape) for layout in (*layouts, *of_target)), len(layouts)
         if key not in alike:
             alike[key] = _fold_alike(layouts, of_target)
         folded = alike[key]
@@ -343,16 +345,16 @@ def _imply(
         usable = layouts if folded is None else folded
         shape = _shape(usable, of_target if folded else (), unit)
         parameter = known.get(states.get(name, "")) or tensors.get(states.get(name, ""))
-        if parameter is not None and all(one.full_shape is None for one in usable):
+        if parameter is not None and all(layout.full_shape is None for layout in usable):
             meta = parameter.meta if isinstance(parameter, FullTensor) else parameter
             axis = parse_name(name).reduced_axis
             of_state = [*meta.shape]
             if axis is not None and len(of_state) > 1:
                 del of_state[axis]
             shape = tuple(of_state) if len(of_state) == len(shape) else shape
-        usable = tuple(one.settled_by_full_shape(shape) or one for one in usable)
+        usable = tuple(layout.settled_by_full_shape(shape) or layout for layout in usable)
         settled[name] = usable
-        slicing, *copies = (LayoutSlicing(one, shape, name, {}) for one in usable)
+        slicing, *copies = (LayoutSlicing(layout, shape, name, {}) for layout in usable)
         meta = TensorMeta(name, "Float32", shape)
         tensor = FullTensor(meta, slicing, Listed(), tuple(copies))
         if folded is None:
@@ -367,19 +369,19 @@ def _imply(
 
 
 def _unit(layouts: Iterable[Iterable[Layout]]) -> int:
-    distinct = {(one.slice_counts, one.fields) for of_name in layouts for one in of_name}
+    distinct = {(layout.slice_counts, layout.fields) for of_name in layouts for layout in of_name}
     return math.lcm(2, *(n * fields for counts, fields in distinct for n in counts))
 
 
 def _shape(layouts: Sequence[Layout], of_target: Sequence[Layout], unit: int) -> tuple[int, ...]:
     ndim = len(layouts[0].tensor_map)
     both = (*layouts, *of_target)
-    for one in both:
-        if one.full_shape is not None and len(one.full_shape) == ndim:
-            return one.full_shape
-    rows = (one.rows or (one.split_shape if one.may_be_rows else ()) for one in both)
+    for layout in both:
+        if layout.full_shape is not None and len(layout.full_shape) == ndim:
+            return layout.full_shape
+    rows = (layout.rows or (layout.split_shape if layout.may_be_rows else ()) for layout in both)
     rest = (unit,) * ndim
-    return (next((sum(one) for one in rows if one), unit), *rest[1:]) if rest else ()
+    return (next((sum(counts) for counts in rows if counts), unit), *rest[1:]) if rest else ()
 
 
 def _fold_alike(
@@ -390,18 +392,18 @@ def _fold_alike(
     The result is None if there are no such axes, or several.
     """
     both = (*layouts, *of_target)
-    if len({(len(one.tensor_map), one.full_shape) for one in both}) == 1:
+    if len({(len(layout.tensor_map), layout.full_shape) for layout in both}) == 1:
         return tuple(layouts)
-    for ndim in range(min(len(one.tensor_map) for one in both), 0, -1):
-        ways = [(one,) if len(one.tensor_map) == ndim else fold_layout(one, ndim) for one in both]
+    for ndim in range(min(len(layout.tensor_map) for layout in both), 0, -1):
+        ways = [(of,) if len(of.tensor_map) == ndim else fold_layout(of, ndim) for of in both]
         shapes = [{way.full_shape for way in of_one if way.full_shape} for of_one in ways]
-        given = [one for one in shapes if one]
+        given = [shape for shape in shapes if shape]
         common = set.intersection(*given) if given else {None}
         fitting = [
             [[way for way in of_one if way.full_shape in (None, shape)] for of_one in ways]
             for shape in common
         ]
-        fitting = [one for one in fitting if all(len(of_one) == 1 for of_one in one)]
+        fitting = [ways for ways in fitting if all(len(of_one) == 1 for of_one in ways)]
         if len(fitting) == 1:
             return tuple(way for (way,) in fitting[0][: len(layouts)])
     return None

@@ -21,7 +21,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
-from ckpttool.planning.targets import ShardedOutput
+from ckpttool.planning.targets import ShardedOutput, extensions
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
 from ckpttool.storage.files import (
     ELSEWHERE,
@@ -40,7 +40,7 @@ NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     """Check the limits of the output format, and the disk space for outputs not ``kept``."""
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     format = get_format(plan.target.format)
     refused: dict[Diagnostic, None] = {}
     dtypes: set[str] = set()
@@ -55,16 +55,16 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     paths = plan.target.paths.items()
     written = {path: sizes[rank] for rank, path in paths if str(Path(path)) not in kept}
     replaced = any(map(is_there, written))
-    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
-    found.add(*format.notes(dtypes, attrs))
+    diagnostics.add(*(replace(it, hint=it.hint or _other_outputs(plan)) for it in refused))
+    diagnostics.add(*format.notes(dtypes, attrs))
     for disk in find_space(written):
         if disk.need > disk.free:
             need, free = format_bytes(disk.need), format_bytes(disk.free)
-            text = f"too little space: {need} needed, {free} free"
+            message = f"too little space: {need} needed, {free} free"
             facts = "replaced outputs stay until the new ones are complete" if replaced else ""
             hint, where = "free some space, or -o on another disk", disk.folder
-            found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
-    return found
+            diagnostics.add(Diagnostic("destination", message, hint=hint, facts=facts, where=where))
+    return diagnostics
 
 
 class Space(Struct, frozen=True):
@@ -83,7 +83,7 @@ def find_space(sizes: Mapping[str, int]) -> list[Space]:
     need: dict[int, int] = defaultdict(int)  # by device
     folders: dict[int, Path] = {}
     for path, nbytes in sizes.items():
-        folder = next(one for one in Path(path).absolute().parents if one.is_dir())
+        folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
         device = folder.stat().st_dev
         folders.setdefault(device, folder)
         need[device] += nbytes - _partial_bytes(path)
@@ -110,11 +110,11 @@ def format_option(path: str, format: str) -> str:
 def _other_outputs(plan: Plan) -> str:
     """Return the options that write the same tensors otherwise; "" if no format holds them."""
     target = plan.target
-    others = [name for name in FORMATS if name != target.format and _can_hold(name, plan)]
+    formats = [name for name in FORMATS if name != target.format and _can_hold(name, plan)]
     if target.is_numbered or not target.is_merged:
-        return ", or ".join(f"--format {name}" for name in others)
+        return ", or ".join(f"--format {name}" for name in formats)
     path = next(iter(target.paths.values()))
-    words = [format_option(path, name) for name in others]
+    words = [format_option(path, name) for name in formats]
     folder = path if format_of_suffix(path) is None else str(Path(path).with_suffix(""))
     numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES)
     spread = numbered.complete(plan, Diagnostics())
@@ -144,23 +144,7 @@ def _destination_problems(
     existing: Sequence[str],
     assignment: Assignment | None,
 ) -> Iterator[Diagnostic]:
-    """Yield everything that prevents writing the outputs under their names.
-
-    Parameters
-    ----------
-    catalogs
-        What is read.
-    target
-        The outputs.
-    blocked
-        Outputs that cannot be written at all; see `_blocked`.
-    options
-        How to treat existing files.
-    existing
-        Files that only ``--overwrite`` replaces.
-    assignment
-        What the run writes; None without a plan.
-    """
+    """Yield everything that prevents writing the outputs under their names."""
     yield from dict.fromkeys(blocked.values())
     is_in_the_way = bool(existing) and not options.overwrite
     busy = list(assignment.busy_problems()) if is_in_the_way and assignment is not None else []
@@ -189,7 +173,7 @@ def _blocked(
     """
     input_ids = {find_file_id(path) for path in inputs}
     manifest = [target.manifest_path] if target.paths else []
-    found: dict[str, Diagnostic] = {}
+    problems: dict[str, Diagnostic] = {}
     replaced: list[str] = []
     is_one_file = target.is_merged and not target.is_numbered
     outputs = {*target.paths.values()}
@@ -201,13 +185,13 @@ def _blocked(
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids, ELSEWHERE):
-            found[path] = problem
+            problems[path] = problem
     if len(replaced) == 1:
         message, facts = f"{Path(replaced[0])} is an input of this run", ""
     else:
         message, facts = f"{len(replaced)} outputs are inputs of this run", shorten(replaced, 3)
     shared = Diagnostic("destination", message, hint=ELSEWHERE, facts=facts)
-    return found | dict.fromkeys(replaced, shared)
+    return problems | dict.fromkeys(replaced, shared)
 
 
 def document_problem(
@@ -215,19 +199,10 @@ def document_problem(
 ) -> Diagnostic | None:
     """Return what prevents writing a small file that is no part of a set, or None.
 
-    Parameters
-    ----------
-    path
-        Where it goes.
-    option
-        The option of the command line that names it, for hints.
-    inputs
-        All files that are read; none of them is replaced, by whatever name.
-    overwrite
-        Whether a file that exists may be replaced.
+    ``option`` names the file on the command line; none of ``inputs`` is replaced by any name.
     """
     elsewhere = f"{option} with another path"
-    input_ids = {find_file_id(one) for one in inputs}
+    input_ids = {find_file_id(path) for path in inputs}
     problem = _name_of_others(Path(path), option)
     problem = problem or _location_problem(path, f"{option} with the name of a file", option)
     if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
@@ -248,9 +223,9 @@ def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text, facts = "outputs in this folder hide the source", f"it is in {catalog.root}"
+        message, facts = "outputs in this folder hide the source", f"it is in {catalog.root}"
         where = target.output_folder
-        yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
+        yield Diagnostic("destination", message, hint=ELSEWHERE, facts=facts, where=where)
     outputs = target.paths.values()
     if any(is_inside(path, root) for path in {str(Path(path).parent) for path in outputs}):
         yield inside_problem(target.output_folder if has_folder else next(iter(outputs)), catalog)
@@ -264,17 +239,17 @@ def is_inside(path: str, folder: str) -> bool:
 def inside_problem(path: str, catalog: Catalog, option: str = "-o") -> Diagnostic:
     """Return the problem of an output in the folder of a source."""
     outside = os.path.normpath(Path(catalog.root, os.pardir, Path(os.path.abspath(path)).name))  # noqa: PTH100
-    text, hint = f"inside the source folder {catalog.root}", f"{option} {quote(outside)}"
-    return Diagnostic("destination", text, hint=hint, where=path)
+    message, hint = f"inside the source folder {catalog.root}", f"{option} {quote(outside)}"
+    return Diagnostic("destination", message, hint=hint, where=path)
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
     final = final_name(path.name)
     if final is None:
         return None
-    text, facts = "the name of a temporary file", f"a run that writes {final} removes it"
+    message, facts = "the name of a temporary file", f"a run that writes {final} removes it"
     hint = f"{option} {quote(str(path.with_name(final)))}"
-    return Diagnostic("destination", text, hint=hint, facts=facts, where=str(path))
+    return Diagnostic("destination", message, hint=hint, facts=facts, where=str(path))
 
 
 def _location_problem(name: str, hint: str, option: str) -> Diagnostic | None:
@@ -305,8 +280,8 @@ def _name_problem(path: Path, folder: Path, option: str) -> Diagnostic | None:
     if limit <= 0 or longest <= limit:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
-    text = f"the name is too long: {limit} bytes at most, with the suffixes of temporary files"
-    return Diagnostic("destination", text, hint=f"{option} with a shorter name", where=output)
+    message = f"the name is too long: {limit} bytes at most, with the suffixes of temporary files"
+    return Diagnostic("destination", message, hint=f"{option} with a shorter name", where=output)
 
 
 def _partial_problem(
@@ -314,17 +289,17 @@ def _partial_problem(
 ) -> Diagnostic | None:
     """Return a problem if the temporary file of an output cannot be created."""
     try:
-        found = partial.lstat()
+        status = partial.lstat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):
-        text = f"{partial} is in the way of the temporary file"
-        return Diagnostic("destination", text, hint="move it away")
-    what = "an input of this run" if (found.st_dev, found.st_ino) in input_ids else ""
+    if not stat.S_ISREG(status.st_mode):
+        message = f"{partial} is in the way of the temporary file"
+        return Diagnostic("destination", message, hint="move it away")
+    what = "an input of this run" if (status.st_dev, status.st_ino) in input_ids else ""
     what = what or ("a complete output" if is_finished(partial) else "")
     if what:
-        text = f"{partial} is {what} and has the name of the temporary file"
-        return Diagnostic("destination", text, hint="rename it")
+        message = f"{partial} is {what} and has the name of the temporary file"
+        return Diagnostic("destination", message, hint="rename it")
     return access_problem(partial, os.R_OK | os.W_OK, elsewhere)
 
 
@@ -338,8 +313,7 @@ def preflight(
     target: Target,
     plan: Plan | None,
     catalogs: Sequence[Catalog],
-    inputs: Sequence[str],
-    documents: Sequence[str],
+    inputs: Collection[str],
     options: OutputOptions,
     executor: Executor,
     open_progress: OpenProgress,
@@ -347,58 +321,43 @@ def preflight(
     """Inspect the destination, and find everything that prevents a run from writing there.
 
     Return what the run writes and keeps, None without a plan; and problems, with errors of files
-    that cannot be read.
-
-    Parameters
-    ----------
-    target
-        The outputs.
-    plan
-        Their plan; None if problems of the source prevent one.
-    catalogs
-        What is read.
-    inputs
-        All files that are read; none of them is replaced, by whatever name.
-    documents
-        Small files that are written with the outputs.
-    options
-        How to treat existing files, and which outputs this run writes.
-    executor, open_progress
-        Read outputs of an earlier run where their contents decide.
+    that cannot be read.  None of ``inputs`` is replaced, by whatever name.
     """
     diagnostics = Diagnostics()
-    found = None if plan is None else Assignment.of(plan, options)
-    if found is not None:
-        target = target.limited_to(found.ranks)
+    assignment = None if plan is None else Assignment.of(plan, options)
+    documents = [path for it in extensions(target, options) for path in it.documents]
+    target = target if plan is None else plan.target
+    if assignment is not None:
+        target = target.limited_to(assignment.ranks)
     elif options.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
     blocked = _blocked(target, inputs, documents)
     # The record is read later, so it names the run that has written what is there now.
     paths = [path for path in (*target.paths.values(), *documents) if path not in blocked]
     manifest = [target.manifest_path] if target.paths else []
-    there, manifest = (list(filter(is_there, one)) for one in (paths, manifest))
-    if plan is not None and found is not None and not blocked:
+    there, manifest = (list(filter(is_there, files)) for files in (paths, manifest))
+    if plan is not None and assignment is not None and not blocked:
         seen = Diagnostics()
         try:
-            found = inspect_previous_run(found, executor, open_progress, seen)
-            seen.add(*found.refusals)
-            kept: Collection[str] = found.replaceable if options.resume else ()
-            if found.refusals and options.resume:  # nobody knows what it could keep
+            assignment = inspect_previous_run(assignment, executor, open_progress, seen)
+            seen.add(*assignment.refusals)
+            kept: Collection[str] = assignment.replaceable if options.resume else ()
+            if assignment.refusals and options.resume:  # nobody knows what it could keep
                 kept = {str(Path(path)) for path in target.paths.values()}
-            seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
+            seen.extend(_check_format_and_space(plan.limited_to(assignment.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
         if options.overwrite:
             seen.add(*_find_stale_files(target, options))
-        found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
-    if found is not None and found.refusals:
+        assignment = replace(assignment, notes=(*assignment.notes, *seen.of("note", "warning")))
+    if assignment is not None and assignment.refusals:
         there = manifest = []  # a refusal says more than that a file exists
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
-    replaceable = frozenset(manifest) if found is None else found.replaceable
+    replaceable = frozenset(manifest) if assignment is None else assignment.replaceable
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(catalogs, target, blocked, options, existing, found)
-    diagnostics.add(*problems)
-    return found, diagnostics
+    problems = _destination_problems(catalogs, target, blocked, options, existing, assignment)
+    diagnostics.add(*problems, *(() if assignment is None else assignment.notes))
+    return assignment, diagnostics

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,6 +55,7 @@ from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
+from ckpttool.planning.naming import ResumeRecords
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.transaction.resume import OutputOptions
@@ -66,15 +68,6 @@ def plan(
     checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> Plan | None:
     """Plan the transfer of a checkpoint to a target, without reading files.
-
-    Parameters
-    ----------
-    checkpoint
-        What is read.
-    target, options
-        The outputs; of the options only ``not_in_target`` acts here.
-    diagnostics
-        Collects all problems of the target.
 
     Returns
     -------
@@ -91,11 +84,9 @@ def plan(
         return None
     # No file has two tensors of one name, or one without; a check says so.
     olds = Counter(checkpoint.renamed.get(name, name) for name in catalog.metas)
-    transfers = [
-        one for one in transfers if (one.name or not one.source.name) and olds[one.name] < 2
-    ]
+    transfers = [of for of in transfers if (of.name or not of.source.name) and olds[of.name] < 2]
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
-    files = tuple(name for one in strategies for name in one.files)
+    files = tuple(name for strategy in strategies for name in strategy.files)
     return Plan(
         (replace(catalog),),  # without what was computed of it, which takes memory
         target,
@@ -103,7 +94,7 @@ def plan(
         not_listed=not_listed,
         left_out=checkpoint.left_out,
         weight_block=checkpoint.weight_block,
-        roles=count_roles((one.name for one in checkpoint.tensors), checkpoint.belongings),
+        roles=count_roles((tensor.name for tensor in checkpoint.tensors), checkpoint.belongings),
         strategies=files,
         confirmed=checkpoint.whole.confirmed,
         tensors=checkpoint.options.tensors,
@@ -127,9 +118,10 @@ def find_transfers(
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         verb = "is" if len(outside) == 1 else "are"
-        text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
+        has = f"which has {target.ranks} ranks"
+        message = f"{format_ranks(outside)} {verb} not in the target, {has}"
         hint = f"--rank with some of 0-{target.ranks - 1}"
-        diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
+        diagnostics.add(Diagnostic("target", message, hint=hint, ranks=tuple(outside)))
     return target, transfers, not_listed
 
 
@@ -169,10 +161,10 @@ def _resolve_names(
         whole.catalog.root,
         [called[name] for name in metas if name not in checkpoint.left_out],
     )
-    has_old = any(one not in new_names and one in strategy.layouts for one in checkpoint.renamed)
+    has_old = any(name not in new_names and name in strategy.layouts for name in checkpoint.renamed)
     if has_old and options.strategy_path is None:
-        text, hint = "the strategy has the old names", "--write-strategy new_names.ckpt"
-        note = Diagnostic("new_names", text, hint=hint, where=strategy.origin)
+        message, hint = "the strategy has the old names", "--write-strategy new_names.ckpt"
+        note = Diagnostic("new_names", message, hint=hint, where=strategy.origin)
         strategy = replace(strategy, notes=(*strategy.notes, note))
     if new_names:
         strategy = strategy.with_names(called)
@@ -204,11 +196,11 @@ def _find_transfers(
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    written = {one.source.name for one in transfers}  # other ranks' values of the same name
+    written = {transfer.source.name for transfer in transfers}  # of that name on other ranks
     if unwritten := unwritten - written:
         names = _name(sorted(unwritten))
-        text = f"left out, as no target rank takes the value of their ranks: {names}"
-        diagnostics.add(Diagnostic("dropped", text))
+        message = f"left out, as no target rank takes the value of their ranks: {names}"
+        diagnostics.add(Diagnostic("dropped", message))
     return transfers, chooser.not_listed
 
 
@@ -225,17 +217,17 @@ class _LayoutChooser:
         self.options = options
         self.src_strategy = checkpoint.strategy
         whole = checkpoint.whole.tensors  # a state follows its parameter also without it
-        self.metas = {one.name: one.meta for one in whole}
-        self.sharded = {one.name for one in whole if one.is_sharded}
+        self.metas = {tensor.name: tensor.meta for tensor in whole}
+        self.sharded = {tensor.name for tensor in whole if tensor.is_sharded}
         self.owners: ParameterOfState = {}
-        listed: Collection[str] = ()
+        in_target: Collection[str] = ()
         if target.strategy is not None:
-            listed = target.strategy.layouts
-            self.owners = drop_unlike_shapes(match_states(listed, self.metas), self.metas)
+            in_target = target.strategy.layouts
+            self.owners = drop_unlike_shapes(match_states(in_target, self.metas), self.metas)
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in listed and not parse_name(name).is_gradient
+            if name in in_target and not parse_name(name).is_gradient
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
@@ -252,7 +244,7 @@ class _LayoutChooser:
         key = layouts, full_shapes, meta.dtype, meta.shape, meta.whole_shape
         if key not in self._fitted:
             folded = tuple(_fold(layout, meta.shape) for layout in layouts)
-            reasons = {_why_not(one, meta.shape) or why_not_sliced(meta, one) for one in folded}
+            reasons = {_why_not(of, meta.shape) or why_not_sliced(meta, of) for of in folded}
             self._fitted[key] = folded, sorted(reason for reason in reasons if reason is not None)
         return self._fitted[key]
 
@@ -292,12 +284,10 @@ class _LayoutChooser:
         return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
     def _stays_in_full(self, tensor: FullTensor) -> bool:
-        """Return whether a tensor that has the name of a state is written in full.
-
-        It is no state if every rank of the source holds it in full and its parameter is sharded
-        there.  If the source cannot tell, the target can: one that lists other states of the
-        parameter would list this one too.  Accumulated gradients always follow their parameter.
-        """
+        # A tensor that has the name of a state is none if every rank of the source holds it in full
+        # and its parameter is sharded there.  If the source cannot tell, the target can: one that
+        # lists other states of the parameter would list this one too.  Accumulated gradients always
+        # follow their parameter.
         name, parameter = tensor.name, self.owners[tensor.name]
         if parse_name(name).is_gradient:
             return False
@@ -309,7 +299,7 @@ class _LayoutChooser:
         name = tensor.name
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.slice_counts for layout in strategy.layouts[name]] != [
-            one.slice_counts for one in layouts
+            layout.slice_counts for layout in layouts
         ]:
             self.corrected.append(name)
         return self.gradients.drop_unproven_shard(tensor, self.src_strategy, layouts)
@@ -321,8 +311,8 @@ class _LayoutChooser:
     def notes(self) -> Iterator[Diagnostic]:
         """Yield notes on corrected layouts, and on tensors that the target does not list."""
         if self.corrected:
-            text = "the target strategy lacks their optimizer shard; sharded like the parameters"
-            yield Diagnostic("corrected", f"{text}: {_name(self.corrected, 'optimizer state')}")
+            message = "the target strategy lacks their optimizer shard; sharded like the parameters"
+            yield Diagnostic("corrected", f"{message}: {_name(self.corrected, 'optimizer state')}")
         kinds = (
             ("follows", "sharded like their parameters", self._followed, "optimizer state"),
             ("undivided", "written in full to every rank", self.not_listed.full, "parameter"),
@@ -332,17 +322,16 @@ class _LayoutChooser:
         for (code, verb, names, noun), (number, nbytes) in zip(kinds, sizes, strict=True):
             if number:
                 size = f"{count(number, noun)}, {format_bytes(nbytes)}"
-                text = f"not in the target strategy, {verb}: {size} ({shorten(names, 3)})"
-                yield Diagnostic(code, text)
+                message = f"not in the target strategy, {verb}: {size} ({shorten(names, 3)})"
+                yield Diagnostic(code, message)
 
 
 def _fold(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    folded = fold_layout(layout, len(shape), lambda one: one.full_shape == shape)
+    folded = fold_layout(layout, len(shape), lambda folded: folded.full_shape == shape)
     return folded[0] if len(folded) == 1 else layout
 
 
 def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
-    """Return why a layout cannot shard a full tensor of ``shape``; None if it can."""
     if not layout.has_boxes:
         return f"field-sliced ({layout.fields} fields), which can be merged but not sharded"
     return layout.why_not(shape)
@@ -370,8 +359,11 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
     if names and has_other and not diagnostics.has_errors:
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
         facts += shorten(sorted(names), 2)
-        text, hint = "no parameter in common with the source", "-d with a strategy of this model"
-        diagnostics.add(Diagnostic("target", text, hint=hint, facts=facts, where=strategy.origin))
+        message = "no parameter in common with the source"
+        hint = "-d with a strategy of this model"
+        diagnostics.add(
+            Diagnostic("target", message, hint=hint, facts=facts, where=strategy.origin)
+        )
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
@@ -394,21 +386,13 @@ def written_strategy(plan: Plan) -> Strategy:
         {
             name
             for name, layouts in strategy.layouts.items()
-            if "-" not in name or any(math.prod(one.slice_counts) > 1 for one in layouts)
+            if "-" not in name or any(math.prod(layout.slice_counts) > 1 for layout in layouts)
         }
     )
 
 
 class StrategySidecar(Struct, frozen=True):
-    """The strategy file that is written with rank files.
-
-    Attributes
-    ----------
-    path
-        The file.
-    is_part
-        Whether the run is one of several, so that `finalize` writes the file.
-    """
+    """The strategy file that is written with rank files."""
 
     path: str
     is_part: bool
@@ -439,9 +423,9 @@ class StrategySidecar(Struct, frozen=True):
         `ckpttool.planning.preflight` checks for an existing file.
         """
 
-        def problem(text: str, hint: str, facts: str = "") -> Diagnostic:
-            place = self.path
-            return Diagnostic("destination", text, hint=hint, facts=facts, where=place, path=place)
+        def problem(message: str, hint: str, facts: str = "") -> Diagnostic:
+            at = self.path
+            return Diagnostic("destination", message, hint=hint, facts=facts, where=at, path=at)
 
         if (unwritable := url_problem(self.path)) is not None:
             yield problem(*unwritable)
@@ -503,31 +487,34 @@ class ShardedOutput(Struct, frozen=True):
         """
         every = get_format(self.format).header_bytes((), plan.attrs)
         if self.limit is not None and every > max(self.limit, _MOST_METADATA):
-            text, hint = "each file would be larger than the limit", "--max-shard-size with more"
+            message, hint = "each file would be larger than the limit", "--max-shard-size with more"
             facts = (
                 f"metadata takes {format_bytes(every)} in each, {format_bytes(self.limit)} allowed"
             )
-            diagnostics.add(Diagnostic("options", text, hint=hint, facts=facts, where=self.folder))
+            diagnostics.add(
+                Diagnostic("options", message, hint=hint, facts=facts, where=self.folder)
+            )
             return None
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         sizes = {transfer.name: transfer.meta.nbytes for transfer in plan.transfers}
         for transfer in plan.transfers if self.is_kept else ():
-            if not all(one.common_tensors.get(transfer.source.name, True) for one in plan.inputs):
+            name = transfer.source.name
+            if not all(catalog.common_tensors.get(name, True) for catalog in plan.inputs):
                 del files[transfer.name], sizes[transfer.name]
         data = index_text(files, sum(sizes.values())).encode()
         if len(data) > MAX_INDEX_BYTES:
-            text = "too many tensors for one index"
+            message = "too many tensors for one index"
             hint = f"-o {quote(f'{self.folder}.ckpt')} without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
             diagnostics.add(
-                Diagnostic("destination", text, hint=hint, facts=facts, where=self.folder)
+                Diagnostic("destination", message, hint=hint, facts=facts, where=self.folder)
             )
             return None
         documents = tuple(Document(path, data) for path in self.documents)
         if self.limit is not None and (large := [*self._too_large(plan, self.limit)]):
-            text = f"larger than the limit, in files of their own: {_name(large, 'tensor')}"
-            diagnostics.add(Diagnostic("part", text))
+            message = f"larger than the limit, in files of their own: {_name(large, 'tensor')}"
+            diagnostics.add(Diagnostic("part", message))
         return replace(plan, documents=documents)
 
     def _too_large(self, plan: Plan, limit: int) -> Iterator[str]:
@@ -560,6 +547,27 @@ class ShardedOutput(Struct, frozen=True):
 
     def _path(self, number: int | None, count: int) -> str:
         return str(Path(self.folder, shard_file_name(number, count, self.format)))
+
+
+Extension: TypeAlias = ShardedOutput | StrategySidecar | ResumeRecords
+
+
+def extensions(
+    target: Target, options: OutputOptions, is_kept: bool = False
+) -> tuple[Extension, ...]:
+    """Return what completes the plan of a target with files beside its tensors.
+
+    ``is_kept`` is that of `ShardedOutput`.
+    """
+    there: list[Extension] = []
+    if target.is_numbered:
+        folder, limit = target.output_folder, options.max_shard_bytes
+        there.append(ShardedOutput(folder, target.format, limit, is_kept))
+    if options.strategy_path is not None:
+        there.append(StrategySidecar(options.strategy_path, options.part is not None))
+    if options.mindformers:
+        there.append(ResumeRecords(target.paths))
+    return tuple(there)
 
 
 def numbered_target(folder: str, format: str, attrs: Mapping[str, str]) -> Target:
@@ -596,10 +604,6 @@ def number_files(plan: Plan, limit: int | None, path: Callable[[int | None, int]
 
 
 def _numbers_in_source(plan: Plan) -> list[int | None]:
-    """Return the number of the file of each transfer, as the source has it; None if common.
-
-    A file of which nothing is written has no number.
-    """
     (catalog,) = plan.inputs
     files = [
         None if transfer.source.name in catalog.common_tensors else transfer.source.layout.ranks[0]

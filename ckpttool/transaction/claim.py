@@ -41,11 +41,6 @@ class Claim:
 
     A run that has nothing to do holds nothing.
 
-    Parameters
-    ----------
-    run
-        What it writes, and what preflight saw there.
-
     Attributes
     ----------
     log
@@ -112,14 +107,14 @@ class Claim:
         problems = problems or list(destination_changes(run))
         if problems:
             raise refusal(problems)
-        found = destination.plan
+        recorded = destination.plan
         if not overwrites and (error := destination.damaged.get(record.plan)):
             raise error
-        is_same = found is not None and found.provenance.digest == run.provenance.digest
-        if found is not None and not is_same:
-            if found != run.destination.plan and not overwrites:
-                raise BusyError([beside_problem(destination, run.provenance, found.provenance)])
-            remove_half_written(record, found.files)
+        is_same = recorded is not None and recorded.provenance.digest == run.provenance.digest
+        if recorded is not None and not is_same:
+            if recorded != run.destination.plan and not overwrites:
+                raise BusyError([beside_problem(destination, run.provenance, recorded.provenance)])
+            remove_half_written(record, recorded.files)
         self.plan = run.plan()
         if not (is_same and self._has_locks):
             write_document(str(record.plan), self.plan.text())
@@ -170,39 +165,38 @@ class Claim:
         try:
             # Without the lock another run begins, or parts are finalized.
             with suppress(HeldError), FileLock(record.lock, CLAIM_SECONDS):
-                found = look(record)
-                for log in found.logs:
+                destination = look(record)
+                for log in destination.logs:
                     is_own, is_empty = log.path == self._run.log, not any(log.plans.values())
                     if is_own and is_empty and self._has_log():
                         log.path.unlink()
                 self.release()
-                if not (self._is_of_others(found) or _has_something_to_resume(found)):
+                if not (self._is_of_others(destination) or _has_something_to_resume(destination)):
                     forget_run(record)
         finally:
             self.release()
 
-    def _is_of_others(self, found: Destination) -> bool:
+    def _is_of_others(self, destination: Destination) -> bool:
         if self._has_locks:
             return bool(find_writers(self._record))
-        return found.plan is not None and found.plan != self.plan
+        return destination.plan is not None and destination.plan != self.plan
 
 
 def _read_plan(path: Path) -> RecordedPlan | None:
-    """Return the plan in a file; None if it is not there, or is damaged."""
     with suppress(FileNotFoundError, FormatError):
         return RecordedPlan.read(path)
     return None
 
 
-def _has_something_to_resume(found: Destination) -> bool:
-    folder = found.record.folder
-    names = found.plan.outputs if found.plan is not None else {}
+def _has_something_to_resume(destination: Destination) -> bool:
+    folder = destination.record.folder
+    names = destination.plan.outputs if destination.plan is not None else {}
     if any(is_there(f"{folder / name}{PARTIAL}") for name in names):
         return True  # it could not be removed; the next run does that
-    if found.state is State.COMPLETE:
+    if destination.state is State.COMPLETE:
         return False  # no output was replaced
-    is_of_use = bool(found.finished or found.damaged)
-    return is_of_use or any(is_there(folder / name) for name in found.logged())
+    is_of_use = bool(destination.finished or destination.damaged)
+    return is_of_use or any(is_there(folder / name) for name in destination.logged())
 
 
 def remove_leftovers(record: Record, ended: RecordedPlan | None) -> None:

@@ -124,8 +124,8 @@ def _finalize(folder: str) -> Manifest:
 def _busy(folder: str, destination: Destination) -> Diagnostic:
     begins = (destination.record.lock, "it has just begun")
     locked, by = next(iter(destination.running.items()), begins)
-    text = "a run is still writing to it"
-    return Diagnostic("busy", text, hint=WAIT, facts=by, where=folder, path=str(locked))
+    message = "a run is still writing to it"
+    return Diagnostic("busy", message, hint=WAIT, facts=by, where=folder, path=str(locked))
 
 
 def _finish(folder: str, destination: Destination) -> None:
@@ -140,18 +140,19 @@ def _finish(folder: str, destination: Destination) -> None:
         raise PlanError([unfinished_problem(destination)])
     problems, missing = [], destination.missing
     if missing:
-        text = f"{len(missing)} of {count(len(plan.outputs), 'output')} missing"
+        message = f"{len(missing)} of {count(len(plan.outputs), 'output')} missing"
         hint, facts = describe_missing(destination)
-        problems.append(Diagnostic("parts", text, hint=hint, facts=facts, where=folder))
-    if outside := [one.path for one in plan.documents if not is_within(record.folder, one.path)]:
-        text, facts = "a link leads out of the folder of the set", shorten(outside, 3)
-        problems.append(Diagnostic("parts", text, facts=facts, where=str(record.plan)))
-    documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
-    text, hint = "a file that is not of this set", "move it away"
+        problems.append(Diagnostic("parts", message, hint=hint, facts=facts, where=folder))
+    paths = [document.path for document in plan.documents]
+    if outside := [path for path in paths if not is_within(record.folder, path)]:
+        message, facts = "a link leads out of the folder of the set", shorten(outside, 3)
+        problems.append(Diagnostic("parts", message, facts=facts, where=str(record.plan)))
+    documents = [replace(of, path=str(record.folder / of.path)) for of in plan.documents]
+    message, hint = "a file that is not of this set", "move it away"
     problems += (
-        Diagnostic("destination", text, hint=hint, where=one.path)
-        for one in documents
-        if is_there(one.path) and not is_written(one)
+        Diagnostic("destination", message, hint=hint, where=document.path)
+        for document in documents
+        if is_there(document.path) and not is_written(document)
     )
     errors: list[CkptToolError] = [PlanError(problems)] if problems else []
     logged = destination.logged(plan.provenance.digest)  # in the order in which they were written
@@ -167,9 +168,9 @@ def _finish(folder: str, destination: Destination) -> None:
 def _output_errors(
     folder: Path, outputs: Iterable[Written | OutputEntry], hint: str
 ) -> Iterator[VerifyError]:
-    for one in outputs:
-        what = size_problem(folder, one) or "changed since it was written"
-        yield VerifyError(str(folder / one.path), [what], hint)
+    for output in outputs:
+        what = size_problem(folder, output) or "changed since it was written"
+        yield VerifyError(str(folder / output.path), [what], hint)
 
 
 def _check_complete(folder: str, record: Record) -> Manifest:
@@ -191,8 +192,8 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     if path.name not in {MANIFEST, *(f"{name}.{MANIFEST}" for name in names)}:
         text = f"{path.name} lists {shorten(names, 3)} in place of it"
         raise VerifyError(folder, [text], "rename the output and its manifest back")
-    missing = [one for one in changed if not is_there(record.folder / one.path)]
-    altered = [one for one in changed if one not in missing]
+    missing = [output for output in changed if not is_there(record.folder / output.path)]
+    altered = [output for output in changed if output not in missing]
     again = "the command that writes the set, without --part, with --resume"
     raise_all(
         [
@@ -214,10 +215,10 @@ def _changed_outputs(
     unchanged = find_unchanged(
         record.folder,
         stamps.provenance if stamps is not None else manifest.provenance(),
-        {one.path: known.get(one.path) for one in outputs},
-        lambda unclear: (one for one in manifest.outputs() if one.path in unclear),
+        {output.path: known.get(output.path) for output in outputs},
+        lambda unclear: (output for output in manifest.outputs() if output.path in unclear),
     )
-    return [one for one in outputs if one.path not in unchanged]
+    return [output for output in outputs if output.path not in unchanged]
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
@@ -228,7 +229,6 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
 
 
 def _find_other_set(folder: Path) -> Path | None:
-    """Return a single file in a folder that runs have written; None if there is none."""
     stem = Path(MANIFEST).stem
     for home in sorted(folder.glob(f".*.{stem}")):
         if (home / "plan.json").exists():

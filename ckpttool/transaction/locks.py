@@ -56,19 +56,7 @@ def is_held(path: Path) -> bool | None:
 class FileLock:
     """The lock of one file, which is made if it is not there; ends with `release`, or its context.
 
-    Parameters
-    ----------
-    path
-        The file.  Its folder is made, too.
-    seconds
-        How long to wait for it.
-
-    Attributes
-    ----------
-    fd
-        The descriptor of the file.
-    works
-        Whether the file system has locks.
+    Its folder is made, too.  ``works`` says whether the file system has locks.
 
     Raises
     ------

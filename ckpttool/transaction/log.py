@@ -93,16 +93,8 @@ def require_schema(path: Path, schema: int) -> None:
 class UnitGroup(Struct, frozen=True):
     """Units of an output that are on disk, in a file with its temporary name.
 
-    Attributes
-    ----------
-    units
-        The path of the output.
-    is_first
-        Whether groups before this one are of another file.
-    hashes
-        Place of the tensor, number and SHA-256 of each unit.
-    casts
-        What casts did to them, by the name of the tensor.
+    ``units`` is the path of the output, ``hashes`` has the place of the tensor, the number and the
+    SHA-256 of each unit.  If it ``is_first``, groups before this one are of another file.
     """
 
     units: str
@@ -141,17 +133,7 @@ class StampedOutput(Struct, frozen=True):
 
 
 class LoggedOutput(Struct, frozen=True):
-    """An output in a log.
-
-    Attributes
-    ----------
-    log, start, stop
-        The file, and the bytes of the output's line.
-    plan
-        The plan of the run that wrote it.
-    stamp
-        The stamp of the output under its final name; None if the log does not have it.
-    """
+    """An output in a log."""
 
     log: Path
     start: int
@@ -234,41 +216,41 @@ class Log(Struct):
         outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
         units: dict[str, list[UnitGroup]] = {}
         last: str | None = None  # the output in the line before
-        for start, stop, text in _whole_lines(path):
+        for start, stop, line in _whole_lines(path):
             log.nbytes = stop
-            if log.writer is None and not text.startswith(BEGIN):
+            if log.writer is None and not line.startswith(BEGIN):
                 reason = "not a log of ckpttool: it does not begin with a run"
                 raise FormatError(str(path), 0, reason)
-            if text.startswith(ENTRY):
-                last = parse_entries(path, PlannedOutput, _without_tensors(text)).path
+            if line.startswith(ENTRY):
+                last = parse_entries(path, PlannedOutput, _without_tensors(line)).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 units.pop(last, None)
                 continue
-            if text.startswith(BEGIN):
-                log.writer = begin = parse_entries(path, _Begin, text)
+            if line.startswith(BEGIN):
+                log.writer = begin = parse_entries(path, _Begin, line)
                 require_schema(path, begin.record)
                 units = log.units.setdefault(begin.plan, {})
                 log.plan, log.command = begin.plan, begin.command
                 outputs = log.plans.setdefault(log.plan, {})
-            elif text.startswith(STAMP):
-                stamped = parse_entries(path, StampedOutput, text)
+            elif line.startswith(STAMP):
+                stamped = parse_entries(path, StampedOutput, line)
                 if stamped.path != last:
                     reason = "path: expected the output in the line before"
                     raise FormatError(str(path), start, reason)
                 outputs[last] = replace(outputs[last], stamp=stamped.stamp)
-            elif text.startswith(UNITS):
-                group = parse_entries(path, UnitGroup, text)
+            elif line.startswith(UNITS):
+                group = parse_entries(path, UnitGroup, line)
                 if group.is_first:
                     units[group.units] = []
                 units.setdefault(group.units, []).append(group)
-            log.done = parse_entries(path, _Done, text).done if text.startswith(DONE) else None
+            log.done = parse_entries(path, _Done, line).done if line.startswith(DONE) else None
             last = None
         return log
 
 
-def _without_tensors(text: bytes) -> bytes:
-    head, tensors, _ = text.partition(b', "tensors": ')
-    return head + b"}" if tensors else text
+def _without_tensors(line: bytes) -> bytes:
+    head, tensors, _ = line.partition(b', "tensors": ')
+    return head + b"}" if tensors else line
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -291,7 +273,6 @@ def _seal(crc: int) -> bytes:
 
 
 def _unseal(line: bytes) -> bytes:
-    """Return the text of a line; raise `ValueError` if its checksum does not match."""
     text = line[: -len(SEAL)]
     if not text or line[-len(SEAL) :] != _seal(crc32(text)):
         raise ValueError(NOT_AS_WRITTEN)
@@ -299,21 +280,7 @@ def _unseal(line: bytes) -> bytes:
 
 
 class LogWriter:
-    """Appends to a log.
-
-    Parameters
-    ----------
-    path, fd
-        The log, and its descriptor.
-    kept
-        How many of its bytes are kept: all whole lines.
-    plan, command
-        The plan and the command line of the run.
-
-    Attributes
-    ----------
-    path
-        The log.
+    """Appends to a log behind its whole lines, the first ``kept`` bytes.
 
     Raises
     ------
@@ -342,8 +309,8 @@ class LogWriter:
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""
-        text = json.dumps({"path": name, "stamp": stamp})
-        self._append([text.encode()], is_durable=False)
+        line = json.dumps({"path": name, "stamp": stamp})
+        self._append([line.encode()], is_durable=False)
 
     def add_units(self, group: UnitGroup) -> None:
         """Append units whose file was synced; `sync` makes them durable."""
@@ -357,9 +324,9 @@ class LogWriter:
         """Make all lines durable."""
         os.fsync(self._fd)
 
-    def _append(self, text: Iterable[bytes], *, is_durable: bool = True) -> None:
+    def _append(self, pieces: Iterable[bytes], *, is_durable: bool = True) -> None:
         crc = 0
-        for piece in text:
+        for piece in pieces:
             crc = crc32(piece, crc)
             self._write(piece)
         self._write(_seal(crc))

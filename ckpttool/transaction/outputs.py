@@ -51,10 +51,10 @@ def output_problems(
         yield error.reason
         return
     metas = (tensor.meta for tensor in index.tensors.values())
-    found = {meta.name: f"{meta.dtype} {meta.shape}" for meta in metas}
+    metas_there = {meta.name: f"{meta.dtype} {meta.shape}" for meta in metas}
     expected = {tensor.name: f"{tensor.dtype} {tensor.shape}" for tensor in output.tensors}
-    for name in sorted({*found, *expected}):
-        want, got = (one.get(name, "nothing") for one in (expected, found))
+    for name in sorted({*metas_there, *expected}):
+        want, got = (metas_of.get(name, "nothing") for metas_of in (expected, metas_there))
         if want != got:
             yield f"{name}: expected {want}, found {got}"
 
@@ -82,16 +82,16 @@ def find_unchanged(
         Reads them, and shows how far that is.
     """
     now = {name: stamp for name in stamps if (stamp := stamp_at(folder / name)) is not None}
-    found = {name: stamp for name, stamp in now.items() if stamp == stamps[name]}
-    unclear = [name for name in now if name not in found]
+    unchanged = {name: stamp for name, stamp in now.items() if stamp == stamps[name]}
+    unclear = [name for name in now if name not in unchanged]
     if not unclear:
-        return found
+        return unchanged
     with open_progress(sum(now[name].nbytes for name in unclear)) as on_progress:
         for output in read_entries(unclear):
             is_equal = _has_contents(folder, output, provenance, executor, on_progress)
             if is_equal and stamp_at(folder / output.path) == now[output.path]:
-                found[output.path] = now[output.path]
-    return found
+                unchanged[output.path] = now[output.path]
+    return unchanged
 
 
 def find_intact(
@@ -101,7 +101,7 @@ def find_intact(
     stamps = find_unchanged(
         folder,
         provenance,
-        {name: one.stamp for name, one in logged.items()},
+        {name: output.stamp for name, output in logged.items()},
         lambda names: (logged[name].read_entry() for name in names),
     )
     return {n: replace(logged[n], stamp=stamps[n]) for n in logged if n in stamps}
@@ -127,11 +127,11 @@ def _has_contents(
     if provenance.crc not in (None, "crc_num" in index.attrs):
         return False
     tensors = index.tensors
-    looks = [(one, executor.submit(hash_units, tensors[one.name])) for one in output.tensors]
+    looks = [(it, executor.submit(hash_units, tensors[it.name])) for it in output.tensors]
     is_equal = True
-    for one, hashes in looks:
-        is_equal &= wait_result(hashes) == one.sha256
-        on_progress(tensors[one.name].meta.nbytes)
+    for tensor, hashes in looks:
+        is_equal &= wait_result(hashes) == tensor.sha256
+        on_progress(tensors[tensor.name].meta.nbytes)
     if is_equal and "crc_num" in index.attrs:
         is_equal = wait_result(executor.submit(verify_checksum, index)) is None
     return is_equal
@@ -151,7 +151,7 @@ def _around_rank(names: Mapping[int, str]) -> tuple[str, str | None]:
     places = [(name[: match.start()], name[match.end() :]) for match in re.finditer(r"\d+", name)]
     places.sort(key=lambda place: (not place[0].endswith("rank_"), len(place[1])))
     for head, tail in places:
-        if all(one == f"{head}{number}{tail}" for number, one in names.items()):
+        if all(file_name == f"{head}{number}{tail}" for number, file_name in names.items()):
             return head, tail
     return name, None
 
@@ -170,13 +170,13 @@ def stale_files(outputs: Mapping[int, str], ranks: Container[int]) -> Iterator[D
         if match is not None:
             name = stems[rank].name if tail is None else f"{head}{int(match[1])}{tail}"
             stems.setdefault(int(match[1]), folder / match[0] / name)
-    found = (
+    candidates = (
         f"{stem}{ending}"
         for number, stem in stems.items()
         for ending in map(suffix_of, FORMATS)
         if number not in ranks or ending != suffix
     )
-    paths = sorted(path for path in found if Path(path).exists())
+    paths = sorted(path for path in candidates if Path(path).exists())
     if not paths:
         return
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"

@@ -25,7 +25,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -109,7 +108,6 @@ class Transaction(Claim):
             raise
 
     def _list_finished(self) -> None:
-        """Append the entries of a finished set to the log: its manifest is about to go."""
         finished = self._run.destination.stamps
         stamps = {**(finished.outputs if finished is not None else {}), **self._run.kept}
         for entry in ManifestFile.read(self._record.manifest).outputs():
@@ -128,8 +126,8 @@ class Transaction(Claim):
         if self._run.kept.keys() - self._entries.keys():
             raise BusyError([overtaken_problem(self._record, str(self._record.home))])
 
-    def read_casts(self) -> Mapping[str, CastStats]:
-        """Return what casts did in the outputs that are kept, by path relative to the manifest."""
+    def read_casts(self) -> Mapping[int, CastStats]:
+        """Return what casts did in the outputs that are kept, by rank."""
         if not self.kept:
             return {}
         entries: Iterable[OutputEntry]
@@ -138,16 +136,15 @@ class Transaction(Claim):
         else:
             logged = look(self._record).logged(self._run.provenance.digest)
             entries = (logged[name].read_entry() for name in self._run.kept)
-        return {one.path: one.cast for one in entries if one.cast is not None}
+        return {entry.rank: entry.cast for entry in entries if entry.cast is not None}
 
     def read_units(
         self, output: OutputFile
     ) -> tuple[Mapping[tuple[int, int], str], Mapping[str, CastStats]]:
         """Return the hashes of units that are on disk of a half-written output, and their casts."""
-        name = os.path.relpath(output.path, self._record.folder)
         hashes: dict[tuple[int, int], str] = {}
         casts: dict[str, CastStats] = {}
-        for group in self.half_written.get(name, ()):
+        for group in self.half_written.get(self._record.name_of(output.path), ()):
             hashes |= {(place, number): digest for place, number, digest in group.hashes}
             for tensor, stats in group.casts.items():
                 casts[tensor] = casts.get(tensor, CastStats()).merged(stats)
@@ -159,16 +156,8 @@ class Transaction(Claim):
         hashes: Iterable[tuple[int, int, bytes]],
         casts: Mapping[str, CastStats],
     ) -> None:
-        """Record that units are in the synced file of an output; ``log.sync`` makes it durable.
-
-        Parameters
-        ----------
-        output
-            The output.
-        hashes, casts
-            See `UnitGroup`.  The first call has those that an earlier run wrote, too.
-        """
-        name = os.path.relpath(output.path, self._record.folder)
+        """Record that units are in the synced file of an output; ``log.sync`` makes it durable."""
+        name = self._record.name_of(output.path)
         in_hex = tuple((place, number, digest.hex()) for place, number, digest in hashes)
         self.log.add_units(UnitGroup(name, name not in self._begun, in_hex, casts))
         self._begun.add(name)
@@ -182,15 +171,6 @@ class Transaction(Claim):
     ) -> None:
         """Record that an output is on disk and about to be renamed.
 
-        Parameters
-        ----------
-        output, nbytes
-            The output, and the size of its file.
-        hashes
-            The hashes of all units of the output.
-        cast
-            See `OutputEntry`.
-
         Raises
         ------
         VerifyError
@@ -198,18 +178,23 @@ class Transaction(Claim):
         OSError
             The record cannot be written.
         """
-        name = os.path.relpath(output.path, self._record.folder)
+        name = self._record.name_of(output.path)
         entry = OutputEntry(output.rank, name, output.format, nbytes, (), cast)
         before = self._entries.get(name)
         if before is not None:
             line = b"".join(entry_text(entry, hashes.entries()))
             if b"".join(before.read_line()) != line:
-                text = "differs from what the same command wrote before: a source file has changed"
-                raise VerifyError(output.path, [text], "--overwrite, without --resume")
+                raise self.source_differs(output)
         self._entries[name] = self.log.add(entry_text(entry, hashes.entries()))
         if not self._has_replaced:
             self._remove_older_set()
             self._has_replaced = True
+
+    @staticmethod
+    def source_differs(output: OutputFile) -> VerifyError:
+        """Return the error of an output that an earlier run began with other contents."""
+        message = "differs from what the same command wrote before: a source file has changed"
+        return VerifyError(output.path, [message], "--overwrite, without --resume")
 
     def _remove_older_set(self) -> None:
         self.require_record()
@@ -219,7 +204,7 @@ class Transaction(Claim):
 
     def record_placed(self, output: OutputFile) -> None:
         """Record that an output has its final name."""
-        name = os.path.relpath(output.path, self._record.folder)
+        name = self._record.name_of(output.path)
         stamp = stamp_at(Path(output.path))
         if stamp is not None:
             self._entries[name] = replace(self._entries[name], stamp=stamp)
@@ -264,7 +249,7 @@ class Transaction(Claim):
 
     def _describe_source_changes(self) -> str:
         changed = join_alike(changed_sources(*self._plan.inputs))
-        return join_clauses(*(one.fact for one in changed), MIXTURE) if changed else ""
+        return join_clauses(*(change.fact for change in changed), MIXTURE) if changed else ""
 
     def describe_source_changes(self) -> str:
         """Return the changes of sources as facts of a failed run; "" if there are none."""
@@ -281,15 +266,6 @@ def finish_set(
     entries: Mapping[str, LoggedOutput],
 ) -> None:
     """Write what says that a set is complete.
-
-    Parameters
-    ----------
-    record, provenance
-        The record of the set, and its provenance with the stamps of its sources.
-    documents
-        Documents of the set.
-    entries
-        Its outputs in the order of their ranks, from `find_intact`.
 
     Raises
     ------

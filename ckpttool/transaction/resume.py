@@ -245,7 +245,7 @@ class Assignment(Brief, Struct, frozen=True):
         """
         nothing = Destination(Record(Path(plan.target.manifest_path)), State.NONE)
         paths = plan.target.paths
-        whole = {os.path.relpath(path, nothing.record.folder): rank for rank, path in paths.items()}
+        whole = {nothing.record.name_of(path): rank for rank, path in paths.items()}
         provenance = provenance_of(plan, options.command)
         run = cls(options, provenance, whole, whole, plan.documents, nothing)
         if options.part is None:
@@ -303,7 +303,7 @@ class Assignment(Brief, Struct, frozen=True):
     @property
     def written_documents(self) -> frozenset[str]:
         """The documents that are there as they are to be written, so that nothing is lost."""
-        return frozenset(str(Path(one.path)) for one in self.documents if is_written(one))
+        return frozenset(str(Path(of.path)) for of in self.documents if is_written(of))
 
     def plan(self) -> RecordedPlan:
         """Return what the record says that this run writes.
@@ -313,7 +313,7 @@ class Assignment(Brief, Struct, frozen=True):
         documents = tuple(
             replace(document, path=path)
             for document in self.documents
-            if is_within(self.folder, path := os.path.relpath(document.path, self.folder))
+            if is_within(self.folder, path := self.record.name_of(document.path))
         )
         return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
 
@@ -360,17 +360,7 @@ class Assignment(Brief, Struct, frozen=True):
 def inspect_previous_run(
     run: Assignment, executor: Executor, open_progress: OpenProgress, diagnostics: Diagnostics
 ) -> Assignment:
-    """Find what an earlier run left where a plan is to write, and which outputs can be kept.
-
-    Parameters
-    ----------
-    run
-        Which outputs this run writes.
-    executor, open_progress
-        Read outputs whose stamps have changed, to prove them by their contents.
-    diagnostics
-        Gets everything that stands in the way, and what is worth knowing.
-    """
+    """Find what an earlier run left where a plan is to write, and which outputs can be kept."""
     record, overwrites = run.record, run.options.overwrite
     run = replace(run, seen=None if overwrites else run.stamps())
     if not run.folder.is_dir():
@@ -433,8 +423,7 @@ def _inspect_stopped(run: Assignment, find: FindUnchanged, diagnostics: Diagnost
         return run
     if plan is not None and complete:
         diagnostics.add(*_describe_replicas(run, plan.provenance))
-    kept = {name: intact[name] for name in intact if decisions[name] == "keep"}
-    return replace(run, kept=kept, is_finished=is_done)
+    return replace(run, kept=complete, is_finished=is_done)
 
 
 def _other_plan(run: Assignment, plan: RecordedPlan, intact: int) -> Diagnostic | None:
@@ -460,7 +449,7 @@ def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnos
     record, options = run.record, run.options
     try:
         manifest = ManifestFile.read(record.manifest)
-        if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
+        if not any(is_there(record.folder / output.path) for output in manifest.outputs()):
             return replace(run, replaceable=run.written_documents | {str(record.manifest)})
     except FormatError as error:
         if options.resume and not options.overwrite:
@@ -470,9 +459,9 @@ def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnos
     problem = _other_set(run, manifest)
     run = replace(run, replaces_itself=problem is None)
     if run.part is not None and options.overwrite:
-        text = "complete, and this part takes the set apart"
+        message = "complete, and this part takes the set apart"
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
-        diagnostics.add(record.diagnostic("resumed", text, hint))
+        diagnostics.add(record.diagnostic("resumed", message, hint))
     if options.resume and problem is None:
         return _inspect_outputs(run, manifest, find, diagnostics)
     if options.overwrite:
@@ -490,14 +479,14 @@ def _other_set(run: Assignment, manifest: ManifestFile) -> Diagnostic | None:
     if error := run.destination.damaged.get(record.stamps):
         return _damaged(error, code)
     if stamps is None:
-        text = "complete, but its source files are not known"
-        return record.diagnostic(code, text, "--overwrite", f"no {record.stamps}")
+        message = "complete, but its source files are not known"
+        return record.diagnostic(code, message, "--overwrite", f"no {record.stamps}")
     facts = _compare_runs(run.provenance, stamps.provenance)
     if run.provenance.digest == stamps.provenance.digest:
         if manifest.digest == stamps.manifest:
             return None
         facts = f"{record.stamps} is of another set than {record.manifest}"
-    hint, paths = f"--overwrite, or {ELSEWHERE}", {one.path for one in manifest.outputs()}
+    hint, paths = f"--overwrite, or {ELSEWHERE}", {output.path for output in manifest.outputs()}
     if run.options.ranks is not None and not paths <= run.whole.keys():
         facts = join_clauses("one run writes all ranks of a set, or its parts", facts)
         hint = f"{ELSEWHERE}, or one run for all ranks; `ckpttool help --part` shows several runs"
@@ -524,11 +513,11 @@ def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
 
     A file that is also that of the target has only that role.
     """
-    has_roles = all(one.role is not None for one in other.strategies)
+    has_roles = all(strategy.role is not None for strategy in other.strategies)
     words = {"target": "target", "source": "strategy"} if has_roles else {None: "strategy"}
     for role, word in words.items():
         now, before = (
-            {one.name: one.sha256 for one in of.strategies if role in (None, one.role)}
+            {file.name: file.sha256 for file in of.strategies if role in (None, file.role)}
             for of in (mine, other)
         )
         if now.keys() == before.keys() and now != before:
@@ -540,8 +529,8 @@ def _compare_strategies(mine: Provenance, other: Provenance) -> Iterator[str]:
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
-    (one,) = error.diagnostics
-    return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
+    (problem,) = error.diagnostics
+    return replace(problem, code=code, hint="--overwrite", facts=join_clauses(problem.facts, facts))
 
 
 def _inspect_outputs(
@@ -558,21 +547,22 @@ def _inspect_outputs(
         for path, is_kept in is_right.items()
         if not is_kept
     }
-    missing = [path for path, found in wrong.items() if found is Found.GONE]
-    changed = [path for path, found in wrong.items() if decide(found, run.options) == "refuse"]
+    missing = [path for path, state in wrong.items() if state is Found.GONE]
+    changed = [path for path, state in wrong.items() if decide(state, run.options) == "refuse"]
     if missing and run.part is not None:
-        text = f"{count(len(missing), 'output')} missing of a finalized set"
+        message = f"{count(len(missing), 'output')} missing of a finalized set"
         hint = "the same command without --part"
-        return replace(run, refusals=(diagnostic("destination", text, hint, shorten(missing, 3)),))
+        refusal = diagnostic("destination", message, hint, shorten(missing, 3))
+        return replace(run, refusals=(refusal,))
     if run.destination.stamps is not None and kept:
         diagnostics.add(*_describe_replicas(run, run.destination.stamps.provenance))
     if changed:
-        text = f"{count(len(changed), 'output')} changed since written"
-        refusal = diagnostic("destination", text, "--resume --overwrite", shorten(changed, 3))
+        message = f"{count(len(changed), 'output')} changed since written"
+        refusal = diagnostic("destination", message, "--resume --overwrite", shorten(changed, 3))
         return replace(run, refusals=(refusal,))
     if missing and kept:
-        text = f"{count(len(missing), 'missing output')} written again, the others kept"
-        diagnostics.add(diagnostic("resumed", text, facts=shorten(missing, 3)))
+        message = f"{count(len(missing), 'missing output')} written again, the others kept"
+        diagnostics.add(diagnostic("resumed", message, facts=shorten(missing, 3)))
     return replace(run, kept=kept, replaceable=frozenset(run.files), is_finished=not wrong)
 
 
@@ -617,21 +607,21 @@ def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
     known = run.whole if run.destination.state is State.STOPPED else {}  # if its plan is gone
     known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
-    held: dict[str, list[str]] = {}
+    in_use: dict[str, list[str]] = {}
     is_part = run.part is not None
     reported = known.keys() if run.destination.running and not is_part else set[str]()
     for name in sorted(run.outputs.keys() - reported):
         path = Path(f"{run.folder / name}{PARTIAL}")
         if not _is_file(path):
             continue
-        others = () if name in known else runs_that_list(run.folder / name)
-        other = next((found.record.plan for found, _ in others), None)
+        runs = () if name in known else runs_that_list(run.folder / name)
+        other = next((run_there.record.plan for run_there, _ in runs), None)
         if is_held(path):
             by = "it is of another part" if name in known and is_part else ""
-            held.setdefault(by if other is None else f"see {other}", []).append(str(path))
+            in_use.setdefault(by if other is None else f"see {other}", []).append(str(path))
         elif name not in known and not run.options.overwrite:
             left.setdefault(other, []).append(str(path))
-    for by, paths in held.items():
+    for by, paths in in_use.items():
         message, where = "another run is writing it", shorten(paths, 3)
         yield Diagnostic("busy", message, hint=WAIT, facts=by, where=where, path=paths[0])
     for other, paths in left.items():
@@ -650,16 +640,15 @@ def _is_file(path: Path) -> bool:
 def busy_problem(record: Record, by: str, locked: Path) -> Diagnostic:
     """Return the problem that another run is writing; it has ``locked`` a file."""
     hint = f"{WAIT}, or {ELSEWHERE}"
-    found = record.diagnostic("busy", "another run is writing it", hint, by)
-    return replace(found, path=str(locked))
+    return record.diagnostic("busy", "another run is writing it", hint, by, locked)
 
 
 def undecided_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that without locks only the user knows whether another run has ended."""
     facts = f"{by}; this file system has no locks, so it may have ended"
     hint = f"{WAIT}; if it has ended, {NO_LOCKS}"
-    found = record.diagnostic("busy", "another run may be writing it", hint, facts)
-    return replace(found, path=str(record.plan))
+    message = "another run may be writing it"
+    return record.diagnostic("busy", message, hint, facts, record.plan)
 
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
@@ -668,7 +657,7 @@ def beside_problem(destination: Destination, mine: Provenance, other: Provenance
     facts, hint = join_clauses(by, _compare_runs(mine, other)), f"{WAIT}, or {ELSEWHERE}"
     message, record = "a part of another run is being written", destination.record
     locked = next(iter(destination.running), record.lock)
-    return replace(record.diagnostic("busy", message, hint, facts), path=str(locked))
+    return record.diagnostic("busy", message, hint, facts, locked)
 
 
 def _damage(run: Assignment) -> Iterator[Diagnostic]:
@@ -679,8 +668,8 @@ def _damage(run: Assignment) -> Iterator[Diagnostic]:
 
 def _already_written(run: Assignment) -> Diagnostic:
     output, of = str(run.record.output), "" if run.part is None else f"part {run.part} of "
-    text = f"{of}{output} is already complete"
-    return Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, path=output)
+    message = f"{of}{output} is already complete"
+    return Diagnostic("destination", message, hint=ACCEPT_OR_AGAIN, path=output)
 
 
 def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Diagnostic]:
@@ -693,16 +682,16 @@ def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Di
     begun = run.destination.half_written(run.provenance.digest).keys() & run.outputs.keys()
     half = [name for name in begun if is_there(f"{run.folder / name}{PARTIAL}")]
     if half and is_resumed:
-        text = f"goes on inside {count(len(half), 'half-written output')}"
-        yield diagnostic("resumed", text, facts=shorten(sorted(half), 3))
+        message = f"goes on inside {count(len(half), 'half-written output')}"
+        yield diagnostic("resumed", message, facts=shorten(sorted(half), 3))
     elif is_resumed and not complete:
         yield diagnostic("resumed", "a run did not end here, and nothing of it can be kept")
 
 
 def _describe_replicas(run: Assignment, earlier: Provenance) -> Iterator[Diagnostic]:
     if files := list(read_otherwise(run.provenance, earlier)):
-        text = "the run that is resumed read other replicas"
-        yield run.record.diagnostic("resumed", text, facts=join_clauses(*files[:3]))
+        message = "the run that is resumed read other replicas"
+        yield run.record.diagnostic("resumed", message, facts=join_clauses(*files[:3]))
 
 
 def destination_changes(run: Assignment) -> Iterator[Diagnostic]:
@@ -711,14 +700,13 @@ def destination_changes(run: Assignment) -> Iterator[Diagnostic]:
         return
     new = [path for path, stamp in run.stamps().items() if run.seen.get(path) != stamp]
     if new:
-        text, where = "another run has written it since this one began", shorten(new, 3)
-        if run.options.resume:
-            yield overtaken_problem(run.record, where)
-        else:
-            yield Diagnostic("destination", text, hint=ACCEPT_OR_AGAIN, where=where)
+        problem = overtaken_problem(run.record, shorten(new, 3))
+        if not run.options.resume:
+            problem = replace(problem, code="destination", hint=ACCEPT_OR_AGAIN, path=None)
+        yield problem
 
 
 def overtaken_problem(record: Record, where: str) -> Diagnostic:
     """Return the problem that another run was faster; resuming again takes that into account."""
-    text, hint = "another run has written it since this one began", "the same command"
-    return Diagnostic("busy", text, hint=hint, where=where, path=str(record.lock))
+    message, hint = "another run has written it since this one began", "the same command"
+    return Diagnostic("busy", message, hint=hint, where=where, path=str(record.lock))

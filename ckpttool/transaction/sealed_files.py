@@ -46,19 +46,7 @@ OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
 class Written(Struct, frozen=True):
-    """An output that is complete under its final name.
-
-    Attributes
-    ----------
-    rank, path, format, nbytes
-        Its rank, its path, its format, and the size of the file.
-    tensors
-        Number of its tensors.
-    is_kept
-        Whether an earlier run completed it, so that this run did not write it.
-    cast
-        See `OutputEntry`.
-    """
+    """An output that is complete under its final name."""
 
     rank: int
     path: str
@@ -85,14 +73,16 @@ class Manifest(Struct, frozen=True):
     @property
     def cast(self) -> CastStats | None:
         """What casts did to the numbers of the full tensors; None without casts."""
-        return CastStats.sum(one.cast for one in self.outputs)
+        return CastStats.sum(output.cast for output in self.outputs)
 
 
 def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
-    tokens = (one for one, _ in pairwise(json.JSONEncoder().iterencode(head)))  # without a bracket
+    tokens = (
+        token for token, _ in pairwise(json.JSONEncoder().iterencode(head))
+    )  # without a bracket
     first = iter(lambda: "".join(islice(tokens, PIECE_TOKENS)).encode("ascii"), b"")
     for piece in chain(first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)):
         state.update(piece)
@@ -113,8 +103,8 @@ def entry_text(output: OutputEntry, tensors: Iterable[TensorEntry]) -> Iterator[
     """Yield the line of an output with these tensors in pieces, without a newline."""
     head = {"rank": output.rank, "path": output.path, "format": output.format}
     cast = {} if output.cast is None else {"cast": to_builtins(output.cast)}
-    text = json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": []})
-    yield text.removesuffix("]}").encode("ascii")
+    line = json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": []})
+    yield line.removesuffix("]}").encode("ascii")
     left, separator = iter(tensors), b""
     while some := [*islice(left, PIECE_TENSORS)]:
         yield separator + to_json(some)[1:-1]
@@ -132,7 +122,6 @@ def written_strategies(manifest: Path) -> frozenset[str]:
 
 
 def _entries_of_head(path: Path, line: bytes) -> bytes:
-    """Return the first line of a sealed document as a JSON object: all except its outputs."""
     if not line.endswith(f"{OPEN}\n".encode()):
         raise FormatError(str(path), None, "its first line is not one that ckpttool writes")
     return line[: -len(OPEN) - 1] + b"}"
@@ -147,10 +136,10 @@ def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def parse_entries(path: Path, kind: type[T], text: bytes) -> T:
+def parse_entries(path: Path, kind: type[T], line: bytes) -> T:
     """Return the JSON object in a text from a file; paths in it may not be UTF-8."""
     try:
-        return parse_as(kind, text, halves="surrogateescape")
+        return parse_as(kind, line, halves="surrogateescape")
     except ValueError as error:
         raise FormatError(str(path), None, str(error)) from error
 
@@ -162,17 +151,7 @@ class _Schema(Struct, frozen=True):
 
 
 class SealedFile(Struct, frozen=True):
-    """A sealed document in a file.
-
-    Attributes
-    ----------
-    path
-        The file.
-    head
-        Its entries except the outputs, as a JSON object.
-    digest
-        The SHA-256 in its last line.
-    """
+    """A sealed document in a file."""
 
     path: Path
     head: bytes
@@ -239,18 +218,18 @@ class ManifestFile(SealedFile, frozen=True):
             try:
                 with opened(self.path.parent / path) as file:
                     size = os.fstat(file.fileno()).st_size
-                    found = hashlib.sha256(file.read() if size == nbytes else b"").hexdigest()
+                    digest = hashlib.sha256(file.read() if size == nbytes else b"").hexdigest()
             except FileNotFoundError:
                 yield f"{path}: the strategy that was written with it is missing"
                 continue
             except FormatError as error:
                 yield f"{path}: {error.reason}"
                 continue
-            text = f"{path}: is not the strategy that was written: expected"
+            message = f"{path}: is not the strategy that was written: expected"
             if size != nbytes:
-                yield f"{text} {nbytes} bytes, found {size}"
-            elif found != strategy.sha256:
-                yield f"{text} SHA-256 {strategy.sha256}, found {found}"
+                yield f"{message} {nbytes} bytes, found {size}"
+            elif digest != strategy.sha256:
+                yield f"{message} SHA-256 {strategy.sha256}, found {digest}"
 
     def manifest(self) -> Manifest:
         """Return the manifest without the tensors of its outputs."""

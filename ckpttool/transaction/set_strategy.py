@@ -46,19 +46,19 @@ class RecordedStrategy(Struct, frozen=True):
     @classmethod
     def of(cls, manifest: Path, provenance: Provenance) -> RecordedStrategy | None:
         """Return the strategy that a manifest names; None if it names no strategy."""
-        listed = provenance.strategies
-        if not listed:
+        files = provenance.strategies
+        if not files:
             return None
-        targets = tuple(one for one in listed if one.role == "target")
+        targets = tuple(file for file in files if file.role == "target")
         unclear: tuple[StrategyFile, ...] = ()
-        if all(one.role is None for one in listed):  # of the target are the last
-            targets, unclear = (listed, ()) if len(listed) == 1 else ((), listed)
+        if all(file.role is None for file in files):  # of the target are the last
+            targets, unclear = (files, ()) if len(files) == 1 else ((), files)
         written = provenance.dst_strategies
         return cls(manifest, targets, written, unclear)
 
     def __str__(self) -> str:
-        listed = self.targets or self.unclear[-1:] or self.written
-        return shorten((PurePath(one.path).name for one in listed), 1)
+        files = self.targets or self.unclear[-1:] or self.written
+        return shorten((PurePath(file.path).name for file in files), 1)
 
     def is_of(self, paths: Collection[str]) -> bool:
         """Return whether these files are the strategy, by their SHA-256.
@@ -67,15 +67,15 @@ class RecordedStrategy(Struct, frozen=True):
         """
         hashes = {sha256(read_file(path)).hexdigest() for path in paths}
         either = (self.written, self.targets, self.unclear[-len(hashes) :])
-        return any(hashes == {one.sha256 for one in files} for files in either)
+        return any(hashes == {file.sha256 for file in files} for files in either)
 
     def find(self) -> tuple[str, ...]:
         """Return the paths of the strategy files; none if one of them is not there."""
         folder = self.manifest.parent
         for files in (self.written, self.targets):
-            found = [_find(folder, one) for one in files]
-            if found and None not in found:
-                return tuple(dict.fromkeys(path for path in found if path is not None))
+            paths = [_find(folder, file) for file in files]
+            if paths and None not in paths:
+                return tuple(dict.fromkeys(path for path in paths if path is not None))
         return ()
 
     @property
@@ -87,17 +87,7 @@ class RecordedStrategy(Struct, frozen=True):
 
 
 class RecordedSet(Struct, frozen=True):
-    """What a manifest says of how its set is read.
-
-    Attributes
-    ----------
-    manifest, provenance
-        The manifest, and what it says of the run.
-    written
-        The layouts of the tensors; None if the manifest has none.
-    named
-        The strategy that it names, if any.
-    """
+    """What a manifest says of how its set is read."""
 
     manifest: ManifestFile
     provenance: Provenance
@@ -125,8 +115,8 @@ class RecordedSet(Struct, frozen=True):
     def lists(self, paths: Iterable[str]) -> bool:
         """Return whether the manifest lists all these files."""
         folder = self.manifest.path.parent
-        listed = {os.path.normpath(folder / one.path) for one in self.manifest.outputs()}
-        return listed.issuperset(map(os.path.normpath, paths))
+        outputs = {os.path.normpath(folder / output.path) for output in self.manifest.outputs()}
+        return outputs.issuperset(map(os.path.normpath, paths))
 
     def find_files(self) -> tuple[str, ...]:
         """Return the files of the strategy that it names; none if one is not there.
@@ -147,9 +137,9 @@ class RecordedSet(Struct, frozen=True):
     def unknown_names(self, renamed: Mapping[str, str], hint: str) -> Diagnostic:
         """Return the problem of a set that was renamed before manifests had layouts or names."""
         path = self.manifest.path
-        text = "renamed by an older ckpttool, so old and new names may be mistaken"
+        message = "renamed by an older ckpttool, so old and new names may be mistaken"
         facts = f"{path} has {shorten((f'{new} for {old}' for new, old in renamed.items()), 2)}"
-        return Diagnostic("strategy", text, hint=hint, facts=facts, where=str(path.parent))
+        return Diagnostic("strategy", message, hint=hint, facts=facts, where=str(path.parent))
 
 
 def read_recorded(folder: str | Path) -> RecordedSet | None:
@@ -163,30 +153,29 @@ def read_recorded(folder: str | Path) -> RecordedSet | None:
         return None
 
 
-def _find(folder: Path, one: StrategyFile) -> str | None:
-    """Return the path of a file with the bytes of a strategy file; None if there is none."""
+def _find(folder: Path, file: StrategyFile) -> str | None:
     tried = set()
-    for path in _places(folder, one):
-        if path not in tried and is_file(path) and _is_the_file(path, one):
+    for path in _places(folder, file):
+        if path not in tried and is_file(path) and _is_the_file(path, file):
             return str(path)
         tried.add(path)
     return None
 
 
-def _places(folder: Path, one: StrategyFile) -> Iterator[Path]:
-    yield Path(os.path.normpath(folder / one.path))  # links above do not count, as when written
-    yield folder / one.path
+def _places(folder: Path, file: StrategyFile) -> Iterator[Path]:
+    yield Path(os.path.normpath(folder / file.path))  # links above do not count, as when written
+    yield folder / file.path
     ups = ("", os.pardir, os.path.join(os.pardir, os.pardir))  # noqa: PTH118
     bases = [Path(os.path.normpath(folder / up)) for up in ups]
-    below = [part for part in PurePath(one.path).parts if part not in (os.pardir, os.sep)]
+    below = [part for part in PurePath(file.path).parts if part not in (os.pardir, os.sep)]
     yield from (Path(base, *below) for base in bases)
     for base in bases:
         yield from list_readable(base)
 
 
-def _is_the_file(path: Path, one: StrategyFile) -> bool:
+def _is_the_file(path: Path, file: StrategyFile) -> bool:
     try:
-        is_of_size = stat_file(path).nbytes == one.nbytes
-        return is_of_size and sha256(read_file(path)).hexdigest() == one.sha256
+        is_of_size = stat_file(path).nbytes == file.nbytes
+        return is_of_size and sha256(read_file(path)).hexdigest() == file.sha256
     except OSError:
         return False  # not one that can be taken

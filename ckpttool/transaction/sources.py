@@ -87,24 +87,17 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
 
 
 def _unread(catalog: Catalog) -> Mapping[int, tuple[str, FileStamp]]:
-    """Return the files that the system could not read, by their keys in ``damaged``.
-
-    Replicas are read in place of them.  A file whose stamp cannot be read either is left out.
-    """
-    found = {}
+    # Replicas are read in place of these.  A file whose stamp cannot be read either is left out.
+    unread = {}
     for number, error in catalog.damaged.items():
         if isinstance(error, UnreadableError):
             with suppress(OSError):  # `error` is of the same kind, and was reported
                 if is_file(error.path):
-                    found[number] = error.path, stat_file(error.path)
-    return found
+                    unread[number] = error.path, stat_file(error.path)
+    return unread
 
 
 def _names_of_files(catalog: Catalog) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the names of the files of each rank, also of those that could not be read.
-
-    In a checkpoint that describes itself, the description says what is in a file; ranks do not.
-    """
     paths = {rank: list(file.paths) for rank, file in catalog.files.items()}
     unread = {rank: [path] for rank, (path, _) in _unread(catalog).items()}
     if catalog.description is not None:
@@ -177,7 +170,7 @@ def _show(layout: Layout, full_shape: tuple[int, ...] | None) -> _Shown:
 
 
 def _shown(record: Struct, names: Iterable[str]) -> _Shown:
-    """Return what decides of a record, in the words of earlier versions: their runs go on."""
+    # In the words of earlier versions: their runs go on.
     fields = ", ".join(f"{name}={getattr(record, name)!r}" for name in names)
     return _Shown(f"{type(record).__name__}({fields})")
 
@@ -193,7 +186,6 @@ def _changed(path: str, how: str) -> Diagnostic:
 
 
 def _change(path: str, stamp: FileStamp | None) -> str:
-    """Return how a file has changed since its header was read; "" if it has not."""
     try:
         now = stat_file(path)
     except FileNotFoundError:

@@ -124,9 +124,16 @@ class Record(Struct, frozen=True):
         """The stamps of a finished set."""
         return self.home / "stamps.json"
 
-    def diagnostic(self, code: str, message: str, hint: str = "", facts: str = "") -> Diagnostic:
-        """Return a fact about the set."""
-        return Diagnostic(code, message, hint=hint, facts=facts, where=str(self.output))
+    def name_of(self, path: str) -> str:
+        """Return the name of an output or document in records: its path from the folder."""
+        return os.path.relpath(path, self.folder)
+
+    def diagnostic(
+        self, code: str, message: str, hint: str = "", facts: str = "", locked: Path | None = None
+    ) -> Diagnostic:
+        """Return a fact about the set; another run has ``locked`` a file."""
+        where, path = str(self.output), None if locked is None else str(locked)
+        return Diagnostic(code, message, hint=hint, facts=facts, where=where, path=path)
 
     def log(self, part: tuple[int, int] | None = None) -> Path:
         """Return the log of a run that writes all outputs, or those of ``--part``."""
@@ -139,9 +146,9 @@ class Record(Struct, frozen=True):
     def leftovers(self) -> list[Path]:
         """Return the files of a run: logs, plans, half-written files."""
         is_readable = self.home.is_dir() and os.access(self.home, os.R_OK | os.X_OK)
-        found = list_folder(self.home) if is_readable else []
+        files = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
-        return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
+        return [p for p in files if LOG.fullmatch(p.name) or p.name.startswith(names)]
 
 
 class _Documents(Struct, frozen=True):
@@ -171,19 +178,7 @@ def _line(output: Mapping[str, object]) -> bytes:
 
 
 class RecordedPlan(Struct, frozen=True):
-    """What a run writes, or several runs of one plan.
-
-    Attributes
-    ----------
-    writer
-        Who began it.
-    provenance
-        What it reads and does.
-    outputs
-        Path of each output, relative to the manifest, and its rank.
-    documents
-        Documents of the set, with paths relative to the manifest.
-    """
+    """What a run writes, or several runs of one plan."""
 
     writer: Writer
     provenance: Provenance
@@ -215,8 +210,12 @@ class RecordedPlan(Struct, frozen=True):
     def text(self) -> Iterator[bytes]:
         """Return the text of the document."""
         documents = [
-            {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
-            for one in self.documents
+            {
+                "path": document.path,
+                "kind": document.kind,
+                "data": b64encode(document.data).decode(),
+            }
+            for document in self.documents
         ]
         head = {**self.provenance.head_with_stamps(), **to_builtins(self.writer)}
         head |= {"record": RECORD_SCHEMA, "documents": documents}
@@ -225,17 +224,7 @@ class RecordedPlan(Struct, frozen=True):
 
 
 class FinishedStamps(Struct, frozen=True):
-    """The stamps of a finished set.
-
-    Attributes
-    ----------
-    provenance
-        The run, with the stamps of its sources.
-    manifest
-        The SHA-256 in the manifest of the set.
-    outputs
-        The stamps of the outputs, by path relative to the manifest.
-    """
+    """The stamps of a finished set."""
 
     provenance: Provenance
     manifest: str
@@ -312,20 +301,20 @@ class Destination(Struct, frozen=True):
     def logged(self, plan: str | None = None) -> dict[str, LoggedOutput]:
         """Return the outputs that logs list, for a plan (`Provenance.digest`) or for any."""
         plans = (item for log in self.logs for item in log.plans.items())
-        listed = (outputs for digest, outputs in plans if plan in (None, digest))
-        return choose_entries(self.record.folder, listed)
+        of_plan = (outputs for digest, outputs in plans if plan in (None, digest))
+        return choose_entries(self.record.folder, of_plan)
 
 
 def choose_entries(
     folder: Path, logs: Iterable[Mapping[str, LoggedOutput]]
 ) -> dict[str, LoggedOutput]:
     """Return the outputs in several logs; of several entries that with the stamp of the file."""
-    found: dict[str, LoggedOutput] = {}
+    chosen: dict[str, LoggedOutput] = {}
     for log in logs:
         for name, output in log.items():
-            if name not in found or output.stamp == stamp_at(folder / name):
-                found[name] = output
-    return found
+            if name not in chosen or output.stamp == stamp_at(folder / name):
+                chosen[name] = output
+    return chosen
 
 
 def look(record: Record) -> Destination:
@@ -373,13 +362,13 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
         return unfinished_problem(destination)
     if destination.state is State.NONE and destination.damaged:  # which nobody may read
         error = next(iter(destination.damaged.values()))
-        text = "it is not known whether a run has ended here"
+        message = "it is not known whether a run has ended here"
         return diagnostic(
-            "unfinished", text, "run it as the owner", f"{error.path}: {error.reason}"
+            "unfinished", message, "run it as the owner", f"{error.path}: {error.reason}"
         )
-    for found, name in runs_that_list(output) if output.is_file() else ():
-        if found.state is not State.COMPLETE and name not in found.logged():
-            facts = f"{found.record.plan} lists it, and no log there lists it as complete"
+    for destination_of, name in runs_that_list(output) if output.is_file() else ():
+        if destination_of.state is not State.COMPLETE and name not in destination_of.logged():
+            facts = f"{destination_of.record.plan} lists it, and no log there lists it as complete"
             return diagnostic("unfinished", "a run has not completed it", RESUME, facts)
     return None
 
@@ -388,10 +377,10 @@ def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
     """Yield what lies where a plan lists a file, and the path of the file in that plan."""
     folders = output.absolute().parents[:2]
     around = ((Record(folder / MANIFEST), os.path.relpath(output, folder)) for folder in folders)
-    for one, name in ((Record.of(output), output.name), *around):
-        found = look(one)
-        if found.plan is not None and name in found.plan.outputs:
-            yield found, name
+    for record, name in ((Record.of(output), output.name), *around):
+        destination = look(record)
+        if destination.plan is not None and name in destination.plan.outputs:
+            yield destination, name
 
 
 def unfinished_problem(destination: Destination) -> Diagnostic:
@@ -412,11 +401,8 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
 
 def describe_missing(destination: Destination) -> tuple[str, str]:
     """Return the remedy for a set whose runs have ended, and what is missing of it."""
-    hint, missing = (
-        f"ckpttool finalize {quote(str(destination.record.output))}",
-        destination.missing,
-    )
-    if missing:
+    hint = f"ckpttool finalize {quote(str(destination.record.output))}"
+    if missing := destination.missing:
         hint = f"the command that writes them, with --resume, then {hint}"
     return hint, shorten(missing, 3) or "files may be missing"
 
@@ -432,8 +418,8 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         if path == record.home and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
         hint = "" if path == record.home else ANEW
-        (one,) = error.diagnostics
-        yield replace(one, code="leftover", hint=hint)
+        (problem,) = error.diagnostics
+        yield replace(problem, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:
         return
@@ -444,11 +430,11 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         state = "stopped"
         if log.is_done or log.path in destination.running:
             state = "is done" if log.is_done else "is writing"
-        text = f"log of a run that {state}"
-        yield Diagnostic("leftover", text, facts=facts, where=str(log.path))
+        message = f"log of a run that {state}"
+        yield Diagnostic("leftover", message, facts=facts, where=str(log.path))
     if len(logs) > MOST:
-        text = f"{count(len(logs) - MOST, 'more log')} of runs"
-        yield Diagnostic("leftover", text, where=str(record.home))
+        message = f"{count(len(logs) - MOST, 'more log')} of runs"
+        yield Diagnostic("leftover", message, where=str(record.home))
     half = [name for name in plan.outputs if is_there(f"{record.folder / name}{PARTIAL}")]
     if half and destination.state is State.STOPPED:
         files = count(len(half), "half-written file")

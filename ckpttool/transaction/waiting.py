@@ -32,18 +32,8 @@ def wait_while_busy(
 ) -> T:
     """Return what ``attempt`` returns; while another run is in its way, wait and try again.
 
-    A run that died has released its locks, so it is like one that ended.
-
-    Parameters
-    ----------
-    attempt
-        Does the work; called again after each wait.
-    seconds
-        How long to wait in all; None not to wait.
-    open_progress
-        Shows for whom it waits.
-    on_note
-        Called with a note for each wait.
+    A run that died has released its locks, so it is like one that ended.  Without ``seconds`` it
+    does not wait.
 
     Raises
     ------
@@ -57,12 +47,12 @@ def wait_while_busy(
         try:
             return attempt()
         except BusyError as error:
-            named = {_name_writer(one): one for one in reversed(error.diagnostics)}
-            by, one = max(named.items(), key=lambda item: bool(item[0]))
+            named = {_name_writer(problem): problem for problem in reversed(error.diagnostics)}
+            by, problem = max(named.items(), key=lambda item: bool(item[0]))
             facts = join_clauses(by, f"{limit} at most")
             note = Diagnostic("waited", "waiting until another run ends", facts=facts)
-            on_note(replace(note, where=one.where, path=one.path))
-            with open_progress(0, f"waiting for {by or one.where}") as on_progress:
+            on_note(replace(note, where=problem.where, path=problem.path))
+            with open_progress(0, f"waiting for {by or problem.where}") as on_progress:
                 is_free = False
                 while not is_free:
                     if time.monotonic() >= end:
@@ -70,16 +60,14 @@ def wait_while_busy(
                         raise
                     time.sleep(min(POLL_SECONDS, seconds))
                     on_progress(0)
-                    is_free = all(_is_free(found.path) for found in error.diagnostics)
+                    is_free = all(_is_free(problem.path) for problem in error.diagnostics)
 
 
 def _is_free(path: str | None) -> bool:
-    """Return whether a run has released a file; without locks, whether the file is gone."""
     return path is None or not is_there(Path(path)) or is_held(Path(path)) is False
 
 
 def _name_writer(busy: Diagnostic) -> str:
-    """Return who holds the log that is in the way; of other files what the problem says."""
     log = Path(busy.path or "")
     if LOG.fullmatch(log.name):
         with suppress(FormatError, FileNotFoundError):

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,9 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import run as conversion_module
-from ckpttool.operations.estimate import estimate
+from ckpttool.operations.jobs import Order
+from ckpttool.operations.load import Source
+from ckpttool.operations.run import convert
 from ckpttool.storage.files import PARTIAL, write_header
 from ckpttool.system import peak_bytes
 from tests.e2e.test_golden import CASES, GOLDEN, KINDS, command_of, formats_of
@@ -404,8 +405,8 @@ def test_an_estimate_is_one_line_in_python_and_a_table_in_a_notebook():
         ckpttool.read_strategy("s.ckpt"),
         ckpttool.read_strategy("d.ckpt"),
     )
-    make_plan = partial(ckpttool.plan_reshard, catalog, src, dst, "out")
-    found = estimate(make_plan, ckpttool.RunOptions("inline"))
+    order = Order("reshard", [Source(catalog, src)], "out", dst)
+    found = convert(order, ckpttool.RunOptions("inline"), until="counted")
     assert re.fullmatch(
         r"<Estimate out: 8 files, reads [\d.]+ KiB, writes [\d.]+ KiB, memory [\d.]+ MiB>",
         repr(found),

@@ -1,4 +1,4 @@
-"""The plans of merge, split and reshard: the formats and names of their outputs."""
+"""The jobs of merge, split and reshard: the formats and names of their outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.operations.plans import choose_format
+from ckpttool.operations.jobs import choose_format
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import read
 

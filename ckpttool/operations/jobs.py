@@ -1,0 +1,433 @@
+"""What is to be made of which files: the job of merge, split, reshard, convert and average.
+
+An `Order` is what a person names, `load_job` reads it, and a `Job` is what follows for the stages
+that all five share: the sources, how each is looked at, and the target.  So one function of `JOBS`
+is all that tells one command from another.  These functions read nothing but what an order names,
+and write nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
+from ckpttool.checkpoint.recorded import read_kept
+from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.concurrency import OpenCount
+from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
+from ckpttool.formats.local import url_problem
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
+from ckpttool.model.plan import Kept, Target
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.load import Attempts, Source, StrategySource, load, read_strategy
+from ckpttool.operations.look import Subject
+from ckpttool.planning.averaging import AverageInput, Mean
+from ckpttool.planning.naming import name_files
+from ckpttool.planning.preflight import format_option
+from ckpttool.planning.targets import numbered_target
+from ckpttool.problems import Diagnostic, PlanError, raise_all
+from ckpttool.transaction.resume import OutputOptions
+from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
+
+Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
+_OF_RANK_FILES = ("prefix", "name", "mindformers", "not_in_target", "strategy_path")  # options
+_OF_CONVERT = ("strict", "manifest", "tensors")  # of `ResolveOptions`
+
+
+class Order(Struct, frozen=True):
+    """What a person names: sources, a target, where the outputs go, and options.
+
+    Attributes
+    ----------
+    path
+        The output file, or the folder of the outputs.
+    target
+        The strategy of the outputs, or its files.
+    mean
+        The weights of the sources; None for one source.
+    """
+
+    command: Verb
+    sources: Sequence[Source]
+    path: str
+    target: StrategySource | None = ()
+    resolve: ResolveOptions = ResolveOptions()
+    output: OutputOptions = OutputOptions()
+    mean: Mean | None = None
+
+
+class Job(Struct, frozen=True):
+    """What is to be made of which files.
+
+    Attributes
+    ----------
+    sources
+        The files, and how each is looked at.
+    weights
+        Those of the sources in their mean; none for one source.
+    target, output
+        What is made, and how the outputs are written.
+    kept
+        Of files that are written again, what their manifest says of names.
+    """
+
+    sources: Sequence[Subject]
+    target: Target
+    output: OutputOptions
+    weights: Sequence[float] = ()
+    kept: Kept = Kept()
+
+    @property
+    def catalogs(self) -> Sequence[Catalog]:
+        """The files that are read."""
+        return [source.catalog for source in self.sources]
+
+
+def load_job(order: Order, open_count: OpenCount) -> Job:
+    """Read the catalogs and strategies that an order names, and raise all their problems at once.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        What cannot be read, or what the command does not take.
+    ValueError
+        An option does not apply to the command.
+    """
+    inputs, strategy = _load_inputs(order, open_count)
+    if order.command == "convert":
+        return _convert(order, inputs[0].catalog)
+    if strategy is not None:
+        target = rank_files(strategy, order.path, order.output, inputs[-1].catalog)
+    elif order.command in ("split", "reshard"):
+        raise TypeError(f"{order.command} needs target=, the strategy of the outputs")
+    else:
+        order.output.refuse(*_OF_RANK_FILES, "ranks")
+        is_numbered = order.output.max_shard_bytes is not None
+        format = choose_format(order.path, order.output.format, is_numbered)
+        target = _full_tensors(order.path, format, order.output, is_numbered)
+    sources = [SOURCES[order.command](order, source) for source in inputs]
+    weights = [source.weight for source in inputs] if order.mean is not None else ()
+    return Job(sources, target, order.output, weights)
+
+
+def _load_inputs(
+    order: Order, open_count: OpenCount
+) -> tuple[Sequence[AverageInput], Strategy | None]:
+    is_replicated = order.resolve.replicated
+    if order.mean is None:
+        (source,) = order.sources
+        find_strategy = order.command in ("merge", "reshard") and not is_replicated
+        catalog, strategy, target = load(
+            source, order.target or (), find_strategy=find_strategy, open_count=open_count
+        )
+        return [AverageInput(catalog, strategy, 1)], target
+    from ckpttool.operations.average_inputs import load_average
+
+    attempt, target = Attempts(), None
+    if isinstance(order.target, Strategy):
+        target = order.target
+    elif order.target:
+        target = attempt("-d", partial(read_strategy, order.target))
+    read = partial(load_average, order.sources, order.mean, is_replicated, open_count)
+    inputs = attempt("inputs", read)
+    raise_all(attempt.errors.values())
+    assert inputs is not None, "its error was raised"
+    return inputs, target
+
+
+def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
+    """Return the format of an output file: the given one, else that of its suffix, else HDF5.
+
+    Parameters
+    ----------
+    path, format
+        The file, and the requested format, if any.
+    is_folder
+        Whether ``path`` is a folder of numbered files, whose default format is safetensors.
+
+    Raises
+    ------
+    PlanError
+        The suffix is that of another format, or of none.
+    """
+    _refuse_url(path)
+    by_name = format_of_suffix(path)
+    if is_folder:
+        if by_name is not None:
+            message = "numbered files go into a folder, and the name is that of a file"
+            hint = f"-o {quote(path.removesuffix(Path(path).suffix))}"
+            raise PlanError([Diagnostic("options", message, hint=hint, where=path)])
+        return format or "safetensors"
+    if format is not None and by_name not in (None, format):
+        message = f"the suffix is that of {by_name}, but the format is {format}"
+        hint = f"{format_option(path, format)}, or no --format"
+        raise PlanError([Diagnostic("options", message, hint=hint, where=path)])
+    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
+        message = "the suffix is not that of a format"
+        hint = f"a name that ends in {any_of(map(suffix_of, FORMATS))}, or --format"
+        raise PlanError([Diagnostic("options", message, hint=hint, where=path)])
+    return format or by_name or "hdf5"
+
+
+def refuse_file_name(folder: str, format: str | None) -> None:
+    """Raise `PlanError` if the folder of rank folders has the name of a file."""
+    if (by_name := format_of_suffix(folder)) is not None:
+        message = "a folder of rank folders is written, and the name is that of a file"
+        hint = f"-o {quote(folder.removesuffix(Path(folder).suffix))}"
+        hint = hint if by_name == format else f"--format {by_name} {hint}"
+        raise PlanError([Diagnostic("options", message, hint=hint, where=folder)])
+
+
+def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog: Catalog) -> Target:
+    """Return the target that writes a file for each rank of a strategy, or for some of them.
+
+    Raises
+    ------
+    PlanError
+        The folder is a URL, or has the suffix of a file; or see `name_files`.
+    ValueError
+        An option applies to merged checkpoints only.
+    """
+    options.refuse("max_shard_bytes")
+    _refuse_url(folder)
+    refuse_file_name(folder, options.format)
+    format = options.format or "hdf5"
+    ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
+    names = name_files(catalog, ranks, format, options)
+    paths = {rank: str(Path(folder, f"rank_{rank}", name)) for rank, name in names.items()}
+    return Target(
+        format,
+        paths,
+        ranks=len(strategy.ranks),
+        strategy=strategy,
+        attrs=header_attrs(options.crc),
+    )
+
+
+def _refuse_url(path: str) -> None:
+    if (problem := url_problem(path)) is not None:
+        what, hint = problem
+        raise PlanError([Diagnostic("destination", what, hint=hint, where=path)])
+
+
+def header_attrs(crc: bool) -> dict[str, str]:
+    """Return the attributes of every output's header: an empty checksum with ``crc``."""
+    return {"crc_num": ""} if crc else {}
+
+
+def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: bool) -> Target:
+    attrs = header_attrs(options.crc)
+    if format == "safetensors":
+        attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
+    return (
+        numbered_target(path, format, attrs)
+        if is_numbered
+        else Target(format, {0: path}, attrs=attrs)
+    )
+
+
+def split_source(catalog: Catalog, options: ResolveOptions) -> Subject:
+    """Return the source of a split, with its refusal if it is not one full checkpoint."""
+    is_full = not (options.replicated or catalog.description is not None)
+    refusal = _several_ranks_error(catalog) if is_full else None
+    return Subject(catalog, None, options, refusal, files="full" if is_full else "joined")
+
+
+def _several_ranks_error(catalog: Catalog) -> PlanError | None:
+    found = sorted({*catalog.files, *catalog.damaged})
+    if catalog.is_merged or len(found) < 2:
+        return None
+    message = f"split takes one merged checkpoint, found {format_ranks(found)}"
+    hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
+    ranks = tuple(found)
+    return PlanError([Diagnostic("strategy", message, hint=hint, ranks=ranks, where=catalog.root)])
+
+
+def reshard_source(catalog: Catalog, strategy: Strategy | None, options: ResolveOptions) -> Subject:
+    """Return the source of a reshard, with its refusal if nothing says how it is sharded."""
+    is_unknown = strategy is None and catalog.description is None and not options.replicated
+    refusal = no_strategy_error(catalog, "-s STRATEGY") if is_unknown else None
+    return Subject(catalog, strategy, options, refusal)
+
+
+def _average_source(order: Order, source: AverageInput) -> Subject:
+    catalog, strategy, _ = source
+    is_of_ranks = strategy is None and bool(catalog.needs_strategy or catalog.one_of_several)
+    is_replicated = order.resolve.replicated and is_of_ranks
+    tensors = replace(order.resolve.tensors, is_shared=True)
+    options = replace(order.resolve, replicated=is_replicated, tensors=tensors)
+    if order.target and catalog.is_merged and catalog.description is None:
+        return split_source(catalog, options)
+    return Subject(catalog, strategy, options)
+
+
+SOURCES: Mapping[Verb, Callable[[Order, AverageInput], Subject]] = {
+    "merge": lambda order, of: Subject(of.catalog, of.strategy, order.resolve),
+    "split": lambda order, of: split_source(of.catalog, order.resolve),
+    "reshard": lambda order, of: reshard_source(of.catalog, of.strategy, order.resolve),
+    "average": _average_source,
+}
+
+
+def _convert(order: Order, catalog: Catalog) -> Job:
+    path, output, options = order.path, order.output, order.resolve
+    catalog = take_remains(catalog, options.tensors, checks_bytes=output.crc)
+    names, unset = ResolveOptions.__struct_fields__, ResolveOptions()
+    changed = [n for n in names if getattr(options, n) != getattr(unset, n)]
+    if unused := [name for name in changed if name not in _OF_CONVERT]:
+        raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
+    output.refuse(*_OF_RANK_FILES)
+    _refuse_url(path)
+    kept, unknown = Kept(), None
+    if catalog.needs_strategy:
+        kept, unknown = read_kept(catalog, options.manifest == "ignore")
+    refusal = _described_error(catalog) or unknown
+    is_renamed = bool(options.tensors.renames) and kept.strategy is None
+    noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
+    is_folder = _is_folder(catalog, output)
+    is_whole = output.ranks is None and output.max_shard_bytes is None
+    has_keys = any(file.cipher is not None for file in catalog.files.values())
+    is_same = options.tensors == TensorOptions() and not (output.crc or has_keys)
+    if is_folder and output.format is None and is_whole and is_same:
+        format_of_source = _format_of(catalog)
+        message = f"the format is that of the source, {format_of_source}"
+        hint = f"--format {any_of(name for name in FORMATS if name != format_of_source)}"
+        noted.append(Diagnostic("same_format", message, hint=hint, where=catalog.root))
+    catalog = replace(catalog, diagnostics=tuple(noted))
+    if output.ranks is not None:
+        catalog = _limited_to(catalog, output.ranks)
+    format = (
+        output.format or _format_of(catalog) if is_folder else choose_format(path, output.format)
+    )
+    if catalog.is_merged:
+        outputs = _full_tensors(path, format, output, is_folder)
+    else:
+        outputs = _again(catalog, path, format, output, kept)
+    source = Subject(catalog, None, options, refusal, files="kept")
+    return Job([source], outputs, output, kept=kept)
+
+
+def _is_folder(catalog: Catalog, options: OutputOptions) -> bool:
+    is_one_file = catalog.is_merged and not catalog.documents
+    return not is_one_file or options.max_shard_bytes is not None
+
+
+def _described_error(catalog: Catalog) -> PlanError | None:
+    if catalog.description is None:
+        return None
+    src = quote(catalog.root)
+    message = "the checkpoint describes its slices itself, which files of ranks cannot"
+    hint = f"ckpttool merge {src} -o OUT, or reshard {src} -d STRATEGY -o DIR"
+    facts = f"see {shorten(catalog.description.files, 2)}"
+    return PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=catalog.root)])
+
+
+def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a scan, and that the strategies beside the files are not copied."""
+    strategies = list(catalog.strategy_files)
+    for diagnostic in catalog.diagnostics:
+        if diagnostic.code == "strategy_file" and diagnostic.path is not None:
+            strategies.append(diagnostic.path)
+        else:
+            yield diagnostic
+    if strategies:
+        message = f"{shorten(strategies, 1)}: a strategy, which is not copied"
+        yield Diagnostic("strategy_file", message, facts="it is that of the output, too")
+    if is_renamed and catalog.needs_strategy:
+        message = "strategies have the old names, and the manifest of the output both"
+        yield Diagnostic(
+            "new_names", message, facts="so they fit as long as it lies with the files"
+        )
+
+
+def _conversion_problems(
+    catalog: Catalog, path: str, options: OutputOptions
+) -> Iterator[Diagnostic]:
+    """Yield why files cannot be written again as the options say."""
+    src, is_merged = quote(catalog.root), catalog.is_merged
+    if options.max_shard_bytes is not None and not is_merged:
+        message, hint = "files of ranks cannot be numbered", f"ckpttool merge {src} -s STRATEGY ..."
+        yield Diagnostic("options", message, hint=hint, where=catalog.root)
+    there = {*catalog.files, *catalog.damaged}
+    absent = sorted({*(options.ranks or ())} - there - {*catalog.missing_ranks})
+    if options.ranks is not None and is_merged:
+        message, hint = "a merged checkpoint has no ranks", "the same command without --rank"
+        yield Diagnostic("options", message, hint=hint, where=catalog.root)
+    elif absent:
+        message, hint = (
+            f"{format_ranks(absent)}: not in the source",
+            f"--rank {format_numbers(there)}",
+        )
+        yield Diagnostic("options", message, hint=hint, ranks=tuple(absent), where=catalog.root)
+    if not _is_folder(catalog, options):
+        return
+    if format_of_suffix(path) is not None:
+        message = "a folder is written, as the source is one, and the name is that of a file"
+        more = "" if is_merged else "-s STRATEGY "
+        hint = f"-o {Path(path).with_suffix('')}, or ckpttool merge {src} {more}-o {path}"
+        yield Diagnostic("options", message, hint=hint, where=path)
+    formats = {file.format for file in catalog.files.values()}
+    if options.format is None and len(formats) > 1:
+        message, facts = "the files have several formats", any_of(sorted(formats))
+        yield Diagnostic("options", message, hint="--format", facts=facts, where=catalog.root)
+
+
+def _format_of(catalog: Catalog) -> str:
+    return next((file.format for file in catalog.files.values()), "hdf5")
+
+
+def _limited_to(catalog: Catalog, ranks: Collection[int]) -> Catalog:
+    return replace(
+        catalog,
+        files={rank: file for rank, file in catalog.files.items() if rank in ranks},
+        damaged={rank: error for rank, error in catalog.damaged.items() if rank in ranks},
+        expected_ranks=frozenset(ranks),
+    )
+
+
+def _again(
+    catalog: Catalog, folder: str, format: str, options: OutputOptions, kept: Kept
+) -> Target:
+    """Return the target that writes each file of ranks again, under the same name below a folder.
+
+    The marks that all headers have stay, where the format keeps them.  So does the strategy that a
+    manifest names.
+    """
+    paths = {
+        rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
+        for rank, file in catalog.files.items()
+    }
+    common = catalog.common_attrs if catalog.files else {}
+    attrs = {key: common[key] for key in ("format", REDUNDANCY_KEY) if key in common}
+    ranks = max(catalog.files, default=0) + 1
+    return Target(
+        format,
+        paths,
+        ranks=ranks,
+        strategy=Strategy.without_layouts(ranks, kept.files),
+        attrs={**attrs, **header_attrs(options.crc)},
+        folder=folder,
+    )
+
+
+def _name_in(path: str, format: str) -> str:
+    """Return the name of a file in another format.
+
+    Examples
+    --------
+    >>> _name_in("rank_0/net-1_10.ckpt", "safetensors"), _name_in("rank_0/net-1.10", "ckpt")
+    ('rank_0/net-1_10.safetensors', 'rank_0/net-1.10.ckpt')
+    """
+    stem = path if format_of_suffix(path) is None else path.removesuffix(Path(path).suffix)
+    return stem + suffix_of(format)
