@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
@@ -79,9 +80,8 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.verify(found, report.limit))
+        limited = replace(found, findings=found.findings[: report.limit])
+        tables.print_json(limited.to_dict())
     else:
         _print(found, report)
     if found.findings:
@@ -90,16 +90,15 @@ def verify(
 
 def _print(found: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
-    counts = found.count_severities()
-    present = [severity for severity in ("error", "warning") if counts[severity]]
+    label = "error" if found.errors else "warning" if found.warnings else "OK"
     read = [
-        count(found.files, "file" if found.ranks is None else "rank"),
+        count(found.files, "file" if found.is_merged else "rank"),
         *([f"step {found.step}"] if found.step else []),
         count(found.tensors, "tensor"),
         format_bytes(found.nbytes),
     ]
     depth = "all data read" if found.deep else "--deep reads all data"
-    if present or not report.quiet:
+    if found.errors or found.warnings or not report.quiet:
         text = f"{found.path}: {found.verdict} ({', '.join(read)}; {depth})"
-        tables.print_text(text, (*present, "OK")[0])
-    tables.print_findings(found.findings, found.notes, found.severity_of, report)
+        tables.print_text(text, label)
+    tables.print_findings(found.findings, found.notes, found.findings.severity_of, report)
