@@ -141,9 +141,9 @@ def read_topics() -> Mapping[str, str]:
 
 def read_group(group: str) -> Mapping[str, str]:
     """Return the text of each page of a group by its name, sorted."""
-    found = list_folder(PAGES / GROUPS[group])
-    found += _translated(GROUPS[group]) if is_chinese() else []
-    paths = {path.stem.lower(): path for path in found}
+    pages = list_folder(PAGES / GROUPS[group])
+    pages += _translated(GROUPS[group]) if is_chinese() else []
+    paths = {path.stem.lower(): path for path in pages}
     names = sorted(name for name, path in paths.items() if path.suffix == ".md" and name != INDEX)
     return {name: read_file(paths[name]).decode("utf-8") for name in names}
 
@@ -170,7 +170,7 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
     [(['code'], 'Text.\n'), (['-o', '--output'], 'More.\n')]
     """
     headings = list(HEADING.finditer(page))
-    ends = [*(one.start() for one in headings[1:]), len(page)]
+    ends = [*(heading.start() for heading in headings[1:]), len(page)]
     for heading, end in zip(headings, ends, strict=True):
         if re.fullmatch(r"`[\w-]+`(, `[\w-]+`)*", heading[2]):
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
@@ -190,7 +190,7 @@ def find_titles(title: str) -> list[str]:
     chinese, topics = _chinese_titles(), read_topics()
     titles = {n: (title_of(page).lower(), chinese.get(n, "")) for n, page in topics.items()}
     same = [name for name, both in titles.items() if title in both]
-    return same or [n for n, (_, one) in titles.items() if title in one and not title.isascii()]
+    return same or [n for n, (_, full) in titles.items() if title in full and not title.isascii()]
 
 
 def _chinese_titles() -> Mapping[str, str]:
@@ -209,10 +209,10 @@ def title_of(page: str) -> str:
     return "" if heading is None else heading[2]
 
 
-def print_markdown(text: str) -> None:
+def print_markdown(markdown: str) -> None:
     """Print a page: laid out on a terminal, as it is in a pipe or in a locale without UTF-8."""
     if not sys.stdout.isatty() or not has_utf8(sys.stdout):
-        echo(text.rstrip("\n"))
+        echo(markdown.rstrip("\n"))
         return
     from shutil import get_terminal_size
 
@@ -222,13 +222,13 @@ def print_markdown(text: str) -> None:
     size = get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
-    text = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", text)))
+    markdown = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", markdown)))
     with console.capture() as printed:
-        console.print(_lay_out(text))
+        console.print(_lay_out(markdown))
     echo(printed.get().replace(BREAK, ""), end="")
 
 
-def _lay_out(text: str) -> Markdown:
+def _lay_out(page: str) -> Markdown:
     """Return a page whose tables fold what is too wide for a cell, where rich would omit a letter.
 
     rich takes the space off the end of a line by the number of letters, not of columns.
@@ -257,19 +257,21 @@ def _lay_out(text: str) -> Markdown:
                     yield table
 
         Page.elements = {**Page.elements, "table_open": FoldedTable}
-    return Page(text, code_theme="ansi_dark", hyperlinks=False)
+    return Page(page, code_theme="ansi_dark", hyperlinks=False)
 
 
 def _name_topic(link: re.Match[str]) -> str:
-    text, path = link[1], Path(link[2])
+    label, path = link[1], Path(link[2])
     is_topic = path.suffix == ".md" and path.stem != INDEX
-    return f"{text} (`ckpttool help {path.stem}`)" if is_topic else text
+    return f"{label} (`ckpttool help {path.stem}`)" if is_topic else label
 
 
 def names_of(group: click.Context) -> list[str]:
     """Return every name that has a page, an entry or a command, sorted."""
     topics = read_topics()
-    entries = {one for page in topics.values() for names, _ in find_entries(page) for one in names}
+    entries = {
+        name for page in topics.values() for names, _ in find_entries(page) for name in names
+    }
     return sorted({*topics, *entries, *(words for words, _ in walk_commands(group))})
 
 
@@ -277,8 +279,8 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Return the names that begin with what was typed."""
     assert ctx.parent is not None, "help is a command of a group"
     before = "".join(f"{word} " for word in ctx.params.get("name") or ())
-    found = (name for name in names_of(ctx.parent) if name.startswith(before + incomplete))
-    return [rest for name in found if " " not in (rest := name.removeprefix(before))]
+    matching = (name for name in names_of(ctx.parent) if name.startswith(before + incomplete))
+    return [rest for name in matching if " " not in (rest := name.removeprefix(before))]
 
 
 @click.command(
@@ -316,7 +318,7 @@ def print_topics() -> None:
     for group in GROUPS:
         titles = {name: title_of(page) for name, page in read_group(group).items()}
         with formatter.section(CHINESE_GROUPS[group] if chinese else group):
-            formatter.write_dl([(name, chinese.get(name, one)) for name, one in titles.items()])
+            formatter.write_dl([(name, chinese.get(name, title)) for name, title in titles.items()])
     echo(formatter.getvalue().rstrip("\n"))
 
 
@@ -325,7 +327,7 @@ def print_all_about(name: str, group: click.Context) -> bool:
     topics = read_topics()
     entries = [entry for page in topics.values() for entry in find_entries(page)]
     texts = [
-        text for names, text in entries if name in (*names, *(one.lstrip("-") for one in names))
+        entry for names, entry in entries if name in (*names, *(word.lstrip("-") for word in names))
     ]
     texts += [topics[name]] if name in topics else []
     command = dict(walk_commands(group)).get(name)

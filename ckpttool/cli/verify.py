@@ -69,7 +69,7 @@ def verify(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
     with ckpttool.open_engine(run.engine) as executor:
-        found = operation.verify(
+        answer = operation.verify(
             catalog,
             strategy,
             resolve,
@@ -80,25 +80,25 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
-        limited = replace(found, findings=found.findings[: report.limit])
+        limited = replace(answer, findings=answer.findings[: report.limit])
         tables.print_json(limited.to_dict())
     else:
-        _print(found, report)
-    if found.findings:
+        _print(answer, report)
+    if answer.findings:
         click.get_current_context().exit(1)
 
 
-def _print(found: Verification, report: ReportOptions) -> None:
+def _print(answer: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
-    label = "error" if found.errors else "warning" if found.warnings else "OK"
+    label = "error" if answer.errors else "warning" if answer.warnings else "OK"
     read = [
-        count(found.files, "file" if found.is_merged else "rank"),
-        *([f"step {found.step}"] if found.step else []),
-        count(found.tensors, "tensor"),
-        format_bytes(found.nbytes),
+        count(answer.files, "file" if answer.is_merged else "rank"),
+        *([f"step {answer.step}"] if answer.step else []),
+        count(answer.tensors, "tensor"),
+        format_bytes(answer.nbytes),
     ]
-    depth = "all data read" if found.deep else "--deep reads all data"
-    if found.errors or found.warnings or not report.quiet:
-        text = f"{found.path}: {found.verdict} ({', '.join(read)}; {depth})"
+    depth = "all data read" if answer.deep else "--deep reads all data"
+    if answer.errors or answer.warnings or not report.quiet:
+        text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {depth})"
         tables.print_text(text, label)
-    tables.print_findings(found.findings, found.notes, found.findings.severity_of, report)
+    tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)
