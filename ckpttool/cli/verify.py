@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
@@ -79,9 +80,8 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.verify(answer, report.limit))
+        limited = replace(answer, findings=answer.findings[: report.limit])
+        tables.print_json(limited.to_dict())
     else:
         _print(answer, report)
     if answer.findings:
@@ -90,16 +90,15 @@ def verify(
 
 def _print(answer: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
-    counts = answer.count_severities()
-    present = [severity for severity in ("error", "warning") if counts[severity]]
+    label = "error" if answer.errors else "warning" if answer.warnings else "OK"
     read = [
-        count(answer.files, "file" if answer.ranks is None else "rank"),
+        count(answer.files, "file" if answer.is_merged else "rank"),
         *([f"step {answer.step}"] if answer.step else []),
         count(answer.tensors, "tensor"),
         format_bytes(answer.nbytes),
     ]
     depth = "all data read" if answer.deep else "--deep reads all data"
-    if present or not report.quiet:
-        verdict = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {depth})"
-        tables.print_text(verdict, (*present, "OK")[0])
-    tables.print_findings(answer.findings, answer.notes, answer.severity_of, report)
+    if answer.errors or answer.warnings or not report.quiet:
+        text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {depth})"
+        tables.print_text(text, label)
+    tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)

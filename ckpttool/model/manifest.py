@@ -117,7 +117,15 @@ class StrategyFile(Struct, frozen=True):
 
 
 class LeftOut(Struct, frozen=True):
-    """How many tensors the user did not want, and their bytes."""
+    """The tensors that the user did not want.
+
+    Attributes
+    ----------
+    tensors
+        Their number.
+    nbytes
+        Bytes of their full tensors; of convert in all files.
+    """
 
     tensors: int
     nbytes: int
