@@ -26,8 +26,8 @@ def test_the_group_alone_prints_its_help(words):
     [
         (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show"),
         (["show"], "strategy show needs STRATEGY STRATEGY is a strategy file."),
-        (["show", MERGED, "--al"], "strategy show has no --al Try: --all in place of --al"),
-        (["show", MERGED, "--step", "1"], "strategy show has no --step Try: ckpttool strategy sh"),
+        (["show", MERGED, "--al"], "strategy show has no --al Did you mean --all"),
+        (["show", MERGED, "--step", "1"], "Try: ckpttool strategy show --help"),
         (["show", f"{MERGED}x"], "does not exist"),
     ],
 )

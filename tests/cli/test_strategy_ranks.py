@@ -124,7 +124,7 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
         ("src", "strategy ranks needs -s FILE", "ckpttool strategy ranks -s strategy.ckpt"),
         ("-s s.ckpt src x", "takes no path 2 paths were given: src, x", "ckpttool strategy ranks"),
         ("-d s.ckpt -s", "Option '-s' requires an argument", "ckpttool strategy ranks --help"),
-        ("-s s.ckpt --ran 1", "strategy ranks has no --ran", "--rank in place of --ran"),
+        ("-s s.ckpt --ran 1", "strategy ranks has no --ran Did you mean --rank", "ckpttool"),
     ],
 )
 def test_paths_without_an_option_are_explained(tmp_path, monkeypatch, words, said, hint):

@@ -67,7 +67,6 @@ ROWS = (
         "",
     ),
     Row("shell", _OF_SHELL, "on"),
-    Row("option in place", r"-\S+ in place of -\S+$", ""),
     Row("without", r"(?:the same command )?without (?=-)|omit -|no --", "on"),
     Row(
         "same",
@@ -102,7 +101,7 @@ ROWS = (
     # and in a text that he wrote.
     Row(
         "other words",
-        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ in place of \S+|\S+ or \S+, with all",
+        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ or \S+, with all",
         "",
     ),
 )
