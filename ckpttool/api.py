@@ -712,8 +712,6 @@ def to_dict(answer: Answer) -> Json:
             return documents.estimate(answer)
         case Conversion():
             return documents.convert(answer)
-        case Difference():
-            return documents.diff(answer.a, answer.b, answer, None)
         case _:
             return documents.inspect(answer)
 

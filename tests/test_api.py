@@ -69,7 +69,7 @@ def test_paths_may_be_of_any_type(form, tmp_path):
     written = form(tmp_path / "t.ckpt")
     ckpttool.reshard(src, [strategy], target, form(tmp_path / "r"), strategy_path=written)
     assert len(ckpttool.read_strategy(written).layouts)
-    assert ckpttool.diff(src, out, strategy).is_equal
+    assert ckpttool.diff(src, out, strategy).equal
     assert ckpttool.verify(out).findings == ()
     assert len(ckpttool.inspect(src, strategy).summary.entries) == 38
     assert ckpttool.finalize(form(tmp_path / "r"))
@@ -83,7 +83,7 @@ def test_what_scan_and_read_strategy_return_is_taken_like_paths(tmp_path):
     ckpttool.reshard(catalog, strategy, target, tmp_path / "a", format="ckpt")
     ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "b", format="ckpt")
     assert read_ranks(tmp_path / "a") == read_ranks(tmp_path / "b")
-    assert ckpttool.diff(catalog, tmp_path / "a", strategy, target).is_equal
+    assert ckpttool.diff(catalog, tmp_path / "a", strategy, target).equal
 
 
 def test_a_call_does_what_the_command_does(tmp_path):

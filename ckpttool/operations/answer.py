@@ -9,6 +9,8 @@ where it has that; a key that is always there has none.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, cast, overload
 
@@ -18,12 +20,17 @@ from ckpttool._version import SCHEMA
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CODES, Diagnostic, Severity, SeverityOf
-from ckpttool.wording import as_typed, encodable
+from ckpttool.wording import as_typed, count, encodable
 
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
+# What may be infinite, or NaN; JSON has no such numbers, and their names stand in quotes (`plain`).
+Unbounded = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity"]})]
+Indefinite = Annotated[
+    float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity", "NaN"]})
+]
 Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
 Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
 _ERRORS: SeverityOf = dict.fromkeys(CODES, "error")
@@ -154,7 +161,7 @@ class Document(Answer, frozen=True):
 
 
 def plain(value: object) -> Any:
-    """Return a value of a document with lists in place of other sequences."""
+    """Return a value of a document: lists in place of other sequences, and no other float."""
     if isinstance(value, Reported):
         return value.to_builtins()
     if isinstance(value, Mapping):
@@ -162,6 +169,8 @@ def plain(value: object) -> Any:
     if isinstance(value, tuple | list | range):
         is_plain = bool(value) and isinstance(value[0], int)  # perhaps a million ranks
         return list(value) if is_plain else [*map(plain, value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
@@ -185,6 +194,33 @@ def _encodable(value: object) -> object:
             return [*map(_encodable, value)]
         case _:
             return value
+
+
+class Cast(Answer, frozen=True):
+    """Tensors that were cast from one type to another.
+
+    Attributes
+    ----------
+    from
+        Stored type, by MindSpore's name.
+    to
+        Type in the outputs, or of the comparison.
+    tensors
+        Their number.
+    """
+
+    from_: str = msgspec.field(name="from")
+    to: str
+    tensors: Some
+
+    def __str__(self) -> str:
+        return f"{count(self.tensors, 'tensor')} from {self.from_} to {self.to}"
+
+
+def count_casts(types: Iterable[tuple[str, str]]) -> tuple[Cast, ...]:
+    """Return how many tensors have another new type than their old one, by both."""
+    numbers = sorted(Counter(pair for pair in types if pair[0] != pair[1]).items())
+    return tuple(Cast(*pair, number) for pair, number in numbers)
 
 
 class StageLayout(Answer, frozen=True, kw_only=True):

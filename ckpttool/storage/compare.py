@@ -47,7 +47,13 @@ Index = tuple[int, ...]
 
 
 class Tolerance(Struct, frozen=True):
-    """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0."""
+    """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0.
+
+    Attributes
+    ----------
+    atol, rtol
+        The bounds, finite and from 0 on.
+    """
 
     atol: float = 0.0
     rtol: float = 0.0

@@ -19,12 +19,13 @@ from jsonschema import Draft202012Validator
 
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations import documents
+from ckpttool.operations import answer, documents
 from ckpttool.operations.answer import Answer, DiagnosticAnswer, Failure
 from ckpttool.operations.finalized import Finalized
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.tensor_diff import Difference
 from ckpttool.operations.verification import Verification
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
@@ -41,6 +42,7 @@ TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEV
 DOCUMENT = re.compile(r"(?ms)^\$ ckpttool ([^\n]*) --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
 ANSWERS: dict[str, type[Answer]] = {
     "diagnostic.json": DiagnosticAnswer,
+    "diff.json": Difference,
     "error.json": Failure,
     "finalize.json": Finalized,
     "strategy-check.json": StrategyCheck,
@@ -183,7 +185,7 @@ def test_every_other_key_stands_in_the_module_of_documents():
     by_hand = SCHEMAS.keys() - ANSWERS.keys()
     places = set().union(*map(declared, by_hand))
     keys = {place[-1] for place in places if place[-2] == "properties"}
-    assert keys - {*re.findall(r"\w+", getsource(documents))} == set()
+    assert keys - {*re.findall(r"\w+", getsource(documents) + getsource(answer))} == set()
 
 
 @pytest.mark.source

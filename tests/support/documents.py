@@ -84,6 +84,9 @@ def used(schema: str, document: object) -> set[tuple[str, ...]]:
         if isinstance(value, dict):
             for key in node.get("properties", {}).keys() & value.keys():
                 yield from walk(value[key], (*place, "properties", key))
+            if isinstance(node.get("additionalProperties"), dict):
+                for child in value.values():
+                    yield from walk(child, (*place, "additionalProperties"))
         if isinstance(value, list) and "items" in node:
             for one in value:
                 yield from walk(one, (*place, "items"))
