@@ -95,7 +95,7 @@ from ckpttool.discovery.described import (
     read_existing_files,
 )
 from ckpttool.discovery.file_names import ITERATION
-from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
+from ckpttool.discovery.ignored import describe_ignored, note_foreign
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats.local import identify_file, is_file, list_folder, stat_file
@@ -173,7 +173,7 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
 
 def _read_iteration(root: str, folder: Path, diagnostics: Diagnostics) -> Catalog:
     """Return the catalog of one iteration below ``root``."""
-    note_leftovers(folder, (), diagnostics)
+    note_foreign(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     metadata = folder / _METADATA
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()

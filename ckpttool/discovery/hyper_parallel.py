@@ -74,7 +74,7 @@ from ckpttool.discovery.described import (
     read_existing_files,
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
-from ckpttool.discovery.leftovers import describe_ignored
+from ckpttool.discovery.ignored import describe_ignored
 from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats.local import (
     identify_file,
