@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from ckpttool.discovery.checkpoint2 import list_iterations, scan_checkpoint2
-from ckpttool.discovery.described import read_files, read_single
 from ckpttool.discovery.file_names import is_step, label_of, step_of
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
@@ -37,6 +36,7 @@ from ckpttool.discovery.rank_folders import (
 )
 from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
+from ckpttool.discovery.self_described import read_files, read_single
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.siblings import evidence_of_name, find_evidence
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
