@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -57,23 +57,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
     from ckpttool.model.plan import Term
 
-_OF_CONTENTS = {
-    "is_refused",
-    "correction",
-    "sampled",
-    "sampled_copies",
-    "differing_stages",
-    "scrambled",
-    "indexes",
-    "copies",
-    "counting",
-    "weight_block",
-    "read",
-    "unread",
-    "no_evidence",
-    "evidence",
-    "complete_step",
-}
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
 
 # Name to the ranks that hold each slice that is needed; other names are not needed.
@@ -138,6 +121,95 @@ class ResolveOptions(Struct, frozen=True):
         require_number("optimizer_shard", self.optimizer_shard)
 
 
+class Contents(Struct, frozen=True, kw_only=True):
+    """What was read of a checkpoint beside its headers, and what that shows.
+
+    Attributes
+    ----------
+    is_refused
+        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
+    correction
+        The optimizer shards that the strategy hides, or that were joined.
+    sampled, differing_stages
+        What the layouts are checked against: samples, and the tensors that differ between stages.
+    sampled_copies
+        The samples of shared tensors on all stages but the first.
+    scrambled
+        The tensors whose slices were written from the wrong place of memory.
+    indexes
+        The path of each index beside the files to the full tensors that it lists, or why it cannot
+        be read.
+    copies
+        The copies of tensors that an index names in another file.
+    read
+        What reading more than headers and samples found, by what was read: ``"checksums"`` of
+        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
+    unread
+        The error that ended the reading of contents, if one did.
+    no_evidence
+        The tensors that are not wanted and that the system cannot read, with the errors.
+    evidence
+        What was read.
+    complete_step
+        The newest other step that is complete by its headers; "" unless something is missing.
+    """
+
+    is_refused: bool = False
+    correction: InferredStrategy | None = None
+    sampled: tuple[SampledTensor, ...] = ()
+    sampled_copies: tuple[SampledTensor, ...] = ()
+    differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    scrambled: tuple[ScrambledTensor, ...] = ()
+    indexes: Mapping[str, IndexedTensors] = {}
+    copies: ComparedCopies = ComparedCopies()
+    read: Mapping[Reading, Sequence[Diagnostic]] = {}
+    unread: CkptToolError | None = None
+    no_evidence: Mapping[str, CkptToolError] = {}
+    evidence: Evidence = field(default_factory=Evidence)
+    complete_step: str = ""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether not all tensors are known, so that others would look like all of them."""
+        return self.is_refused or self.unread is not None
+
+    @property
+    def has_differing_replicas(self) -> bool:
+        """Whether samples of replicas or stages differ that should be equal."""
+        from ckpttool.checkpoint.samples import has_own_values
+
+        replicas = (one for one in self.sampled if one.differing_groups)
+        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
+        return is_suspect or bool(self.differing_stages)
+
+    @property
+    def readable_indexes(self) -> list[Mapping[str, TensorMeta]]:
+        """The full tensors of each index beside the files that can be read."""
+        return [index for index in self.indexes.values() if not isinstance(index, Exception)]
+
+    def of_wanted(self, wanted: Collection[str]) -> Contents:
+        """Return what contents show of the tensors that are wanted.
+
+        Those of the others corrected the strategy before: states prove hidden optimizer shards.
+        """
+        correction = self.correction
+        if correction is not None and correction.undecided.isdisjoint(wanted):
+            correction = replace(correction, problems=())
+        stages = self.differing_stages
+        return replace(
+            self,
+            correction=correction,
+            sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
+            sampled_copies=tuple(one for one in self.sampled_copies if one.tensor.name in wanted),
+            differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
+            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
+        )
+
+    def without_samples(self) -> Contents:
+        """Return what is left for plans: samples take as much memory as the checkpoint."""
+        return replace(self, sampled=(), sampled_copies=(), evidence=Evidence())
+
+
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     """A checkpoint, resolved to full tensors.
 
@@ -163,40 +235,14 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         Whether only one rank of each replica group has its slice on disk.
     misfits
         Why the strategy does not fit the names or shapes.  Then there are no records.
-    contents
-        What contents show of tensors without a layout.
-    is_refused
-        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
-    correction
-        What contents show of optimizer shards that the strategy hides, or that were joined.
-    sampled, differing_stages
-        What the layouts are checked against: samples, and the tensors that differ between stages.
-    sampled_copies
-        The samples of shared tensors on all stages but the first.
-    scrambled
-        The tensors whose slices were written from the wrong place of memory.
-    indexes
-        The path of each index beside the files to the full tensors that it lists, or why it cannot
-        be read.
-    copies
-        The copies of tensors that an index names in another file.
+    equal
+        The ranks with equal contents of tensors without a layout.
     counting
         The single numbers whose values show that they count something.
     weight_block
         Rows and columns of a Float8 weight that share a scale; None for those of most models.
-    read
-        What reading more than headers and samples found, by what was read: ``"checksums"`` of
-        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
-    unread
-        The error that ended the reading of contents, if one did.
-    no_evidence
-        The tensors that are not wanted and that the system cannot read, with the errors.
-    evidence
-        What was read.
-    complete_step
-        The newest other step that is complete by its headers; "" unless something is missing.
-    chosen_from
-        The checkpoint with all tensors; None for itself.
+    unfiltered
+        The checkpoint with all tensors, if the user does not want all of them.
     """
 
     catalog: Catalog
@@ -208,23 +254,10 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     is_recorded: bool = False
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
-    contents: EqualContents = EqualContents()
-    is_refused: bool = False
-    correction: InferredStrategy | None = None
-    sampled: tuple[SampledTensor, ...] = ()
-    sampled_copies: tuple[SampledTensor, ...] = ()
-    differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
-    scrambled: tuple[ScrambledTensor, ...] = ()
-    indexes: Mapping[str, IndexedTensors] = {}
-    copies: ComparedCopies = ComparedCopies()
+    equal: EqualContents = EqualContents()
     counting: frozenset[str] = frozenset()
     weight_block: tuple[int, int] | None = None
-    read: Mapping[Reading, Sequence[Diagnostic]] = {}
-    unread: CkptToolError | None = None
-    no_evidence: Mapping[str, CkptToolError] = {}
-    evidence: Evidence = field(default_factory=Evidence)
-    complete_step: str = ""
-    chosen_from: Checkpoint | None = None
+    unfiltered: Checkpoint | None = None
 
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
@@ -241,38 +274,23 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """Whether files of ranks are joined; else each file is read by itself."""
         return self.files == "joined"
 
-    def knowing(self, **contents: Any) -> Checkpoint:
-        """Return the checkpoint with more of what contents show."""
-        assert contents.keys() <= _OF_CONTENTS, "headers show the rest"
-        known = replace(self, **contents)
-        vars(known).update(vars(self))  # all that follows from headers alone
-        return known
-
-    @property
-    def checked(self) -> Checkpoint:
-        """The checkpoint without what was read for checks, which takes as much memory as it."""
-        return self.knowing(sampled=(), sampled_copies=(), evidence=Evidence())
-
-    def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
+    def with_strategy(self, strategy: Strategy, equal: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
         known = self.records if strategy is self.strategy else ()
         return replace(
             self,
             strategy=strategy,
-            contents=contents,
-            records=interpret(self.catalog, strategy, contents.groups, known),
+            equal=equal,
+            records=interpret(self.catalog, strategy, equal.groups, known),
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
 
     @property
     def chosen(self) -> Checkpoint:
-        """The checkpoint as it would be if the files held only the tensors that the user wants.
-
-        What contents show of the others stays: states prove hidden optimizer shards.
-        """
+        """The checkpoint as it would be if the files held only the tensors that the user wants."""
         if self.options.tensors.are_all_wanted or self.misfits:
             return self
-        wanted, correction = self.wanted, self.correction
+        wanted = self.wanted
         catalog = without_harmless(
             self.catalog.with_only(wanted),
             self.strategy,
@@ -280,25 +298,17 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             are_named=self.options.tensors.are_named,
         )
         records = (one for one in self.records if one.name in wanted)
-        if correction is not None and wanted.isdisjoint(correction.undecided):
-            correction = replace(correction, problems=())
-        stages = self.differing_stages
         return replace(
             self,
             catalog=catalog,
             records=tuple(records) if self.are_joined else records_of_files(catalog, self.files),
-            correction=correction,
-            sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
-            sampled_copies=tuple(one for one in self.sampled_copies if one.tensor.name in wanted),
-            differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
-            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
-            chosen_from=self,
+            unfiltered=self,
         )
 
     @property
     def whole(self) -> Checkpoint:
         """The checkpoint with all tensors, also those that the user does not want."""
-        return self.chosen_from or self
+        return self.unfiltered or self
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -328,8 +338,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def belongings(self) -> Belongings:
         """To what the tensors belong: one answer for all that choose, cast, average or rename."""
-        if self.chosen_from is not None:
-            return self.chosen_from.belongings
+        if self.unfiltered is not None:
+            return self.unfiltered.belongings
         listed, metas = self.old_names
         if not self.options.tensors.called:
             states = None if self.lost else self.states
@@ -399,7 +409,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @property
     def left_out(self) -> Mapping[str, int]:
         """The tensors that the user does not want, with their bytes: full, or in all files."""
-        whole = self.chosen_from
+        whole = self.unfiltered
         if whole is None:
             return {}
         metas = {name: one for name, one in whole.metas.items() if name not in self.wanted}
@@ -440,11 +450,6 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
                 ranks = sorted(chain(*groups))
                 kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
         return tuple(kept)
-
-    @property
-    def evident(self) -> list[FullTensor]:
-        """The tensors whose contents can be read, as far as that is known."""
-        return [one for one in self.tensors if one.name not in self.no_evidence]
 
     def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
         only_for = rank % self.cycle, self.cycle
@@ -488,7 +493,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def partly_held(self) -> tuple[PartlyHeld, ...]:
         """Tensors without a layout that only some ranks of a stage hold."""
-        if self.chosen_from is not None:
+        if self.unfiltered is not None:
             found = ((one, self.wanted.intersection(one.names)) for one in self.whole.partly_held)
             return tuple(replace(one, names=tuple(sorted(names))) for one, names in found if names)
         joined = self.records if self.are_joined else ()
@@ -498,7 +503,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def presence(self) -> Presence:
         """What is missing, and which ranks replace it."""
         found = self.catalog, self.strategy, self.records, self.is_deduplicated
-        return find_missing(*found, self.needed, self.wanted if self.chosen_from else None)
+        return find_missing(*found, self.needed, self.wanted if self.unfiltered else None)
 
     @cached_property
     def states(self) -> ParameterOfState:
@@ -510,11 +515,10 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """The names whose slices the strategy or the checkpoint itself lists."""
         return listed_names(self.catalog, self.strategy)
 
-    @cached_property
-    def confirmed(self) -> frozenset[str]:
-        """The tensors whose full shapes more shows than the layouts of the strategy.
+    def confirmed_by(self, indexes: Iterable[Mapping[str, TensorMeta]]) -> frozenset[str]:
+        """Return the tensors whose full shapes more shows than the layouts of the strategy.
 
-        It is the manifest, an index beside the files, the strategy in JSON, or a parameter and a
+        It is the manifest, one of the ``indexes``, the strategy in JSON, or a parameter and a
         state: the strategy shards them differently, and both have one full shape.  If it shards
         both alike, both would be wrong in the same way.
         """
@@ -523,9 +527,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             return frozenset(shapes)
         listed = self.strategy.layouts
         found = {n for n in shapes if any(one.full_shape for one in listed.get(n, ()))}
-        for index in self.indexes.values():
-            if not isinstance(index, Exception):
-                found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
+        for index in indexes:
+            found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
         for pair in self.states.items():
             state, parameter = (listed.get(name, ()) for name in pair)
             counts = {layout.slice_counts for layout in (*state[:1], *parameter[:1])}
@@ -540,35 +543,15 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         return "the strategy" if self.catalog.description is None else "the description"
 
     @property
-    def is_incomplete(self) -> bool:
-        """Whether not all tensors are known, so that others would look like all of them."""
-        return bool(self.is_refused or self.misfits or self.unread)
-
-    @property
-    def has_differing_replicas(self) -> bool:
-        """Whether samples of replicas or stages differ that should be equal."""
-        from ckpttool.checkpoint.samples import has_own_values
-
-        replicas = (one for one in self.sampled if one.differing_groups)
-        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
-        return is_suspect or bool(self.differing_stages)
-
-    @property
-    def assumes_joined_shards(self) -> bool:
-        """Whether the user alone says that some optimizer shards were joined."""
-        notes = self.correction.notes if self.correction is not None else ()
-        return self.options.optimizer_shard == 1 and any(one.code == "inferred" for one in notes)
-
-    @property
     def damage(self) -> list[FormatError]:
         """The errors of damaged files that replicas do not replace."""
         ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
         return [self.catalog.damaged[rank] for rank in ranks]
 
-    def with_remedy(self, error: FormatError) -> FormatError:
+    def with_remedy(self, error: FormatError, complete_step: str) -> FormatError:
         """Return the error of a damaged file with its hint: another step, or fewer tensors."""
-        if step := self.complete_step:
-            return error.with_hint(f"--step {step}, which is complete by its headers")
+        if complete_step:
+            return error.with_hint(f"--step {complete_step}, which is complete by its headers")
         if not isinstance(error, CutShortError):
             return error
         if not all(isinstance(one, CutShortError) for one in self.damage):

@@ -44,15 +44,15 @@ from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
     from ckpttool.storage.sampling import Sample
 
-    Contents = Mapping[int, Sample]  # rank to sample, for one tensor
+    SampleOfRank = Mapping[int, Sample]
 
 
 def ambiguity_reason(
     listed: Sequence[FullTensor],
-    contents: Sequence[Contents],
+    contents: Sequence[SampleOfRank],
     shards: Mapping[str, int],
 ) -> Asking[str | None]:
     """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
@@ -85,7 +85,7 @@ def _is_divisible(tensor: FullTensor, shard: int) -> bool:
 
 
 def _nearness_reason(
-    sharded: Sequence[FullTensor], contents: Sequence[Contents]
+    sharded: Sequence[FullTensor], contents: Sequence[SampleOfRank]
 ) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
     from ckpttool.storage.sampling import nearness
@@ -108,7 +108,9 @@ def _nearness_reason(
     return "most numbers nearly equal" if near * 2 > total else None
 
 
-def _differing_pair(tensor: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+def _differing_pair(
+    tensor: FullTensor, held: SampleOfRank
+) -> tuple[StoredTensor, StoredTensor] | None:
     """Return two replicas of a slice that differ, neither of them constant; None without any."""
     for replicas in tensor.slicing.replicas():
         ranks = [rank for rank in replicas if not held[rank].is_constant]
@@ -118,7 +120,7 @@ def _differing_pair(tensor: FullTensor, held: Contents) -> tuple[StoredTensor, S
     return None
 
 
-def infer_shard(layout: Layout, contents: Contents) -> int | None:
+def infer_shard(layout: Layout, contents: SampleOfRank) -> int | None:
     """Return the optimizer shard that the contents of ranks show.
 
     The result is None if all elements are equal, which fits every shard.  It is 0 if no shard
@@ -133,7 +135,7 @@ def infer_shard(layout: Layout, contents: Contents) -> int | None:
     return shard if are_distinct else 0
 
 
-def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
+def possible_shards(tensor: FullTensor, contents: SampleOfRank) -> list[int]:
     """Return the optimizer shards that explain the contents, if missing ranks leave several.
 
     The result is empty if all ranks have the tensor, since their contents decide.
@@ -150,7 +152,7 @@ def missing_ranks(tensor: FullTensor) -> list[int]:
     return sorted(chain(*({*one.owners}.difference(one.holders) for one in slices)))
 
 
-def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
+def _explains(layout: Layout, contents: SampleOfRank, shard: int) -> tuple[bool, bool]:
     """Return whether equal slices of a shard are equal, and whether distinct ones differ."""
     cut = replace(layout, optimizer_shard=shard)
     slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice before the shard
@@ -440,7 +442,9 @@ def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) ->
 
 
 def _is_final(
-    inferred: InferredStrategy | None, listed: Sequence[FullTensor], contents: Sequence[Contents]
+    inferred: InferredStrategy | None,
+    listed: Sequence[FullTensor],
+    contents: Sequence[SampleOfRank],
 ) -> Asking[bool]:
     """Return whether reading everything cannot change what samples show.
 
@@ -456,7 +460,9 @@ def _is_final(
     return 0 in shown_shards(smallest, in_full)
 
 
-def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> list[int | None]:
+def shown_shards(
+    listed: Sequence[FullTensor], contents: Sequence[SampleOfRank]
+) -> list[int | None]:
     """Return the shard that the contents of each tensor show, else that of its gradients."""
     by_shape = shards_by_gradients(listed)
     by_contents = [
@@ -472,7 +478,7 @@ def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> 
 def _infer(
     strategy: Strategy,
     listed: Sequence[FullTensor],
-    contents: Sequence[Contents],
+    contents: Sequence[SampleOfRank],
     requested: int | None,
 ) -> Asking[InferredStrategy | None]:
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
@@ -615,35 +621,40 @@ def _ambiguous(
     return _undecided(strategy, problem, names)
 
 
-def rest_on_states(found: Checkpoint) -> Iterator[FullTensor]:
+def shown_by_unread_states(checkpoint: Checkpoint, contents: Contents) -> Iterator[FullTensor]:
     """Yield the tensors of equal elements that only states show which the system cannot read.
 
     Equal elements fit every shard, so states of a tensor decide, unless others of them are there.
     """
-    sampled = {one.tensor.name: one for one in found.sampled}
-    unread = {found.states.get(name, "") for name in found.no_evidence}
-    shown = {found.states.get(name, name) for name, one in sampled.items() if not one.is_constant}
-    for one in found.tensors:
-        if one.name in unread and one.name not in shown:
-            yield one
+    states = checkpoint.states
+    unread = {states.get(name, "") for name in contents.no_evidence}
+    shown = {
+        states.get(s.tensor.name, s.tensor.name) for s in contents.sampled if not s.is_constant
+    }
+    for tensor in checkpoint.tensors:
+        if tensor.name in unread and tensor.name not in shown:
+            yield tensor
 
 
-def ask_for_shard(found: Checkpoint, doubtful: Iterable[FullTensor]) -> InferredStrategy | None:
+def ask_for_shard(
+    checkpoint: Checkpoint, contents: Contents, doubtful: Iterable[FullTensor]
+) -> InferredStrategy | None:
     """Return the problem of states that the system cannot read, if ``doubtful`` may be sharded."""
-    names = [one.name for one in hiding_tensors(found.strategy, doubtful)]
-    wanted = [name for name in names if name in found.wanted]
+    strategy, unread = checkpoint.strategy, contents.no_evidence
+    names = [tensor.name for tensor in hiding_tensors(strategy, doubtful)]
+    wanted = [name for name in names if name in checkpoint.wanted]
     if not wanted:
         return None
-    number, error = len(found.no_evidence), next(iter(found.no_evidence.values()))
+    error = next(iter(unread.values()))
     problem = Diagnostic(
         "undecided_shard",
         f"{count(len(wanted), 'parameter')}: perhaps slices of an optimizer shard",
         hint=f"restore the files, or --optimizer-shard N, 1 for none; {_EXPLAINED}",
         options=_SHARD,
-        facts=f"{shorten(wanted, 3)}; {count(number, 'optimizer state')} that would show it cannot "
-        f"be read: {shorten(found.no_evidence, 2)}; {error}",
+        facts=f"{shorten(wanted, 3)}; {count(len(unread), 'optimizer state')} that would show it "
+        f"cannot be read: {shorten(unread, 2)}; {error}",
     )
-    return _undecided(found.strategy, problem, wanted)
+    return _undecided(strategy, problem, wanted)
 
 
 def may_be_sharded(tensor: FullTensor) -> bool:
@@ -678,7 +689,7 @@ def _lists_shard(strategy: Strategy) -> bool:
     )
 
 
-def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
+def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
     """Return few more ranks, ascending, whose slices would show a hidden shard of each layout.
 
     Parameters
@@ -690,7 +701,7 @@ def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[in
 
     Examples
     --------
-    >>> telling_ranks([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
+    >>> ranks_that_show_shards([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
     (1, 2)
     """
     telling: list[set[int]] = []  # for each layout the ranks of which one is enough

@@ -31,7 +31,6 @@ from msgspec.structs import replace
 
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
@@ -148,17 +147,7 @@ def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
 # ----------------------------------------------------------------------- files that are cut short
 
 
-def take_remains(
-    catalog: Catalog, tensors: TensorOptions, *, checks_bytes: bool = False
-) -> Catalog:
-    """Return the catalog with what is left of files that are cut short, if not all is wanted.
-
-    ``checks_bytes`` says whether checksums are verified, which nothing of such a file can pass.
-    """
-    return catalog if tensors.are_all_wanted or checks_bytes else catalog.with_remains()
-
-
-def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
+def with_lost_tensors(catalog: Catalog, strategy: Strategy) -> Catalog:
     """Return the catalog with all that is known of what files that are cut short have lost.
 
     The header of a ``.ckpt`` does not list its tensors.  A manifest may.  The ranks of a stage run

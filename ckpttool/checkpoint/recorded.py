@@ -55,7 +55,7 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
-def miss_listed_ranks(catalog: Catalog) -> Catalog:
+def with_missing_ranks(catalog: Catalog) -> Catalog:
     """Return the catalog that misses the ranks of its manifest without a file, and no others.
 
     For who writes each file again: without a strategy, nothing else tells which were the last.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.checks.fitting_layouts import fitting_layouts
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 
 
-def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_replicas(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose replicas differ, on ranks of a stage or between stages.
 
     One of the replicas would be written, perhaps the wrong one.
     """
-    sampled = chain(checkpoint.sampled, checkpoint.sampled_copies)
+    sampled = chain(contents.sampled, contents.sampled_copies)
     differing = [(one, groups) for one in sampled if (groups := one.differing_groups)]
     problems = []
     for one, groups in differing:
@@ -58,7 +58,7 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     )
     for one in problems:
         yield _replica_problem(checkpoint, one, is_other_run)
-    for tensor, other in checkpoint.differing_stages:
+    for tensor, other in contents.differing_stages:
         stages = tensor.layout.ranks, other.layout.ranks
         yield Diagnostic(
             "replica",
@@ -72,9 +72,9 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         )
 
 
-def check_scrambled(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_scrambled(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose slices were written from the wrong place of memory."""
-    for one in checkpoint.scrambled:
+    for one in contents.scrambled:
         yield Diagnostic(
             "scrambled_slices",
             "slices are scrambled, as MindSpore 2.10 writes them with safetensors 0.8",
@@ -101,9 +101,9 @@ def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted(rank for group in others for rank in group))
 
 
-def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose full shape would be too large: slices of a shard are equal."""
-    too_far = [one for one in _sampled_in_full(checkpoint) if _is_sharded_too_far(one)]
+    too_far = [one for one in _sampled_in_full(contents) if _is_sharded_too_far(one)]
     unlike = _unlike_states(checkpoint) if too_far else set()
     for one in too_far:
         text = "sharded further in the strategy than in the files"
@@ -118,7 +118,7 @@ def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield _too_large_problem(checkpoint.strategy, one, text, hint, options)
 
 
-def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors with equal slices that should differ.
 
     It is a warning, since they may be equal by chance.  It is a problem if most of the sampled
@@ -127,11 +127,11 @@ def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     equal = [
         (one, groups)
-        for one in _sampled_in_full(checkpoint)
+        for one in _sampled_in_full(contents)
         if not _is_sharded_too_far(one) and (groups := _equal_slices(one))
     ]
     in_full = [one for one, groups in equal if groups == (one.ranks,)]
-    by_rule = [one for one in checkpoint.sampled if not _differs_by_design(one)]
+    by_rule = [one for one in contents.sampled if not _differs_by_design(one)]
     if in_full and _are_all_equal(by_rule):
         text = "sharded in the strategy, and in full on all ranks"
         hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
@@ -154,12 +154,12 @@ def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield note
 
 
-def _sampled_in_full(checkpoint: Checkpoint) -> Iterator[SampledTensor]:
+def _sampled_in_full(contents: Contents) -> Iterator[SampledTensor]:
     """Yield the tensors whose slices were all sampled, and whose replicas are equal.
 
     Boxes that a checkpoint describes need no proof.
     """
-    for one in checkpoint.sampled:
+    for one in contents.sampled:
         is_laid_out = isinstance(one.tensor.slicing, LayoutSlicing)
         if is_laid_out and not one.is_spot_check and not one.differing_groups:
             yield one

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import (
     contradiction,
     find_mismatched_states,
@@ -147,9 +147,9 @@ def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield contradiction(strategy, text, shorten(misplaced, 3), ranks_of)
 
 
-def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_index(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the full shapes that differ from those of an index beside the files."""
-    for path, full in checkpoint.indexes.items():
+    for path, full in contents.indexes.items():
         if isinstance(full, Exception):
             text = "full shapes were not compared with this index"
             yield Diagnostic("not_compared", text, facts=str(full), where=path)
@@ -165,34 +165,34 @@ def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield replace(problem, path=path)
 
 
-def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_trusted(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a note that contents were not compared because the user trusts the strategy."""
-    if checkpoint.options.trust_strategy and not checkpoint.is_incomplete:
+    if checkpoint.options.trust_strategy and not contents.is_incomplete:
         text = "the strategy is trusted, so replicas were not compared; the lowest rank is read"
         yield Diagnostic("doubt", text)
 
 
-def check_no_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_no_evidence(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a note on tensors that are not wanted, and that the system cannot read."""
-    if unread := checkpoint.no_evidence:
+    if unread := contents.no_evidence:
         text = f"{count(len(unread), 'tensor')} that are left out cannot be read"
         reasons = dict.fromkeys(str(error) for error in unread.values())
         facts = f"{shorten(unread, 3)}, which may show the layout of others; {shorten(reasons, 2)}"
         yield Diagnostic("doubt", text, facts=facts)
 
 
-def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_hidden_shard(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a warning on an optimizer shard that only a missing or a damaged rank would show.
 
     Two owners of a slice show it.  A manifest, the full shapes of an index, and a shard that the
     strategy lists prove the layouts without them.
     """
-    from ckpttool.checkpoint.hidden_shards import hiding_tensors, telling_ranks
+    from ckpttool.checkpoint.hidden_shards import hiding_tensors, ranks_that_show_shards
 
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     options = checkpoint.options
     is_recorded = checkpoint.is_recorded and options.manifest != "ignore"
-    if checkpoint.is_refused or is_recorded or options.optimizer_shard is not None:
+    if contents.is_refused or is_recorded or options.optimizer_shard is not None:
         return
     are_all_there = not (ranks_without_file(catalog, strategy) or catalog.damaged)
     if are_all_there or shows_deduplication(catalog, strategy):
@@ -202,15 +202,14 @@ def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     metas = {one.name: one.meta for one in checkpoint.tensors}
     for one in hiding_tensors(strategy, checkpoint.tensors):
         if checkpoint.needed is None or checkpoint.needed.get(one.name):
-            listed = (full for full in checkpoint.indexes.values() if isinstance(full, Mapping))
-            is_proven = any(full.get(one.name) == one.meta for full in listed)
+            is_proven = any(full.get(one.name) == one.meta for full in contents.readable_indexes)
             shard = 1 if is_proven else one.layout.unseen_shard(catalog.holders[one.name])
             unseen[one.layout] = min(shard, unseen.get(one.layout, shard))
             names[one.layout].append(one.name)
     hiding = [layout for layout, shard in unseen.items() if shard > 1]
     if not hiding:
         return
-    more = telling_ranks(hiding, [*catalog.files])
+    more = ranks_that_show_shards(hiding, [*catalog.files])
     would = "one more rank" if len(more) == 1 else f"{len(more)} more ranks"
     number, name = sum(len(names[layout]) for layout in hiding), names[hiding[0]][0]
     shape = metas[name].shape
@@ -227,11 +226,11 @@ def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     )
 
 
-def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_corrections(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield what contents show of optimizer shards."""
-    if checkpoint.correction is not None:
-        yield from checkpoint.correction.problems
-        yield from checkpoint.correction.notes
+    if contents.correction is not None:
+        yield from contents.correction.problems
+        yield from contents.correction.notes
 
 
 def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

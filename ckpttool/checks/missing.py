@@ -10,7 +10,7 @@ from shlex import quote
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
@@ -56,7 +56,7 @@ def check_kept_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield replace(one, code="missing", hint=hint)
 
 
-def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_ranks(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the problems of files that are not those of the strategy, or not all of them."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     if catalog.description is not None:
@@ -66,7 +66,8 @@ def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     elif checkpoint.is_deduplicated:
         yield from _missing_rank_problems(checkpoint)
     else:
-        yield from _incomplete_replica_problems(checkpoint)
+        for problem in _incomplete_replica_problems(checkpoint.catalog):
+            yield propose_step(contents, problem)
 
 
 def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -106,17 +107,16 @@ def _extra_ranks_problem(
     return Diagnostic("strategy", text, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
-def _incomplete_replica_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
-    catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
+    holders = catalog.holders
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
         alike[tuple(name for name in holders if name not in file.tensors)].append(rank)
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        for one in _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}"):
-            yield propose_step(checkpoint, one)
+        yield from _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -155,7 +155,7 @@ def _lacking_problems(
         )
 
 
-def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_missing(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the problem of each tensor with slices that no rank has."""
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in checkpoint.presence.missing.items():
@@ -165,22 +165,22 @@ def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for name, ranks in owners_of.items():
         groups[frozenset(ranks)].append(name)
     for lost, names in groups.items():
-        one = propose_step(checkpoint, _missing_problem(checkpoint, sorted(lost)))
-        yield from (replace(one, tensor=name) for name in names)
+        problem = propose_step(contents, _missing_problem(checkpoint, sorted(lost)))
+        yield from (replace(problem, tensor=name) for name in names)
     unknown = tuple(rank for rank, known in checkpoint.presence.replaced.items() if known is False)
     if unknown and checkpoint.catalog.description is None:
         text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
         facts = "the other ranks hold different parameters (saved without redundancy?)"
         hint = "copy the file again; `ckpttool help missing` explains"
-        one = Diagnostic("missing", text, hint=hint, facts=facts, ranks=unknown)
-        yield propose_step(checkpoint, one)
+        problem = Diagnostic("missing", text, hint=hint, facts=facts, ranks=unknown)
+        yield propose_step(contents, problem)
 
 
-def propose_step(checkpoint: Checkpoint, one: Diagnostic) -> Diagnostic:
+def propose_step(contents: Contents, problem: Diagnostic) -> Diagnostic:
     """Return a problem of missing slices that proposes another step, if one is complete."""
-    if not (step := checkpoint.complete_step):
-        return one
-    return replace(one, hint=f"--step {step}, which is complete by its headers")
+    if not (step := contents.complete_step):
+        return problem
+    return replace(problem, hint=f"--step {step}, which is complete by its headers")
 
 
 def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnostic:
@@ -239,7 +239,7 @@ def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         )
 
 
-def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_replaced(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the ranks whose slices are read from replicas: the reason, and the other ranks."""
     catalog, presence = checkpoint.catalog, checkpoint.presence
     damaged = tuple(rank for rank, is_known in presence.replaced.items() if is_known)
@@ -249,7 +249,7 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
-        facts = _replacement_text(checkpoint, damaged)
+        facts = _replacement_text(checkpoint, contents, damaged)
         for rank in damaged:
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
@@ -257,7 +257,7 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         if checkpoint.needed is not None:
             yield _not_needed_note(checkpoint, f"{text}, and not needed")
             return
-        facts = _replacement_text(checkpoint, presence.without_file)
+        facts = _replacement_text(checkpoint, contents, presence.without_file)
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
 
 
@@ -277,7 +277,7 @@ def _replaced_note(
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
-def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
+def _replacement_text(checkpoint: Checkpoint, contents: Contents, ranks: Sequence[int]) -> str:
     """Say from which ranks the slices of ``ranks`` are read, perhaps those of another stage."""
     used, done, holders = set[int](), set[Hashable](), checkpoint.catalog.holders
     for tensor in checkpoint.records:
@@ -295,7 +295,10 @@ def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
     # Without layouts every rank holds everything.
     others = sorted(used or {min(checkpoint.catalog.files)})
     text = f"all slices are read from replicas: {format_ranks(others)}"
-    return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
+    notes = () if contents.correction is None else contents.correction.notes
+    if checkpoint.options.optimizer_shard == 1 and any(note.code == "inferred" for note in notes):
+        text += ", if optimizer shards were joined"  # only the user says so
+    return text
 
 
 def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -416,7 +419,7 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
 
 def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of patterns of names that match nothing, and of a choice of no tensor."""
-    whole = checkpoint.chosen_from
+    whole = checkpoint.unfiltered
     if whole is None:
         return
     options, metas, where = checkpoint.options.tensors, whole.metas, whole.catalog.root

@@ -8,7 +8,7 @@ from shlex import quote
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Contents
 from ckpttool.checks.missing import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component
@@ -51,7 +51,7 @@ def check_differing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     choice, differing = checkpoint.options.unlisted, checkpoint.differing
     if choice is not None:
         yield from _decided(checkpoint, differing, choice)
-    elif differing and not [*check_ranks(checkpoint)]:
+    elif differing and not [*check_ranks(checkpoint, Contents())]:
         of_ranks, others = _split(differing, RANK_SPECIFIC_NAMES)
         yield from _decided(checkpoint, of_ranks, "drop")
         yield from _problems(checkpoint, others)
@@ -90,7 +90,7 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
 
     If every rank should hold all tensors in full, one problem is yielded for all of them.
     """
-    statistics, differing = _split(differing, checkpoint.contents.running_statistics)
+    statistics, differing = _split(differing, checkpoint.equal.running_statistics)
     if statistics:
         ranks = {rank for groups in statistics for rank in chain(*groups)}
         yield running_statistics_problem([*chain(*statistics.values())], sorted(ranks))
@@ -164,7 +164,7 @@ def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Di
 
 def check_constant(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on tensors with equal elements: slices of these look like full tensors."""
-    constant = checkpoint.contents.constant if checkpoint.strategy.layouts else ()
+    constant = checkpoint.equal.constant if checkpoint.strategy.layouts else ()
     if constant:
         number = count(len(constant), "parameter")
         text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
@@ -219,9 +219,9 @@ def check_rank_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("unlisted", text, hint=hint, options=options, facts=facts, where=where)
 
 
-def check_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that an index names elsewhere."""
-    root, copies = checkpoint.catalog.root, checkpoint.copies
+    root, copies = checkpoint.catalog.root, contents.copies
     hint = f"ckpttool merge {quote(root)} -o NEW --max-shard-size 10GB"
     for path, tensors in copies.differing.items():
         text = "other copies of tensors that the index names in another file: ignored"
@@ -232,9 +232,9 @@ def check_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
 
 
-def check_ignored_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_ignored_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the same for a conversion, which writes one copy of each itself."""
-    return (replace(one, hint="") for one in check_copies(checkpoint))
+    return (replace(note, hint="") for note in check_copies(checkpoint, contents))
 
 
 def _format_copies(tensors: Sequence[StoredTensor]) -> str:
