@@ -178,8 +178,8 @@ class Contents(Struct, frozen=True, kw_only=True):
         """Whether samples of replicas or stages differ that should be equal."""
         from ckpttool.checkpoint.samples import has_own_values
 
-        replicas = (one for one in self.sampled if one.differing_groups)
-        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
+        replicas = (it for it in self.sampled if it.differing_groups)
+        is_suspect = any(not has_own_values(it.tensor) for it in replicas)
         return is_suspect or bool(self.differing_stages)
 
     @property
@@ -199,10 +199,10 @@ class Contents(Struct, frozen=True, kw_only=True):
         return replace(
             self,
             correction=correction,
-            sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
-            sampled_copies=tuple(one for one in self.sampled_copies if one.tensor.name in wanted),
+            sampled=tuple(s for s in self.sampled if s.tensor.name in wanted),
+            sampled_copies=tuple(s for s in self.sampled_copies if s.tensor.name in wanted),
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
-            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
+            scrambled=tuple(s for s in self.scrambled if s.tensor.name in wanted),
         )
 
     def without_samples(self) -> Contents:
@@ -262,12 +262,12 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
         yield f"{self.catalog.root}: {count(len(self.tensors), 'tensor')} of {ranks}"
-        yield format_bytes(sum(one.meta.nbytes for one in self.tensors))
+        yield format_bytes(sum(t.meta.nbytes for t in self.tensors))
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "dtype", "shape")
-        for one in self.tensors:
-            yield (str(one.name), one.meta.dtype, format_shape(one.meta.shape))
+        for tensor in self.tensors:
+            yield (str(tensor.name), tensor.meta.dtype, format_shape(tensor.meta.shape))
 
     @property
     def are_joined(self) -> bool:
@@ -297,7 +297,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             wanted,
             are_named=self.options.tensors.are_named,
         )
-        records = (one for one in self.records if one.name in wanted)
+        records = (tensor for tensor in self.records if tensor.name in wanted)
         return replace(
             self,
             catalog=catalog,
@@ -332,7 +332,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def names(self) -> Names:
         """The names of the tensors in files with their shapes, and of those that are listed."""
-        shapes = {name: one.shape for name, one in self.metas.items()}
+        shapes = {name: meta.shape for name, meta in self.metas.items()}
         return Names(dict.fromkeys((*shapes, *self.listed, *self.lost)) | shapes)
 
     @cached_property
@@ -340,27 +340,27 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """To what the tensors belong: one answer for all that choose, cast, average or rename."""
         if self.unfiltered is not None:
             return self.unfiltered.belongings
-        listed, metas = self.old_names
+        names, metas = self.old_names
         if not self.options.tensors.called:
             states = None if self.lost else self.states
-            return find_belongings(listed, metas, self.counting, states)
-        found = find_belongings(listed, metas, {*map(self._called, self.counting)})
+            return find_belongings(names, metas, self.counting, states)
+        belongings = find_belongings(names, metas, {*map(self._called, self.counting)})
         new = {self._called(name): name for name in self.names}
         return {
-            new[name]: replace(one, of=one.of and new.get(one.of, one.of))
-            for name, one in found.items()
+            new[name]: replace(what, of=what.of and new.get(what.of, what.of))
+            for name, what in belongings.items()
         }
 
     @property
     def old_names(self) -> tuple[Collection[str], Mapping[str, TensorMeta]]:
         """The listed names and the tensors, by the names that they have on disk."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
-        listed = dict.fromkeys((*self.listed, *self.lost)) if self.lost else self.listed
+        names = dict.fromkeys((*self.listed, *self.lost)) if self.lost else self.listed
         metas = {**lost, **self.metas}
         if not self.options.tensors.called:
-            return listed, metas
+            return names, metas
         called = self._called
-        return dict.fromkeys(map(called, listed)), {
+        return dict.fromkeys(map(called, names)), {
             called(name): meta for name, meta in metas.items()
         }
 
@@ -375,13 +375,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def lost(self) -> Mapping[str, TensorMeta | None]:
         """The tensors that files that are cut short lost, as far as they are known."""
         errors = self.catalog.cut_short.values()
-        return {name: one for error in errors for name, one in error.remains.lost.items()}
+        return {name: meta for error in errors for name, meta in error.remains.lost.items()}
 
     @cached_property
     def metas(self) -> Mapping[str, TensorMeta]:
         """Name to full tensor, or to a slice of one that is incomplete."""
         joined = self.records if self.are_joined else ()
-        return {**self.catalog.metas, **{one.name: one.meta for one in joined}}
+        return {**self.catalog.metas, **{t.name: t.meta for t in joined}}
 
     def wanted_dtype(self, meta: TensorMeta) -> str:
         """Return the element type in which the user wants a tensor."""
@@ -412,11 +412,11 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         whole = self.unfiltered
         if whole is None:
             return {}
-        metas = {name: one for name, one in whole.metas.items() if name not in self.wanted}
+        metas = {name: meta for name, meta in whole.metas.items() if name not in self.wanted}
         if whole.are_joined:
             return {name: meta.nbytes for name, meta in metas.items()}
         of_files = {name: whole.catalog.metas_of(name).values() for name in metas}
-        return {name: sum(one.nbytes for one in each) for name, each in of_files.items()}
+        return {name: sum(meta.nbytes for meta in each) for name, each in of_files.items()}
 
     def limited(self, find_needed: Callable[[Checkpoint], NeededSlices] | None) -> Checkpoint:
         """Return the checkpoint with full tensors where all slices that are needed are there.
@@ -426,11 +426,11 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         if find_needed is None or not ranks_without_file(self.catalog, self.strategy):
             return self
         partial = tuple(
-            _of_stages(one, one.stages) if isinstance(one, BrokenTensor) else one
-            for one in self.records
+            _of_stages(tensor, tensor.stages) if isinstance(tensor, BrokenTensor) else tensor
+            for tensor in self.records
         )
         needed = find_needed(replace(self, records=partial))
-        limited = [_limit(one, needed.get(one.name, ())) for one in self.records]
+        limited = [_limit(t, needed.get(t.name, ())) for t in self.records]
         return replace(self, records=tuple(limited), needed=needed)
 
     @cached_property
@@ -440,9 +440,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         undecided = {*chain(*self.differing.values()), *self.odd_shapes}
         if choice == "drop":
             undecided |= self.perhaps_slices.keys()
-        full = [one for one in self.records if isinstance(one, FullTensor)]
-        kept = [one for one in full if one.name not in undecided]
-        by_name = {one.name: one for one in full}
+        full = [t for t in self.records if isinstance(t, FullTensor)]
+        kept = [t for t in full if t.name not in undecided]
+        by_name = {t.name: t for t in full}
         for groups, names in self.differing.items():
             if choice == "first":
                 kept += map(by_name.__getitem__, names)
@@ -451,9 +451,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
                 kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
         return tuple(kept)
 
-    def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
+    def _of_rank(self, tensor: FullTensor, rank: int) -> FullTensor:
         only_for = rank % self.cycle, self.cycle
-        return full_tensor(self.catalog, one.name, one.known_by, rank, only_for)
+        return full_tensor(self.catalog, tensor.name, tensor.known_by, rank, only_for)
 
     @property
     def cycle(self) -> int:
@@ -464,9 +464,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def odd_shapes(self) -> Mapping[str, str]:
         """States without a layout that are neither slices nor full tensors, with their shapes."""
         return {
-            one.name: one.known_by.odd_shapes
-            for one in self.records
-            if isinstance(one.known_by, Unlisted) and one.known_by.odd_shapes
+            tensor.name: tensor.known_by.odd_shapes
+            for tensor in self.records
+            if isinstance(tensor.known_by, Unlisted) and tensor.known_by.odd_shapes
         }
 
     @cached_property
@@ -477,33 +477,37 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def differing(self) -> Mapping[RankGroups, Sequence[str]]:
         """Tensors without a layout on which the user decides, by the groups of equal ranks."""
-        found: dict[RankGroups, list[str]] = {}
-        decided = {*chain(*(one.names for one in self.partly_held if one.is_on_one_rank))}
+        names_of: dict[RankGroups, list[str]] = {}
+        decided = {*chain(*(part.names for part in self.partly_held if part.is_on_one_rank))}
         if self.options.unlisted is not None:
             decided |= self.odd_shapes.keys()
-        for one in self.records if self.are_joined else ():
-            if isinstance(one.known_by, Whole | Unlisted):
-                groups = one.known_by.groups
-                is_map = map_of_component(one.name) is not None
+        for tensor in self.records if self.are_joined else ():
+            if isinstance(tensor.known_by, Whole | Unlisted):
+                groups = tensor.known_by.groups
+                is_map = map_of_component(tensor.name) is not None
                 is_partial = is_map and sum(map(len, groups)) < len(self.catalog.files)
-                if len(groups) > 1 or is_partial or one.name in decided:
-                    found.setdefault(groups, []).append(one.name)
-        return found
+                if len(groups) > 1 or is_partial or tensor.name in decided:
+                    names_of.setdefault(groups, []).append(tensor.name)
+        return names_of
 
     @cached_property
     def partly_held(self) -> tuple[PartlyHeld, ...]:
         """Tensors without a layout that only some ranks of a stage hold."""
         if self.unfiltered is not None:
-            found = ((one, self.wanted.intersection(one.names)) for one in self.whole.partly_held)
-            return tuple(replace(one, names=tuple(sorted(names))) for one, names in found if names)
+            parts = (
+                (part, self.wanted.intersection(part.names)) for part in self.whole.partly_held
+            )
+            return tuple(
+                replace(part, names=tuple(sorted(names))) for part, names in parts if names
+            )
         joined = self.records if self.are_joined else ()
         return find_partly_held(self.catalog, self.strategy, joined, self.is_deduplicated)
 
     @cached_property
     def presence(self) -> Presence:
         """What is missing, and which ranks replace it."""
-        found = self.catalog, self.strategy, self.records, self.is_deduplicated
-        return find_missing(*found, self.needed, self.wanted if self.unfiltered else None)
+        resolved = self.catalog, self.strategy, self.records, self.is_deduplicated
+        return find_missing(*resolved, self.needed, self.wanted if self.unfiltered else None)
 
     @cached_property
     def states(self) -> ParameterOfState:
@@ -522,20 +526,20 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         state: the strategy shards them differently, and both have one full shape.  If it shards
         both alike, both would be wrong in the same way.
         """
-        shapes = {one.name: one.meta.shape for one in self.tensors}
+        shapes = {t.name: t.meta.shape for t in self.tensors}
         if self.is_recorded and self.options.manifest != "ignore":
             return frozenset(shapes)
-        listed = self.strategy.layouts
-        found = {n for n in shapes if any(one.full_shape for one in listed.get(n, ()))}
+        layouts = self.strategy.layouts
+        shown = {n for n in shapes if any(layout.full_shape for layout in layouts.get(n, ()))}
         for index in indexes:
-            found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
+            shown |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
         for pair in self.states.items():
-            state, parameter = (listed.get(name, ()) for name in pair)
+            state, parameter = (layouts.get(name, ()) for name in pair)
             counts = {layout.slice_counts for layout in (*state[:1], *parameter[:1])}
             is_there = all(name in shapes for name in pair)
             if len(counts) == 2 and is_there and shapes[pair[0]] == shapes[pair[1]]:
-                found |= {*pair}
-        return frozenset(found)
+                shown |= {*pair}
+        return frozenset(shown)
 
     @property
     def listing(self) -> str:
@@ -554,18 +558,18 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             return error.with_hint(f"--step {complete_step}, which is complete by its headers")
         if not isinstance(error, CutShortError):
             return error
-        if not all(isinstance(one, CutShortError) for one in self.damage):
+        if not all(isinstance(e, CutShortError) for e in self.damage):
             return error  # no choice of tensors helps
         whole, tensors = self.whole, self.options.tensors
         lost = whole.wanted.intersection(error.remains.lost)
         if tensors.shown_by not in ("", "--include"):
             return error  # the command takes no such choice
-        others = {name for name in whole.names if not whole.belonging(name).is_model}
-        weights = sorted(lost - others)
+        no_weights = {name for name in whole.names if not whole.belonging(name).is_model}
+        weights = sorted(lost - no_weights)
         words = [f"--exclude {quote(name)}" for name in weights]
         if len(weights) < len(lost):
             words.insert(0, "--weights-only")
-        rest = whole.catalog.with_only(whole.wanted - others)
+        rest = whole.catalog.with_only(whole.wanted - no_weights)
         if not is_rest_known(rest, self.strategy, error):
             words = ["--include with the exact name of each tensor that is wanted"]
             error = error.with_hint("", "nothing shows which tensors followed")
@@ -576,26 +580,26 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         return error.with_hint(f"{COPY_AGAIN}, or {' '.join(words)}")
 
 
-def _of_stages(one: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
+def _of_stages(broken: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
     """Return a tensor whose missing slices are not needed; unchanged if no stage holds a slice."""
     if not stages:
-        return one
+        return broken
     first, *copies = stages
-    meta = one.meta.of_shape(first.shape)
-    return FullTensor(meta, first, one.known_by, tuple(copies), is_corrected=one.is_corrected)
+    meta = broken.meta.of_shape(first.shape)
+    return FullTensor(meta, first, broken.known_by, tuple(copies), is_corrected=broken.is_corrected)
 
 
-def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
+def _limit(tensor: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
     """Return a tensor as the first stage holds it that has all slices that are needed of it.
 
     If no stage does, the gaps are those of the first stage that are needed.
     """
-    if not isinstance(one, BrokenTensor):
-        return one
+    if not isinstance(tensor, BrokenTensor):
+        return tensor
     gaps = []
-    for slicing in one.stages:
+    for slicing in tensor.stages:
         missing = (each.owners for each in slicing.holdings() if not each.holders)
         gaps.append(tuple(owners for owners in missing if owners in needed))
         if not gaps[-1]:
-            return _of_stages(one, [slicing])
-    return replace(one, gaps=gaps[0]) if gaps else one
+            return _of_stages(tensor, [slicing])
+    return replace(tensor, gaps=gaps[0]) if gaps else tensor

@@ -154,8 +154,8 @@ def _resolve_ranks(
     """Resolve the files of ranks, whose strategy fits their names and shapes."""
     from ckpttool.checkpoint.joined_shards import without_listed_shards
 
-    options, listed = fitted.options, fitted.strategy
-    strategy = without_listed_shards(listed) if options.optimizer_shard == 1 else listed
+    options, as_read = fitted.options, fitted.strategy
+    strategy = without_listed_shards(as_read) if options.optimizer_shard == 1 else as_read
     catalog = note_written_ranks(quarantine_empty(fitted.catalog, strategy), strategy)
     catalog = with_lost_tensors(catalog, strategy)
     checkpoint = Checkpoint(
@@ -185,7 +185,7 @@ def _resolve_ranks(
             if options.trust_strategy:
                 return checkpoint, shown
             by_samples = depth == "samples"
-            return (yield from _check_layouts(checkpoint, shown, listed, by_samples, find_needed))
+            return (yield from _check_layouts(checkpoint, shown, as_read, by_samples, find_needed))
         except UnreadEvidenceError as error:
             new, known = error.tensors, shown.no_evidence
             is_wanted = "" in new or not checkpoint.wanted.isdisjoint(new)
@@ -210,7 +210,7 @@ def _with_numbers(checkpoint: Checkpoint) -> Asking[Checkpoint]:
 def _check_layouts(
     checkpoint: Checkpoint,
     shown: Contents,
-    listed: Strategy,
+    as_read: Strategy,
     by_samples: bool,
     find_needed: FindNeeded | None,
 ) -> Asking[Resolved]:
@@ -227,10 +227,10 @@ def _check_layouts(
     from ckpttool.checkpoint.joined_shards import find_joined_shards
 
     requested, strategy = checkpoint.options.optimizer_shard, checkpoint.strategy
-    readable = [one for one in checkpoint.tensors if one.name not in shown.no_evidence]
+    readable = [tensor for tensor in checkpoint.tensors if tensor.name not in shown.no_evidence]
     correction = None
     if requested == 1:
-        correction = yield from find_joined_shards(listed, readable, by_samples)
+        correction = yield from find_joined_shards(as_read, readable, by_samples)
     indexes = yield from read_indexes_beside(checkpoint.catalog.root)
     shown = replace(shown, indexes=indexes)
     if correction is None:
@@ -254,15 +254,15 @@ def _sample(checkpoint: Checkpoint, shown: Contents) -> Asking[Contents]:
 
     catalog, handwritten = checkpoint.catalog, checkpoint.strategy.handwritten
     undecided = {*shown.no_evidence, *(shown.correction.undecided if shown.correction else ())}
-    decided = [one for one in checkpoint.tensors if one.name not in undecided]
+    decided = [tensor for tensor in checkpoint.tensors if tensor.name not in undecided]
     sampled = yield from sample_tensors(decided, handwritten)
     differing = yield from sample_stages(decided)
     copies = (copy for _, copy in stage_pairs(decided))
-    replicated = [one for one in copies if one.layout.replicas > one.layout.optimizer_shard]
+    replicated = [copy for copy in copies if copy.layout.replicas > copy.layout.optimizer_shard]
     sampled_copies = yield from sample_tensors(replicated, handwritten)
     scrambled: tuple[ScrambledTensor, ...] = ()
     is_ours = checkpoint.is_recorded and checkpoint.options.manifest != "ignore"
-    if not is_ours and any(one.format == "safetensors" for one in catalog.files.values()):
+    if not is_ours and any(file.format == "safetensors" for file in catalog.files.values()):
         from ckpttool.checkpoint.scrambled_slices import find_scrambled
 
         scrambled = yield from find_scrambled(catalog, decided)
@@ -333,16 +333,16 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
             hint = hint.replace("STRATEGY", quote(note.path))
         elif note.code == "strategy_file":
             facts = join_clauses(note.message, note.facts)
-    text = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
+    message = f"no strategy for {ranks}"
+    problem = Diagnostic("no_strategy", message, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
-        text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
+        message, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
-        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+        problem = Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)
     elif catalog.is_merged:
-        text = "already merged, and reshard reads the files of ranks"
+        message = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
+        problem = Diagnostic("strategy", message, hint=hint, where=catalog.root)
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
