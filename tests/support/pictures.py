@@ -7,7 +7,7 @@ import re
 from itertools import product
 from typing import Any
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.operations import plot
 from ckpttool.operations.describe import Inspection, assess, summarize
 from ckpttool.problems import Diagnostics
@@ -63,7 +63,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
     """Return the answer of inspect for a checkpoint that is in memory only."""
     summary, found = summarize(checkpoint), Diagnostics("inspect")
     done = assess(checkpoint, summary, found)
-    return Inspection(checkpoint.catalog, checkpoint, summary, done, found)
+    return Inspection(checkpoint.catalog, checkpoint, Contents(), summary, done, found)
 
 
 def draw_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
