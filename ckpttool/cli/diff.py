@@ -104,7 +104,7 @@ def diff(
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
     with ckpttool.open_engine(run.engine) as executor:
-        found = operation.diff(
+        answer = operation.diff(
             *loaded,
             resolve,
             compare=CompareOptions(tolerance, wants_statistics=stats),
@@ -114,10 +114,10 @@ def diff(
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.diff(a.path, b.path, found, report.limit))
+        tables.print_json(documents.diff(a.path, b.path, answer, report.limit))
     else:
-        _print(f"A {a.path} and B {b.path}", found, report)
-    if not found.is_equal:
+        _print(f"A {a.path} and B {b.path}", answer, report)
+    if not answer.is_equal:
         click.get_current_context().exit(1)
 
 
@@ -131,24 +131,24 @@ _WORDS = {  # by kind of difference
 }
 
 
-def _print(sides: str, found: Difference, report: ReportOptions) -> None:
+def _print(sides: str, answer: Difference, report: ReportOptions) -> None:
     """Print a verdict, the differences, the findings and the notes."""
     from ckpttool.operations.run import describe_casts
 
-    tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
+    tolerance, label = answer.tolerance, "equal" if answer.is_equal else "different"
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
-    if any(one.code == "replica" for one in found.findings):
+    verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in answer.count_kinds().items())
+    if any(finding.code == "replica" for finding in answer.findings):
         replicas = "replicas differ (the lowest rank's are compared)"
         verdict = f"{verdict}; {replicas}" if verdict else f"{replicas}, nothing else does"
-    if not found.tensors:
+    if not answer.tensors:
         verdict, label = "nothing was compared", ""
     if verdict or not report.quiet:
-        size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
+        size = f"{count(answer.tensors, 'tensor')}, {format_bytes(answer.nbytes)} compared, {how}"
         tables.print_text(f"{sides}{verdict and f': {verdict}'} ({size})", label)
-        for side, one in found.applied.items():
-            if one.cast:
-                tables.print_text(f"Cast {side}: {describe_casts(one.cast)}")
+        for side, applied in answer.applied.items():
+            if applied.cast:
+                tables.print_text(f"Cast {side}: {describe_casts(applied.cast)}")
     columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
 
     def show(shown: Sequence[TensorDifference]) -> None:
@@ -159,22 +159,22 @@ def _print(sides: str, found: Difference, report: ReportOptions) -> None:
         heads = ("tensor", "shape", "relative>", "max abs>", "norm of A>")
         tables.print_table(title, heads, map(_cells_of_change, shown))
 
-    changed = [one for one in found.changes or () if one.relative]
-    named = {(one.name, one.rank) for one in changed}
-    others = [one for one in found.differences if (one.name, one.rank) not in named]
-    unlike = named | {(one.name, one.rank) for one in others}
-    equal = sum((one.name, one.rank) not in unlike for one in found.changes or ())
+    changed = [change for change in answer.changes or () if change.relative]
+    named = {(change.name, change.rank) for change in changed}
+    differing = [it for it in answer.differences if (it.name, it.rank) not in named]
+    unlike = named | {(other.name, other.rank) for other in differing}
+    equal = sum((change.name, change.rank) not in unlike for change in answer.changes or ())
     tables.print_first(changed, report.limit, show_changes)
-    tables.print_first(others, report.limit, show)
-    tables.print_findings(found.findings, found.notes, severities("diff"), report)
+    tables.print_first(differing, report.limit, show)
+    tables.print_findings(answer.findings, answer.notes, severities("diff"), report)
 
 
-def _cells_of_change(one: TensorChange) -> Sequence[str]:
-    numbers = (one.relative, one.max_abs, one.norm)
-    relative, *others = ("" if number is None else f"{number:.4g}" for number in numbers)
-    if one.nans:
-        relative += f" ({one.nans} NaN on one side)"
-    return (_name(one), format_sizes(one.meta.shape), relative, *others)
+def _cells_of_change(change: TensorChange) -> Sequence[str]:
+    numbers = (change.relative, change.max_abs, change.norm)
+    relative, *rest = ("" if number is None else f"{number:.4g}" for number in numbers)
+    if change.nans:
+        relative += f" ({change.nans} NaN on one side)"
+    return (_name(change), format_sizes(change.meta.shape), relative, *rest)
 
 
 def _name(tensor: TensorDifference | TensorChange) -> str:

@@ -98,4 +98,4 @@ def walk_commands(ctx: click.Context) -> Iterator[tuple[str, click.Context]]:
         inner = click.Context(command, ctx, name)
         yield name, inner
         if isinstance(command, click.Group):
-            yield from ((f"{name} {words}", found) for words, found in walk_commands(inner))
+            yield from ((f"{name} {words}", command) for words, command in walk_commands(inner))

@@ -76,9 +76,9 @@ class CommandGroup(LazyGroup):
 
         A mistake ends the parser of click, so ``--color`` is taken from the arguments before.
         """
-        option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
-        when = re.findall(option, text) or ["auto"]
-        words = re.sub(option, "", text).split("\0")[1:]
+        option, line = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
+        when = re.findall(option, line) or ["auto"]
+        words = re.sub(option, "", line).split("\0")[1:]
         with _output_errors(), _usage_errors(args):
             is_wrong = when[1:] or when[0] not in WHEN
             if is_wrong and not extra.get("resilient_parsing"):
@@ -176,15 +176,16 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case CkptToolError():
             problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            found = unreadable(str(path or ""), error)
-            problems, exit_code = found.diagnostics, found.exit_code
+            diagnostic = unreadable(str(path or ""), error)
+            problems, exit_code = diagnostic.diagnostics, diagnostic.exit_code
         case _:
-            text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
+            message, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
             hint = "the same command with --debug, and report what it prints"
-            problems, exit_code = (Diagnostic("internal", text, hint=hint, facts=facts),), INTERNAL
+            problems = (Diagnostic("internal", message, hint=hint, facts=facts),)
+            exit_code = INTERNAL
     if notes := notes_of(error):
-        first, *others = problems
-        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
+        first, *rest = problems
+        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *rest)
     return problems, exit_code
 
 
@@ -222,8 +223,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
     typed = {word.partition("=")[0] for word in words if problem.side == "B"}
-    own = {one.replace("--b-", "--"): one for one in typed if one.startswith("--b-")}
-    hint = re.sub(r"--[a-z]+\b(?!-)", lambda one: own.get(one[0], one[0]), problem.hint)
+    own = {option.replace("--b-", "--"): option for option in typed if option.startswith("--b-")}
+    hint = re.sub(r"--[a-z]+\b(?!-)", lambda match: own.get(match[0], match[0]), problem.hint)
     return replace(problem, hint=hint)
 
 
@@ -242,7 +243,7 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     from ckpttool.cli.tables import print_diagnostic
 
     problems, exit_code = _diagnose(error)
-    problems = [_on_its_side(one, words) for one in problems]
+    problems = [_on_its_side(problem, words) for problem in problems]
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:

@@ -78,22 +78,32 @@ class DiagnosticAnswer(Answer, frozen=True):
 class Reported(Sequence[Diagnostic]):
     """Diagnostics with the severities that the command gives them: those of errors by default."""
 
-    def __init__(self, found: Iterable[Diagnostic], severity_of: SeverityOf = _ERRORS) -> None:
-        self._found = tuple(found)
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic], severity_of: SeverityOf = _ERRORS
+    ) -> None:
+        self._diagnostics = tuple(diagnostics)
         self.severity_of = severity_of
 
     @overload
     def __getitem__(self, at: int) -> Diagnostic: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[Diagnostic, ...]: ...
-    def __getitem__(self, at: int | slice) -> Diagnostic | tuple[Diagnostic, ...]:
-        return self._found[at]
+    def __getitem__(self, at: slice) -> Reported: ...
+    def __getitem__(self, at: int | slice) -> Diagnostic | Reported:
+        if isinstance(at, slice):
+            return Reported(self._diagnostics[at], self.severity_of)
+        return self._diagnostics[at]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._diagnostics)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple | Reported) and self._diagnostics == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._diagnostics)
 
     def __repr__(self) -> str:
-        return repr(self._found)
+        return repr(self._diagnostics)
 
     def to_builtins(self) -> list[Json]:
         """Return the diagnostics of a document."""
@@ -101,21 +111,21 @@ class Reported(Sequence[Diagnostic]):
             plain(
                 msgspec.to_builtins(
                     DiagnosticAnswer(
-                        cast(Severity, self.severity_of[one.code]),
-                        one.code,
-                        one.fact,
-                        one.facts or None,
-                        as_typed(one.hint) or None,
-                        one.tensor,
-                        one.ranks,
-                        one.path,
-                        one.offset,
-                        one.count,
-                        one.first,
+                        cast(Severity, self.severity_of[diagnostic.code]),
+                        diagnostic.code,
+                        diagnostic.fact,
+                        diagnostic.facts or None,
+                        as_typed(diagnostic.hint) or None,
+                        diagnostic.tensor,
+                        diagnostic.ranks,
+                        diagnostic.path,
+                        diagnostic.offset,
+                        diagnostic.count,
+                        diagnostic.first,
                     )
                 )
             )
-            for one in self._found
+            for diagnostic in self._diagnostics
         ]
 
 

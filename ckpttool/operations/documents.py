@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.tensor_diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.values import TensorValues, Values
-    from ckpttool.operations.verification import Verification
     from ckpttool.problems import Diagnostics
 
 _FILE = "path format nbytes"
@@ -144,22 +143,6 @@ def explain(found: Explanation) -> Json:
 def _taken(piece: Taken) -> Json:
     start = {"src_start": piece.src.start}
     return {"rank": piece.rank, **_take(piece.region, "start shape"), **start}
-
-
-def verify(found: Verification, limit: int | None) -> Json:
-    """Return the document of verify, with the first ``limit`` findings."""
-    counts = found.count_severities()
-    return _document(
-        _take(found, "path step files"),
-        ranks=found.ranks or (),
-        **_take(found, "tensors nbytes deep"),
-        **_given(left_out=_left_out(found.left_out)),
-        clean=not found.findings,
-        errors=counts["error"],
-        warnings=counts["warning"],
-        findings=Reported(found.findings[:limit], found.severity_of),
-        notes=Reported(found.notes, found.severity_of),
-    )
 
 
 def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:

@@ -25,6 +25,7 @@ from ckpttool.operations.finalized import Finalized
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.verification import Verification
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
@@ -46,6 +47,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "strategy-diff.json": StrategyComparison,
     "strategy-file.json": WrittenStrategy,
     "strategy-ranks.json": RanksToFetch,
+    "verify.json": Verification,
 }
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 

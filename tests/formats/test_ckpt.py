@@ -46,8 +46,6 @@ OTHERWISE = {
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes bytes to a file and returns its path."""
-
     def written(*parts):
         path = tmp_path / "net.ckpt"
         path.write_bytes(b"".join(parts))
@@ -61,7 +59,6 @@ def read(path):
 
 
 def made_again(path, folder, with_checksum=True):
-    """The bytes of a file written anew from its header and its contents."""
     index = read(path)
     metas = [tensor.meta for tensor in index.tensors.values()]
     attrs = index.attrs if with_checksum else {}
@@ -120,7 +117,6 @@ def test_a_checksum_is_left_out_and_nothing_else_changes(tmp_path):
 
 
 def test_chunks_cut_between_rows_are_joined():
-    """`array_split` along axis 0, as the asynchronous path has it: chunks of any size."""
     path = GOLDEN / "chunked_by_rows" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     index = read(path)
     assert any(len(tensor.extents) > 1 for tensor in index.tensors.values())
@@ -318,7 +314,6 @@ def test_an_error_says_at_which_byte_its_record_begins(write):
 
 
 def test_contents_are_not_read(tmp_path, monkeypatch):
-    """20 tensors of 1 GiB, on a sparse file: a few KiB for each, whatever their size."""
     path = tmp_path / "large.ckpt"
     metas = [TensorMeta(f"layer_{i}.weight", "Float32", (1 << 14, 1 << 14)) for i in range(20)]
     created = create_file(Ckpt(), str(path), metas, {})

@@ -116,7 +116,6 @@ def test_a_ckpt_cut_between_records_is_whole_and_elsewhere_damaged(tmp_path):
 
 
 def error_of(path):
-    """Return the error of reading a header; None for a file that is read."""
     try:
         read_index(str(path))
     except FormatError as error:

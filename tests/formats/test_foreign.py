@@ -39,7 +39,6 @@ MINDIR = message(1, b"1.1") + message(2, b"MindSpore") + message(5, b"2.10.0") +
 
 
 def archive(name: str) -> bytes:
-    """A ZIP archive of one file."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as written:
         written.writestr(zipfile.ZipInfo(name), b"contents")  # of 1980, not of now: it is in names
@@ -200,7 +199,6 @@ def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(tmp_pa
 
 
 def devices(count: int, per_server: int = 8) -> list[Device]:
-    """Ranks on servers of several devices each."""
     return [
         Device(r, f"10.0.0.{r // per_server}", r % per_server, f"192.{r % 4}.0.{r}")
         for r in range(count)
@@ -257,8 +255,6 @@ def group_table(wanted: list[Device], spell=str, rank_key: str = "rank_id", **en
 
 @pytest.fixture
 def table(tmp_path):
-    """A function that writes a table and gives its path."""
-
     def write(document: object, name: str = "rank_table_8pcs.json") -> str:
         (tmp_path / name).write_text(json.dumps(document), encoding="utf-8")
         return str(tmp_path / name)
@@ -380,7 +376,6 @@ def test_inspect_of_a_wrong_rank_table_names_the_key(table):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """A folder of two rank folders."""
     for rank in range(2):
         path = tmp_path / "run" / f"rank_{rank}" / "net.ckpt"
         path.parent.mkdir(parents=True)

@@ -301,7 +301,6 @@ def test_the_ckpt_format_has_the_slice_size_of_mindspore():
 @pytest.mark.parametrize("size", [1, 1 << 62])
 @pytest.mark.parametrize("axes", [MAX_AXES + 1, 1000])
 def test_a_tensor_of_more_axes_than_arrays_have_is_unsupported_or_kept_whole(tmp_path, axes, size):
-    """Of a size that fits, and of one whose bytes have more digits than Python prints."""
     dims = (size,) * axes
     tensor = ("int32", dims, bytes(4))
     files = {

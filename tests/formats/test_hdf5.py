@@ -38,7 +38,6 @@ def filled(tmp_path, contents):
 
 
 def one(tmp_path, dtype, shape, data):
-    """What h5py reads from a file with one tensor."""
     with h5py.File(filled(tmp_path, {"w": (dtype, shape, data)})) as file:
         return file["w"][()]
 
@@ -159,7 +158,6 @@ def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
 
 @pytest.fixture(scope="module")
 def h5dump():
-    """A function that gives what h5dump prints."""
     need("h5dump")
 
     def dumped(*words):
@@ -228,7 +226,6 @@ def test_the_same_tensors_give_the_same_bytes_at_another_time(tmp_path):
 
 
 def test_creating_writes_headers_only(tmp_path):
-    """A sparse file: what is on the disk is far less than its size."""
     index = create(tmp_path, [TensorMeta("w", "Float32", (1 << 14, 1 << 14))])
     assert index.nbytes > 1 << 30
     assert Path(index.path).stat().st_blocks * 512 < 1 << 20

@@ -17,8 +17,6 @@ VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 @pytest.fixture
 def read(tmp_path):
-    """A function that lets a caller fill a file and reads its header."""
-
     def reader(fill, **how):
         path = tmp_path / "net.h5"
         with h5py.File(path, "w", **how) as file:
@@ -29,8 +27,6 @@ def read(tmp_path):
 
 
 def put(**values):
-    """A function that puts datasets into a file."""
-
     def fill(file):
         for name, value in values.items():
             file[name] = value
@@ -141,7 +137,6 @@ def test_attributes_may_be_of_any_length(read):
 
 @pytest.mark.parametrize("at", [8, 24, 25])
 def test_a_damaged_heap_of_strings_is_not_read(at, tmp_path):
-    """libhdf5 does not return from it: the size of the heap, and that of its first string."""
     path = tmp_path / "net.h5"
     with h5py.File(path, "w") as file:
         file.attrs["ckpttool.step"] = "2_10"
@@ -213,7 +208,6 @@ def filtered(code, data=VALUES, kind=h5t.IEEE_F32LE, name=b"w"):
 
 
 def both(*fills):
-    """A function that fills a file with each of these."""
     return lambda file: [fill(file) for fill in fills]
 
 
@@ -304,13 +298,11 @@ def test_a_file_that_is_open_for_writing_elsewhere_is_read_or_refused(tmp_path):
 
 
 def every_bit_pattern(dtype, kind):
-    """A function that puts all numbers of a type into a dataset with LZF."""
     data = np.arange(1 << 8 * np.dtype(dtype).itemsize).astype(dtype)
     return filtered(32000, data, _TYPES[kind], name=kind.encode())
 
 
 def int4(file):
-    """Put a dataset whose attribute says that its bytes are another type."""
     file.create_dataset("i", data=np.arange(8, dtype="u1"), compression="lzf")
     file["i"].attrs["dtype"] = np.bytes_(b"Int4")
 

@@ -21,8 +21,6 @@ OTHERWISE = {"crc_num", "remove_redundancy"}  # see the tests; without them meta
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes a header and contents to a file and returns its path."""
-
     def written(header, data=b"", length=None):
         path = tmp_path / "net.safetensors"
         path.write_bytes(safetensors(header, data, length))
@@ -271,7 +269,6 @@ def test_files_without_room_for_a_header_length_are_errors(tmp_path, nbytes):
 
 
 def test_contents_are_not_read(tmp_path, monkeypatch):
-    """A sparse file of 8 GiB: as many bytes are read as the header has, but for a buffer."""
     index = create(tmp_path, [TensorMeta(f"w{i}", "Float32", (1 << 15, 1 << 14)) for i in range(4)])
     assert index.nbytes > 8 << 30
     nbytes = 0

@@ -20,8 +20,6 @@ from tests.support.corpus import GOLDEN
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes an index: text, or what is spelled in JSON; gives its path."""
-
     def written(document, name="param_name_map.json"):
         path = tmp_path / name
         data = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -35,10 +33,7 @@ def test_mindspores_own_map_is_read():
     index = read_index_file(
         str(GOLDEN / "safetensors_crc" / "golden" / "unified" / "param_name_map.json")
     )
-    assert index.files == {
-        "moments.weight": "part0.safetensors",
-        "weight": "part0.safetensors",
-    }
+    assert index.files == {"moments.weight": "part0.safetensors", "weight": "part0.safetensors"}
     assert index.total_size == 512
 
 

@@ -39,14 +39,12 @@ COLUMNS = Layout((4,), ((), (0,)))
 
 
 def values_of(path, patterns=("*",), rows=None, strategy=None, executor=None):
-    """The values of a checkpoint on disk."""
     executor = executor or InlineExecutor()
     return read_values(ckpttool.scan(str(path)), strategy, patterns, rows, executor=executor)
 
 
 @cache
 def of_shape(folder, shape):
-    """A merged file with a tensor of a shape, and its numbers."""
     array = np.random.default_rng(3).normal(0, 1, shape).astype("f4")
     path = folder / f"values-{'x'.join(map(str, shape)) or 'scalar'}.safetensors"
     write_file(path, {"w": Entry("Float32", shape, array.tobytes())}, "safetensors")
@@ -72,7 +70,6 @@ def test_it_is_printed_as_numpy_prints_it(tmp_path_factory, shape, rows):
 
 
 def printed(found):
-    """What the command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_values(found)
     return out.getvalue()
