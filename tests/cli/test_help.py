@@ -261,7 +261,6 @@ def test_a_stream_without_chinese_letters_gets_english(encoding, is_chinese, mon
 
 @pytest.fixture
 def chinese(monkeypatch):
-    """A Chinese locale."""
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
 
 
@@ -327,7 +326,6 @@ def test_the_script_of_a_shell_is_printed(shell):
     ],
 )
 def test_bash_completes_a_word(tmp_path, line, expected):
-    """The function that the script defines calls a program as the console script is."""
     program = tmp_path / "ckpttool"
     program.write_text(f"#!{sys.executable}\nfrom ckpttool.__main__ import run\nrun()\n")
     program.chmod(0o755)
