@@ -181,11 +181,6 @@ def test_a_file_that_has_become_shorter_is_an_error(write):
         contents(replace(index, tensors=bare))
 
 
-def test_the_content_decides_before_the_name(write):
-    for name in ("net.ckpt", "net.safetensors", "net.h5", "net"):
-        assert read_index(str(write(encrypt(PLAIN), name)), KEY).format == "ckpt"
-
-
 # ------------------------------------------------------------------------ no key, the wrong key
 
 

@@ -181,20 +181,6 @@ def test_inspect_says_what_a_graph_is_and_merge_that_it_is_none(data, kind, tmp_
     assert not mentions(said(result), noun, ", not a MindSpore checkpoint Try: the checkpoint")
 
 
-def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(tmp_path):
-    for name, data in {
-        "s.ckpt": strategy(layout("w", (2,), (0,))),
-        "s.json": b'{"parallel_layout_item": {}}',
-    }.items():
-        (tmp_path / name).write_bytes(data)
-        result = run("merge", tmp_path / name, "-o", tmp_path / "out.h5")
-        assert result.exit_code == 3
-        assert (
-            "a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, and -s "
-            in said(result)
-        )
-
-
 # ------------------------------------------------------------------------------- rank tables
 
 
@@ -365,12 +351,6 @@ def test_inspect_shows_servers_devices_and_ranks(make, table):
     assert "a rank table, not a MindSpore checkpoint" in said(result)
 
 
-def test_inspect_of_a_wrong_rank_table_names_the_key(table):
-    result = run("inspect", table(spoil("server_list/1/device/0/rank_id", None)))
-    assert result.exit_code == 3
-    assert "not a rank table: rank_id: expected a number, found None" in said(result)
-
-
 # ---------------------------------------------------------------- beside the ranks they name
 
 
@@ -400,11 +380,6 @@ def test_a_rank_that_the_table_does_not_name_has_no_server(ranks, table):
     document = json.loads(run_well("inspect", ranks, "--json").stdout)
     assert (document["ranks"][1]["server"], document["ranks"][1]["device"]) == (None, None)
     assert not mentions(run_well("inspect", ranks, "--ranks").stdout, r"  1 +rank_1/net\.ckpt")
-
-
-def test_without_a_table_there_are_no_servers(ranks):
-    document = json.loads(run_well("inspect", ranks, "--json").stdout)
-    assert "server" not in document["ranks"][0]
 
 
 def test_tables_that_differ_and_broken_ones_are_notes(ranks, table):

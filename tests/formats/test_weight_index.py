@@ -97,24 +97,15 @@ def test_a_path_that_leads_outside_is_not_inside(name):
     assert is_inside("sub/..a.h5")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "param_name_map.json",
-        "model.safetensors.index.json",
-        "ms-model.safetensors.index.json",
-        "model.ckpt.index.json",
-    ],
-)
-def test_indexes_are_known_by_their_names(name):
-    assert is_index_name(name)
+MODELS = ("model.safetensors", "ms-model.safetensors", "model.ckpt")
+OTHERS = ["config.json", "pytorch_model.bin.index.json", "model.safetensors", "index.json"]
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "pytorch_model.bin.index.json", "model.safetensors", "index.json"]
-)
-def test_other_files_are_no_indexes(name):
-    assert not is_index_name(name)
+def test_indexes_are_known_by_their_names():
+    assert all(
+        map(is_index_name, ["param_name_map.json", *(f"{name}.index.json" for name in MODELS)])
+    )
+    assert not any(map(is_index_name, OTHERS))
 
 
 @pytest.mark.parametrize("format", ["safetensors", "ckpt", "hdf5"])
