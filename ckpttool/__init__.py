@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.execution.executors import open_engine as open_engine
     from ckpttool.execution.memory import fit_memory as fit_memory
     from ckpttool.formats import read_index as read_index
+    from ckpttool.operations.load import AverageInput as AverageInput
     from ckpttool.operations.look import resolve as resolve
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
     from ckpttool.operations.run import plan_average as plan_average
@@ -59,7 +60,6 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.strategy_check import check_strategies as check_strategies
     from ckpttool.operations.strategy_diff import diff_strategies as diff_strategies
     from ckpttool.operations.values import read_values as read_values
-    from ckpttool.planning.averaging import AverageInput as AverageInput
     from ckpttool.planning.needs import find_needs as find_needs
     from ckpttool.problems import BusyError as BusyError
     from ckpttool.problems import CkptToolError as CkptToolError
@@ -122,7 +122,7 @@ _MODULES = {
     "fit_memory": "ckpttool.execution.memory",
     "OpenCheckpoint": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
-    "AverageInput": "ckpttool.planning.averaging",
+    "AverageInput": "ckpttool.operations.load",
     "plan_average": "ckpttool.operations.run",
     "plan_convert": "ckpttool.operations.run",
     "plan_merge": "ckpttool.operations.run",

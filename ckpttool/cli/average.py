@@ -31,10 +31,10 @@ class Inputs(NamedTuple):
 def _build(**values: Any) -> Inputs:
     of_all = {name: values[name] for name in ("pattern", "key")}
     sides = [
-        options.make_side(one.path, one.strategy, step=one.step, **of_all)
-        for one in values["inputs"]
+        options.make_side(input.path, input.strategy, step=input.step, **of_all)
+        for input in values["inputs"]
     ]
-    weights = [one.weight for one in values["inputs"]]
+    weights = [input.weight for input in values["inputs"]]
     return Inputs(sides, weights, values["shared"], values["steps"], values["normalize"])
 
 
@@ -96,7 +96,7 @@ def average(
     """Write the weighted mean of several checkpoints."""
     from ckpttool.cli import workflow
     from ckpttool.operations.jobs import Order
-    from ckpttool.planning.averaging import Mean
+    from ckpttool.operations.load import Mean
 
     if not dst_strategy:
         options.require_flag("-d", options.OF_RANKS)

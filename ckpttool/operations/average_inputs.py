@@ -18,6 +18,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.load import (
     Attempts,
+    AverageInput,
+    Mean,
     Source,
     StrategySource,
     has_own_strategy,
@@ -25,7 +27,7 @@ from ckpttool.operations.load import (
     load_steps,
     read_strategy,
 )
-from ckpttool.planning.averaging import AverageInput, Mean, find_weights
+from ckpttool.planning.averaging import find_weights
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
 from ckpttool.wording import count, shorten
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
-from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
+from ckpttool.checkpoint.presence import REDUNDANCY_KEY
 from ckpttool.checkpoint.recorded import read_kept
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.concurrency import OpenCount
@@ -30,9 +30,16 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import Kept, Target
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.load import Attempts, Source, StrategySource, load, read_strategy
+from ckpttool.operations.load import (
+    Attempts,
+    AverageInput,
+    Mean,
+    Source,
+    StrategySource,
+    load,
+    read_strategy,
+)
 from ckpttool.operations.look import Subject
-from ckpttool.planning.averaging import AverageInput, Mean
 from ckpttool.planning.naming import name_files
 from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
@@ -282,7 +289,8 @@ SOURCES: Mapping[Verb, Callable[[Order, AverageInput], Subject]] = {
 
 def _convert(order: Order, catalog: Catalog) -> Job:
     path, output, options = order.path, order.output, order.resolve
-    catalog = take_remains(catalog, options.tensors, checks_bytes=output.crc)
+    if not (output.crc or options.tensors.are_all_wanted):
+        catalog = catalog.with_remains()
     names, unset = ResolveOptions.__struct_fields__, ResolveOptions()
     changed = [n for n in names if getattr(options, n) != getattr(unset, n)]
     if unused := [name for name in changed if name not in _OF_CONVERT]:

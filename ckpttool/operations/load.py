@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.concurrency import OpenCount, no_count
@@ -71,6 +72,23 @@ class Source(NamedTuple):
     src: str | Catalog
     strategy: StrategySource | None = ()  # () to find one, None for none
     options: SourceOptions = SourceOptions()
+
+
+class AverageInput(NamedTuple):
+    """A checkpoint to average, its layouts as for `ckpttool.plan_merge`, and its weight."""
+
+    catalog: Catalog
+    strategy: Strategy | None
+    weight: float
+
+
+class Mean(Struct, frozen=True):
+    """The weights of an average, as a person gives them."""
+
+    weights: Sequence[float | None]
+    shared: StrategySource = ()
+    steps: Sequence[int] | None = None
+    normalize: bool = False
 
 
 Loaded: TypeAlias = tuple[Catalog, Strategy | None, Strategy | None]  # and that of the target

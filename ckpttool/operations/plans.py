@@ -31,7 +31,6 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations.jobs import Job, reshard_source, split_source
 from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.planning import targets
-from ckpttool.planning.averaging import average
 from ckpttool.planning.metadata import carry_metadata
 from ckpttool.planning.needs import slices_of_ranks
 from ckpttool.problems import CkptToolError, Diagnostics, PlanError
@@ -86,14 +85,14 @@ def plan_source(
         None,
     )
     if sight.checkpoint is not None:
-        checkpoint = sight.checkpoint.checked
-        sight = replace(sight, checkpoint=checkpoint)
+        checkpoint = sight.checkpoint
+        sight = replace(sight, contents=sight.contents.without_samples())
         try:
             if target.strategy is not None:
                 of_files = with_names_of_files(sight.catalog, target.strategy)
                 target = replace(target, strategy=of_files)
             with open_progress(0, "planning"):
-                plan = targets.plan(checkpoint, target, options, of_target)
+                plan = targets.plan(checkpoint, sight.contents, target, options, of_target)
             diagnostics.extend(of_target)
             if plan is not None:
                 provenance = _provenance_of(
@@ -158,7 +157,12 @@ def _average(
     # With the strategy of another set, names and shapes are not those of the input.
     if any(diagnostic.code == "strategy" for part in parts for diagnostic in part.sight.found):
         return None
-    return average([(part.sight.checkpoint, part.plan) for part in parts], weights, diagnostics)
+    from ckpttool.planning.averaging import average
+
+    sights = [part.sight for part in parts]
+    known = [None if it.contents.is_incomplete else it.checkpoint for it in sights]
+    plans = [part.plan for part in parts]
+    return average([*zip(known, plans, strict=True)], weights, diagnostics)
 
 
 def files_to_read(job: Job, sights: Sequence[Sight]) -> Iterator[str]:

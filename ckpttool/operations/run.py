@@ -26,10 +26,9 @@ from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
 from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.jobs import Order, load_job
-from ckpttool.operations.load import Source
+from ckpttool.operations.load import AverageInput, Mean, Source
 from ckpttool.operations.look import look
 from ckpttool.operations.plans import files_to_read, plan_outputs, raise_problems
-from ckpttool.planning.averaging import AverageInput, Mean
 from ckpttool.planning.needs import slices_of_ranks
 from ckpttool.planning.preflight import preflight
 from ckpttool.problems import Diagnostics

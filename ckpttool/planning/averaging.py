@@ -6,9 +6,8 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -18,29 +17,11 @@ from ckpttool.model.belonging import WEIGHT
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CASTABLE, INEXACT
 from ckpttool.model.plan import Plan, Term, Transfer
-from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.wording import count, format_shape, shorten
 
 TOLERANCE = 1e-9  # by which the sum of weights may differ from 1
 _CHOOSE = "--include and --exclude with patterns of what all inputs have"
-
-
-class AverageInput(NamedTuple):
-    """A checkpoint to average, its layouts as for `ckpttool.plan_merge`, and its weight."""
-
-    catalog: Catalog
-    strategy: Strategy | None
-    weight: float
-
-
-class Mean(Struct, frozen=True):
-    """The weights of an average, as a person gives them."""
-
-    weights: Sequence[float | None]
-    shared: Sequence[str] | Strategy = ()
-    steps: Sequence[int] | None = None
-    normalize: bool = False
 
 
 Planned: TypeAlias = tuple[Checkpoint | None, Plan | None]
@@ -103,7 +84,7 @@ def average(
     Plan or None
         The plan of the last input, with means of its weights; None if something is wrong.
     """
-    checkpoints = [of for of, _ in planned if of is not None and not of.is_incomplete]
+    checkpoints = [checkpoint for checkpoint, _ in planned if checkpoint is not None]
     if len(checkpoints) < len(planned):
         return None
     last = checkpoints[-1]
