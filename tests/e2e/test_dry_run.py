@@ -411,7 +411,7 @@ def test_an_estimate_is_one_line_in_python_and_a_table_in_a_notebook():
         repr(found),
     )
     table = found._repr_html_()
-    assert table.count("<tr>") == 1 + sum(len(one.needs) for one in found.supplies)
+    assert table.count("<tr>") == 1 + sum(len(one.needs) for one in found.dry_run.sources)
     assert not Path("out").exists()
 
 

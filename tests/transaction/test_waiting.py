@@ -217,7 +217,7 @@ def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
     done = ckpttool.split(
         small.source, small.strategy, small.out, format="ckpt", wait_seconds="10m"
     )
-    assert all(one.is_kept for one in done.outputs)
+    assert all(one.kept for one in done.outputs)
     assert [one.code for one in done.notes] == ["waited"]
     for wrong in (-1, True, "soon"):
         with pytest.raises((TypeError, ValueError), match="wait_seconds"):
