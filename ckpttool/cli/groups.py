@@ -67,6 +67,11 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(self.questions.items()))
 
 
+def with_dashes(option: str) -> str:
+    """Return the name of an option as it is declared: an underscore counts as a dash."""
+    return option.replace("_", "-")
+
+
 def words_of(ctx: click.Context) -> str:
     """Return the words of a command behind the name of the program; that of the program itself.
 

@@ -91,40 +91,9 @@ LEAD = (
 CHINESE_LEAD = (
     "`ckpttool help NAME` 显示一个主题，或解释消息代码 (damaged)、选项 (--unlisted)、命令 (merge)。"
 )
-NOW: Mapping[str, str] = {  # words that messages once replaced -> what to type, with its page
-    **dict.fromkeys(
-        ("info", "ls", "list", "show", "stat", "view", "describe", "summary"),
-        "ckpttool inspect; ckpttool strategy show for strategies",
-    ),
-    **dict.fromkeys(
-        ("check", "validate", "fsck", "test"),
-        "ckpttool verify; ckpttool strategy check for strategies",
-    ),
-    **dict.fromkeys(("compare", "cmp"), "ckpttool diff"),
-    **dict.fromkeys(("combine", "concat", "unify", "consolidate", "gather"), "ckpttool merge"),
-    **dict.fromkeys(("shard", "scatter"), "ckpttool split"),
-    **dict.fromkeys(("transform", "redistribute", "repartition"), "ckpttool reshard"),
-    **dict.fromkeys(("mean", "soup"), "ckpttool average"),
-    "version": "ckpttool --version",
-    **dict.fromkeys(("-f", "-y", "--yes"), "--overwrite"),
-    **dict.fromkeys(("-w", "-t", "--threads", "--workers", "--num-workers"), "-j"),
-    **dict.fromkeys(("--out", "--out-dir", "--output-dir", "--save-dir", "--dst"), "-o"),
-    **dict.fromkeys(("--dst-strategy-file", "--target-strategy"), "-d"),
-    "--src-strategy-file": "-s",
-    "--src": "the path alone, as `ckpttool COMMAND --help` shows it",
-    "obstacles": (
-        "the error of explain -d, as of reshard, names each axis, its size and the number of slices"
-    ),
-    "--devices": (
-        "ckpttool inspect SRC -s STRATEGY, which shows the shapes; N slices must divide the axes"
-    ),
-    "rivals": "ckpttool strategy diff A B, which shows in what they differ",
-    "ckpt_restore_rank_list": (
-        "ckpttool inspect SRC -s STRATEGY, which shows the ranks that hold the same"
-    ),
-    "tqdm": "nothing: the bar of Python needs no package",
-}
+WORDS = "words"  # the topic with the words of MindSpore and of others, in tables
 MAX_WIDTH = 100  # columns; longer lines are hard to read
+ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$(?!\n\|--)", re.MULTILINE)  # of a table with two columns
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
 LINK = re.compile(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
@@ -174,6 +143,15 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
     for heading, end in zip(headings, ends, strict=True):
         if re.fullmatch(r"`[\w-]+`(, `[\w-]+`)*", heading[2]):
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
+
+
+def find_word(word: str) -> tuple[str, str] | None:
+    """Return a word as the tables on the page `WORDS` write it, and what they say of it."""
+    for words, meaning in ROW.findall(read_topics()[WORDS]):
+        for known in words.replace("`", "").split(", "):
+            if known.lower() == word.lower():
+                return known, meaning
+    return None
 
 
 def find_row(name: str) -> str:
@@ -302,12 +280,19 @@ def help(name: tuple[str, ...]) -> None:
     words = " ".join(name)  # those of a command may be several: strategy show
     if not words:
         print_topics()
-    elif words in NOW:
-        echo(f"{words} is not a word of ckpttool.  Type now: {NOW[words]}")
+    elif (row := find_word(words)) is not None:
+        print_word(*row)
     elif not print_all_about(words.lower(), group):
         near = nearest(words.lower(), names_of(group)) or find_row(words)
         near = near or next(iter(find_titles(words)), "")
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
+
+
+def print_word(word: str, meaning: str) -> None:
+    """Print what a word of others is here, and the first page that it names."""
+    page = re.search(r"\]\([^)]*?([\w-]+)[.]md\)", meaning)
+    texts = [f"`{word}`: {meaning}\n", *([read_topics()[page[1]]] if page else ())]
+    print_markdown("\n".join(texts))
 
 
 def print_topics() -> None:

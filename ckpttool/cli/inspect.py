@@ -18,7 +18,7 @@ from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.checkpoint.resolve import Contents
+    from ckpttool.checkpoint.resolve import Depth
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
@@ -228,7 +228,7 @@ def _inspect(
     crc: bool,
     every_tensor: bool,
     resolve: ResolveOptions,
-    contents: Contents,
+    contents: Depth,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow

@@ -15,7 +15,7 @@ from click.core import augment_usage_errors
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.cli.groups import WORDS, LazyGroup, words_of
+from ckpttool.cli.groups import WORDS, LazyGroup, with_dashes, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -27,7 +27,6 @@ from ckpttool.problems import (
     join_clauses,
     notes_of,
 )
-from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
@@ -212,10 +211,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
-            params = context.command.get_params(context) if context else ()
-            options = (param for param in params if isinstance(param, click.Option))
-            if near := nearest(flag, (name for option in options for name in option.opts)):
-                hint = f"{near} in place of {flag}"
+            if error.possibilities:
+                facts = f"Did you mean {', '.join(error.possibilities)}?"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
     return Diagnostic("usage", message, hint=hint, facts=facts, where=where)
@@ -259,7 +256,11 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
 @click.group(
     cls=CommandGroup,
     params=[COLOR],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": with_dashes,
+    },
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 

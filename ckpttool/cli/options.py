@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool import keywords
-from ckpttool.cli.groups import WORDS, words_of
+from ckpttool.cli.groups import WORDS, with_dashes, words_of
 from ckpttool.cli.params import (
     JOBS,
     KINDS,
@@ -61,15 +61,15 @@ def command_line(words: Sequence[str]) -> str:
     --------
     >>> command_line(["verify", "a b/", "--dec-key-file", "0123456789abcdef"])
     "ckpttool verify 'a b/' --dec-key-file ..."
-    >>> command_line(["verify", "c/", "--dec-key-file=0123456789abcdef", "--dec-key-file"])
-    'ckpttool verify c/ --dec-key-file=... --dec-key-file'
+    >>> command_line(["verify", "c/", "--dec_key_file=0123456789abcdef", "--dec-key-file"])
+    'ckpttool verify c/ --dec_key_file=... --dec-key-file'
     """
     shown = ["ckpttool", *words]
     for at, word in enumerate(shown):
         option, is_joined, value = word.partition("=")
-        if is_joined and option == KEY_FILE and not os.path.lexists(value):
+        if is_joined and with_dashes(option) == KEY_FILE and not os.path.lexists(value):
             shown[at] = f"{option}=..."
-        elif shown[at - 1] == KEY_FILE and not os.path.lexists(word):
+        elif with_dashes(shown[at - 1]) == KEY_FILE and not os.path.lexists(word):
             shown[at] = "..."
     return join(shown)
 

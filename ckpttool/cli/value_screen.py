@@ -9,10 +9,8 @@ from ckpttool.cli.tables import echo, print_text, terminal_columns
 from ckpttool.wording import count, format_bytes, format_sizes, printable
 
 if TYPE_CHECKING:
-    from ckpttool.operations.values import TensorValues, Values
+    from ckpttool.operations.values import Values
     from ckpttool.storage.statistics import Statistics
-
-_COLUMNS = 75  # of a pipe, as NumPy assumes
 
 
 def print_values(values: Values) -> None:
@@ -29,25 +27,12 @@ def print_values(values: Values) -> None:
         if tensor.rows is not None and not tensor.rows:
             print_text(f"--rows selects none: the tensor has {count(tensor.shape[0], 'row')}")
             continue
-        echo(_as_numpy_prints(tensor))
+        columns = terminal_columns(sys.stdout)
+        echo(tensor.printed(columns) if tensor.text is None else printable(tensor.text))
         if tensor.statistics is not None:
             print_text(_statistics_text(tensor.statistics))
         elif tensor.text is None:
             print_text("no statistics: NumPy has no such type, and these are the stored bytes")
-
-
-def _as_numpy_prints(tensor: TensorValues) -> str:
-    """Return what NumPy prints of the array, with the width of the terminal."""
-    import numpy as np
-
-    from ckpttool.operations.values import EDGE
-
-    if tensor.text is not None:
-        return printable(tensor.text)
-    columns = terminal_columns(sys.stdout)
-    threshold = 0 if tensor.is_summarized else tensor.elements
-    with np.printoptions(threshold=threshold, edgeitems=EDGE, linewidth=columns or _COLUMNS):
-        return str(tensor.shown[()])
 
 
 def _statistics_text(statistics: Statistics) -> str:

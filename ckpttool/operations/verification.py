@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import (
     RANK_SPECIFIC_NAMES,
     Checkpoint,
+    Contents,
     Reading,
     ResolveOptions,
 )
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
-from ckpttool.checkpoint.evidence import answer
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.bad_values import DIFFERENT_UNLISTED, check_contents, find_differences
@@ -234,16 +235,17 @@ def _report(
 
 def _read(
     checkpoint: Checkpoint,
+    shown: Contents,
     executor: Executor,
     open_progress: OpenProgress,
     *,
     deep: bool,
     crc: bool,
 ) -> dict[Reading, list[Diagnostic]]:
-    """Read what was requested, and return what it shows; see `Checkpoint`."""
+    """Read what was requested, and return what it shows; see `Contents`."""
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
     manifests = find_manifests(catalog)
-    partial = () if checkpoint.chosen_from is None else catalog.paths
+    partial = () if checkpoint.unfiltered is None else catalog.paths
     checked = _files_to_check(catalog, deep, crc)
     nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
     read: dict[Reading, list[Diagnostic]] = {}
@@ -255,10 +257,12 @@ def _read(
         hashed = set[bytes]()  # what need not be read again for the manifest
         if deep:
             fingerprints = hashed if manifests else None
-            contents = _check_contents(checkpoint, executor, on_progress, fingerprints)
-            read["contents"] = [*contents]
+            of_bytes = _check_contents(
+                *(checkpoint, shown.evidence, executor, on_progress, fingerprints)
+            )
+            read["contents"] = [*of_bytes]
         elif checkpoint.are_joined:
-            read["unlisted"] = [*_sample_unlisted(checkpoint, executor)]
+            read["unlisted"] = [*_sample_unlisted(checkpoint, shown.evidence, executor)]
         read["manifest"] = [
             one
             for path in manifests
@@ -309,9 +313,11 @@ def _bytes_to_read(
     return total
 
 
-def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Diagnostic]:
+def _sample_unlisted(
+    checkpoint: Checkpoint, evidence: Evidence, executor: Executor
+) -> Iterator[Diagnostic]:
     """Yield the tensors without a layout that differ between two ranks, as a conversion does."""
-    catalog, evidence = checkpoint.catalog, checkpoint.evidence
+    catalog = checkpoint.catalog
     in_full = (one for one in checkpoint.tensors if not one.has_layout)
     single = (one for one in in_full if one.meta.nbytes == one.meta.itemsize)
     numbers = (one for tensor in single for one in slices_of(tensor) if len(one.ranks) > 1)
@@ -339,6 +345,7 @@ def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Dia
 
 def _check_contents(
     checkpoint: Checkpoint,
+    evidence: Evidence,
     executor: Executor,
     on_progress: OnProgress,
     fingerprints: set[bytes] | None,
@@ -347,7 +354,7 @@ def _check_contents(
     catalog = checkpoint.catalog
     names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
     statistics = find_running_statistics(catalog, checkpoint.strategy, names)
-    running = answer(statistics, executor, checkpoint.evidence)
+    running = answer(statistics, executor, evidence)
     slices = _slices(checkpoint)
     yield from check_contents(slices, executor, on_progress, fingerprints, running)
     yield from compare_stages(checkpoint.tensors, executor, on_progress)

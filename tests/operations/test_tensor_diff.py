@@ -35,14 +35,12 @@ W = np.arange(1, 25, dtype="<f4").reshape(8, 3)
 
 
 def entries(**changes):
-    """Full tensors; a change replaces one, or leaves it out if it is None."""
     found = {"w": entry_of(W), "b": Entry("BFloat16", (12, 1), bytes(range(24)))}
     found |= changes
     return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def written(folder, full, strategy=None, format="ckpt"):
-    """A catalog of a file, or of rank folders."""
     if strategy is None:
         write_file(folder / "m.ckpt", full, "ckpt")
         return ckpttool.scan(str(folder / "m.ckpt"))
@@ -50,13 +48,11 @@ def written(folder, full, strategy=None, format="ckpt"):
 
 
 def compare(tmp_path, one, other, **options):
-    """A is cut in rows, B a file."""
     a = written(tmp_path / "a", one, ROW_CUT)
     return diff(a, written(tmp_path / "b", other), ROW_CUT, **options)
 
 
 def within(*bounds, **more):
-    """To compare numbers."""
     return CompareOptions(Tolerance(*bounds, **more))
 
 
@@ -244,7 +240,6 @@ def test_texts_are_compared_as_texts(tmp_path):
 
 
 def own(values):
-    """Four ranks with a random state each."""
     ranks = cut(entries(), ROW_CUT)
     for rank, value in enumerate(values):
         ranks[rank]["rng"] = Entry("Int32", (1,), struct.pack("<i", value))
