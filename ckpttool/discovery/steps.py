@@ -54,10 +54,6 @@ class Chosen(Struct, frozen=True):
 
     Attributes
     ----------
-    files
-        Rank to file.
-    label
-        The step, None if the names have none.
     absent
         Ranks that have files, and none of this save.
     of_run, of_other_runs
@@ -75,12 +71,8 @@ class Chosen(Struct, frozen=True):
 def choose_save(saved: SavedFiles, wanted: str | None, diagnostics: Diagnostics) -> Chosen:
     """Return one file for each rank that counts, all of the wanted save; None for the newest.
 
-    Raises
-    ------
-    StepError
-        No step is on every rank, or nothing shows which files are of one run.
-    PlanError
-        No file is of the wanted step, or files of several steps are.
+    StepError says that no step is on every rank, or that nothing shows which files are of one run;
+    PlanError that no file is of the wanted step, or that files of several steps are.
     """
     if wanted is None:
         files = _choose_newest(saved, diagnostics)
@@ -256,16 +248,9 @@ def list_steps(
 ) -> Iterator[FoundStep]:
     """Yield each save, the oldest step first; of several runs of a step each.
 
-    Parameters
-    ----------
-    saved
-        The files of the ranks that count.
-    missing
-        Ranks that count and have no file of any step.
-    chosen
-        The files that are read without ``--step``.
-    broken
-        Files whose headers cannot be read, with the error; None for a file without a tensor.
+    ``missing`` ranks count and have no file of any step.  ``chosen`` has the files that are read
+    without ``--step``, and ``broken`` those whose headers cannot be read, with the error; None for
+    a file without a tensor.
     """
     begun: dict[tuple[str, Step | None], dict[int, str]] = defaultdict(dict)
     for file in saved.begun:
@@ -307,7 +292,7 @@ def _describe_step(
     reasons = [f"{format_ranks(of)}: {reason}" for reason, of in lost.items()]
     # A file may be empty because it was saved without redundancy, which a strategy would show.
     may_be_whole = not absent and all(
-        isinstance(error, UnsupportedError) if error is not None else not saved.has_strategy
+        isinstance(error, UnsupportedError) if error is not None else saved.strategy is None
         for error in errors.values()
     )
     complete: bool | None = not lost
