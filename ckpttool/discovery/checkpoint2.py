@@ -144,11 +144,6 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     ``src`` is the folder of one iteration or the one above; by default it is the last complete one.
-
-    Raises
-    ------
-    PlanError, FormatError, CombinedError
-        The iteration cannot be chosen, or ``metadata.json`` is damaged.
     """
     folder, diagnostics = Path(src), Diagnostics()
     if is_file(folder / _TRACKER) or _ITERATIONS.find_folders(folder):
@@ -496,20 +491,10 @@ class _Location(Struct, frozen=True):
 class _Parameter(Struct, frozen=True, dict=True):
     """One tensor of ``metadata.json``, free of contradictions.
 
-    Attributes
-    ----------
-    meta
-        Name, element type and full shape.
-    grid
-        The layout in which each rank is the number of a slice: slices are numbered in C order.
-    number_of
-        For each rank of ``rank_list`` the number of its slice by the layout; empty without one.
-    claimed
-        Number of a slice to its locations by ``storage_data``; slices without one are left out.
-    stored
-        The same, with the true numbers; locations whose slice nothing proves are left out.
-    misgrouped
-        Ranks of ``number_of`` that are not in the ``rank_group`` of their slice.
+    Each rank of ``grid`` is the number of a slice, in C order.  ``number_of`` has that of each rank
+    of ``rank_list``, by the layout.  ``claimed`` has the locations of each slice by
+    ``storage_data``, and ``stored`` those with the true numbers, without any whose slice nothing
+    proves.  Ranks are ``misgrouped`` that are not in the ``rank_group`` of their slice.
     """
 
     meta: TensorMeta
@@ -536,11 +521,7 @@ class _Parameter(Struct, frozen=True, dict=True):
 def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name; note names that are escaped twice.
 
-    Raises
-    ------
-    FormatError, CombinedError
-        The file is not a ``metadata.json``, or contradicts itself: every problem, each with the
-        name of the tensor.
+    Every contradiction is raised, as a FormatError with the name of its tensor.
     """
     document = read_json_object(path, _MAX_BYTES)
     tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
@@ -585,12 +566,7 @@ def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
 
 
 def parse_key(key: str) -> tuple[str, int]:
-    r"""Return the name and the slice number in a key of ``storage_data``.
-
-    Raises
-    ------
-    ValueError
-        The key is not what Python writes for a name and a tuple of one number.
+    r"""Return the name and the slice number in a key of ``storage_data``; ValueError for others.
 
     Examples
     --------
@@ -711,7 +687,6 @@ def _number_slices(entry: _LayoutEntry, grid: Layout) -> dict[int, int]:
 
 
 def _is_block(ranks: Sequence[int]) -> bool:
-    """Return whether ranks are consecutive and begin at a multiple of their number."""
     first = ranks[0] // len(ranks)
     return [divmod(rank, len(ranks)) for rank in ranks] == [(first, n) for n in range(len(ranks))]
 

@@ -65,14 +65,9 @@ class RankFile(Struct, frozen=True):
 class SaveName(NamedTuple):
     """What the name of a rank's file says: the run that saved it, and when.
 
-    Attributes
-    ----------
-    prefix
-        The name before counter and step, with ``{rank}`` in place of the rank's number.  It is
-        the same on all ranks of a run.
-    counter
-        The number that MindSpore adds to a prefix that the folder has already, from 1 on.  Ranks of
-        one run may have different ones.
+    ``prefix`` is the name before counter and step, with ``{rank}`` in place of the rank's number;
+    all ranks of a run have the same.  ``counter`` is the number that MindSpore adds to a prefix
+    that the folder has already, from 1 on; ranks of one run may have different ones.
     """
 
     prefix: str

@@ -134,14 +134,7 @@ _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
 def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
-    """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
-
-    Raises
-    ------
-    PlanError, FormatError, CombinedError
-        A metadata file is damaged, not one of hyper-parallel's, or contradicts another; or ``step``
-        is given, though these folders hold one save.
-    """
+    """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else."""
     folder, diagnostics = Path(src), Diagnostics()
     if not _is_complete(folder):
         return None
@@ -186,15 +179,8 @@ def choose_step_folder(
 ) -> tuple[Path, str | None]:
     """Return the folder of one step below ``root``, and what is left of ``--step``.
 
-    By default it is the last complete one.  Any other folder than the root or a step of the trainer
-    is returned as it is.
-
-    Raises
-    ------
-    UnfinishedError
-        No step is complete.
-    PlanError
-        The requested step does not exist.
+    By default it is the last complete one; UnfinishedError if none is.  Any other folder than the
+    root or a step of the trainer is returned as it is.
     """
     if _STEPS.number(root) is not None and _is_save(root):
         _STEPS.require_wanted(root, wanted)
@@ -526,14 +512,8 @@ def _load(file: StoredFile) -> object:
 def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors of a metadata file by name, and the names of its other objects.
 
-    Called in the limited process.
-
-    Raises
-    ------
-    FormatError, CombinedError
-        The file is not a metadata file, or contradicts itself: all that was found.
-    UnsupportedError
-        The file names other classes (that of another program does), or is of a later version.
+    Called in the limited process.  A file that contradicts itself is a FormatError for each
+    problem; one of other classes, as of another program, or of a later version is unsupported.
     """
     path, top = file.path, _load(file)
     try:

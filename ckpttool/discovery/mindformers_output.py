@@ -136,9 +136,9 @@ def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
 def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
     """Return rank to device from the rank table; empty if there is none, or if several differ.
 
-    Rank tables are searched in the folder of the rank folders and in the one above; in the output
-    of a MindFormers run also in the one above that.  ``diagnostics`` gets a note on tables that are
-    damaged or contradict each other.
+    It lies in the folder of the rank folders or above; in the output of a MindFormers run also in
+    the one above that.  ``diagnostics`` gets a note on tables that are damaged or contradict each
+    other.
     """
     tables: dict[Path, RankTable] = {}
     folder = Path(root)

@@ -316,7 +316,6 @@ def _below(paths: Iterable[Path]) -> list[Path]:
 
 
 def _files_of(shape: Shape, paths: Iterable[Path]) -> list[RankFile]:
-    """Return the files of ranks that are no strategies; in hosts no rank may have two folders."""
     files = [*filter(is_checkpoint_file, paths)]
     of_ranks = _without_strategies(_by_rank(files, has_word=shape.has_word))
     homes = {(file.rank, file.path.parent) for file in of_ranks}
@@ -654,8 +653,7 @@ def _find_merged(root: Path) -> list[Path]:
     """Return the folders below a folder that hold a merged checkpoint.
 
     Such a folder has an index or a ``model.safetensors``, or is a revision in a cache of Hugging
-    Face: ``snapshots/REVISION``, whose files are links to ``blobs``.  The revision that
-    ``refs/main`` names is the first.  The result is empty if other folders have files, too.
+    Face: ``snapshots/REVISION``.  The revision that ``refs/main`` names is the first.
     """
     files = list(islice(_files_below(root, _MAX_DEPTH, is_any=True), _MAX_FILES))
     weights = [path for path in files if format_of_suffix(path.name) is not None]
@@ -700,10 +698,7 @@ def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
 def _match_pattern(
     folder: Path, parts: tuple[str, ...], rank: int | None
 ) -> Iterator[RankFile | tuple[int, FormatError]]:
-    """Yield the files below ``folder`` that match the rest of a pattern with one rank.
-
-    For a folder of a rank that cannot be read, its error is yielded.
-    """
+    """Yield the files that match the rest of a pattern, or the error of a rank's folder."""
     if not parts:
         return
     expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
@@ -753,7 +748,6 @@ def _names(root: Path, paths: Iterable[Path]) -> str:
 
 
 def _find_nested_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the checkpoint files in rank folders inside those of ranks, as of several hosts."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     return [
         path

@@ -92,18 +92,10 @@ class SavedFile(Struct, frozen=True):
 class FoundStep(Struct, frozen=True):
     """A step of a folder, as far as names, headers and traces of saves tell.
 
-    Attributes
-    ----------
-    name
-        What ``--step`` takes; None if it takes nothing, because the folder has one save and no
-        steps, or because no rank has finished the file.
-    complete
-        Whether every slice is there: each rank has its file, or others hold its slices.  None if
-        that is not known; ``reason`` says why, or which replicas it needs.
-    ranks
-        The ranks that have a file; none if the metadata that says so cannot be read.
-    is_chosen
-        Whether this one is read without ``--step``.
+    ``name`` is what ``--step`` takes; None if the folder has one save and no steps, or if no rank
+    has finished the file.  It is ``complete`` if each rank has its file, or others hold its slices;
+    None if that is not known.  ``reason`` says why, or which replicas it needs.  ``ranks`` have a
+    file; none if the metadata that says so cannot be read.
     """
 
     name: str | None
@@ -131,14 +123,8 @@ class FoundStep(Struct, frozen=True):
 class SavedFiles(Struct, frozen=True, dict=True):
     """The files of some ranks, of all saves.
 
-    Attributes
-    ----------
-    records
-        Rank to the file that its ``meta.json`` names, which may be lost.
-    begun
-        Files of saves that did not finish, under the names that they would have.
-    strategy
-        That of the checkpoint, if it is known.
+    ``records`` has the file that the ``meta.json`` of a rank names, which may be lost.  ``begun``
+    are files of saves that did not finish, under the names that they would have.
     """
 
     src: str
@@ -190,12 +176,7 @@ def read_saved_files(
 ) -> SavedFiles:
     """Read what the names of files say, and the traces of saves beside them.
 
-    ``diagnostics`` gets a note on records that are broken.
-
-    Raises
-    ------
-    PlanError
-        A rank has two files of one name.
+    A rank with two files of one name is refused.  ``diagnostics`` gets a note on broken records.
     """
     recorded, begun = _list_traces(files_of_ranks, diagnostics)
     by_path = _by_path(files_of_ranks)
