@@ -174,15 +174,6 @@ class Contents(Struct, frozen=True, kw_only=True):
         return self.is_refused or self.unread is not None
 
     @property
-    def has_differing_replicas(self) -> bool:
-        """Whether samples of replicas or stages differ that should be equal."""
-        from ckpttool.checkpoint.samples import has_own_values
-
-        replicas = (it for it in self.sampled if it.differing_groups)
-        is_suspect = any(not has_own_values(it.tensor) for it in replicas)
-        return is_suspect or bool(self.differing_stages)
-
-    @property
     def readable_indexes(self) -> list[Mapping[str, TensorMeta]]:
         """The full tensors of each index beside the files that can be read."""
         return [index for index in self.indexes.values() if not isinstance(index, Exception)]
@@ -204,10 +195,6 @@ class Contents(Struct, frozen=True, kw_only=True):
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
             scrambled=tuple(s for s in self.scrambled if s.tensor.name in wanted),
         )
-
-    def without_samples(self) -> Contents:
-        """Return what is left for plans: samples take as much memory as the checkpoint."""
-        return replace(self, sampled=(), sampled_copies=(), evidence=Evidence())
 
 
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
@@ -447,13 +434,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             if choice == "first":
                 kept += map(by_name.__getitem__, names)
             elif choice == "rank":
-                ranks = sorted(chain(*groups))
-                kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
+                kept += (
+                    full_tensor(self.catalog, name, by_name[name].known_by, rank, (rank % n, n))
+                    for n in (self.cycle,)
+                    for name in names
+                    for rank in sorted(chain(*groups))
+                )
         return tuple(kept)
-
-    def _of_rank(self, tensor: FullTensor, rank: int) -> FullTensor:
-        only_for = rank % self.cycle, self.cycle
-        return full_tensor(self.catalog, tensor.name, tensor.known_by, rank, only_for)
 
     @property
     def cycle(self) -> int:
@@ -549,8 +536,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @property
     def damage(self) -> list[FormatError]:
         """The errors of damaged files that replicas do not replace."""
-        ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
-        return [self.catalog.damaged[rank] for rank in ranks]
+        replaced = self.presence.replaced if self.are_joined else {}
+        return [error for rank, error in self.catalog.damaged.items() if not replaced.get(rank)]
 
     def with_remedy(self, error: FormatError, complete_step: str) -> FormatError:
         """Return the error of a damaged file with its hint: another step, or fewer tensors."""
@@ -581,7 +568,6 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _of_stages(broken: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
-    """Return a tensor whose missing slices are not needed; unchanged if no stage holds a slice."""
     if not stages:
         return broken
     first, *copies = stages

@@ -185,7 +185,6 @@ def read_indexes_beside(root: str) -> Asking[Mapping[str, IndexedTensors]]:
 
 
 def _read_index(path: str) -> IndexedTensors:
-    """Return the tensors of an index, none if it is not there; runs on a worker."""
     if not is_file(path):
         return {}
     try:

@@ -91,7 +91,6 @@ class UnreadEvidenceError(CombinedError):
 
 
 def _names_of(subject: Hashable) -> tuple[str, ...]:
-    """Return the names of the tensors that were to be read; "" for what is not a tensor."""
     if isinstance(subject, tuple):
         return tuple(name for part in subject for name in _names_of(part))
     meta = getattr(subject, "meta", None)
@@ -115,7 +114,6 @@ def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence
 
 
 def _is_sample(read: Callable[..., object]) -> bool:
-    """Return whether a function reads pages; what reads less loads no NumPy."""
     return (read.__module__, read.__name__) == ("ckpttool.storage.sampling", "sample")
 
 

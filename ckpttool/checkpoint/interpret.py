@@ -25,12 +25,7 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import (
-    ParameterOfState,
-    map_component_names,
-    map_of_component,
-    parse_name,
-)
+from ckpttool.model.names import ParameterOfState, map_component_names, map_of_component, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -89,7 +84,6 @@ def interpret(
 
 
 def _components(name: str) -> tuple[str, ...]:
-    """Return the names of all components of a map parameter; only the name of another tensor."""
     tag = map_of_component(name)
     return (name,) if tag is None else map_component_names(tag)
 
@@ -234,7 +228,6 @@ class _Ranks(Struct, frozen=True):
         return state
 
     def _described_parameter(self, name: str) -> FullTensor | None:
-        """Return the described parameter of a state; None for a statistic, of another shape."""
         if self.catalog.description is None or parse_name(name).reduced_axis is not None:
             return None
         return self.catalog.description.tensors.get(self.states.get(name, ""))
@@ -363,7 +356,6 @@ class _Ranks(Struct, frozen=True):
         return tuple(group_ranks(ranks, content).values())
 
     def _odd_shapes(self, name: str, rank: int) -> str:
-        """Return the shapes that show that a state is not a full tensor; "" if it may be one."""
         meta = self.catalog.files[rank].header[name].meta
         if self.catalog.description is None:
             return odd_state_shapes(self.catalog, self.strategy, meta, self.states) or ""
@@ -406,7 +398,6 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
 def _find_parameter(
     metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
 ) -> str:
-    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
     parameter = parameter_of_state.get(name, name)
     has_same_shape = metas[parameter].shape == metas[name].shape
     return parameter if has_same_shape else parse_name(name).same_shape_parameter or name

@@ -95,10 +95,6 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
 
 
 def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether empty files should hold slices that no other file holds.
-
-    Then they were cut short: a save without redundancy leaves no slice out.
-    """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
     return bool(empty) and any(
         {*owners} <= empty
@@ -272,11 +268,6 @@ class Presence(Struct, frozen=True):
     without_file: tuple[int, ...]
     replaced: dict[int, bool | None]
 
-    @property
-    def unreplaced(self) -> list[int]:
-        """The damaged ranks that replicas do not replace."""
-        return [rank for rank, is_known in self.replaced.items() if not is_known]
-
 
 def find_missing(
     catalog: Catalog,
@@ -391,10 +382,6 @@ def _find_absent(
 def _is_conclusive(
     catalog: Catalog, layout: Layout, needed: Iterable[tuple[int, ...]] | None
 ) -> bool:
-    """Return whether the files at hand show for every slice whether it was saved.
-
-    ``needed`` has the owners of some slices; None for all slices.
-    """
     if all(rank in catalog.whole_files for rank in layout.ranks):
         return True
     slices = layout.slice_owners() if needed is None else needed

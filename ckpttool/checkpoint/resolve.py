@@ -26,11 +26,7 @@ from ckpttool.checkpoint.contents import (
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import quarantine_all_empty, quarantine_empty, with_lost_tensors
-from ckpttool.checkpoint.recorded import (
-    as_recorded,
-    note_written_ranks,
-    with_missing_ranks,
-)
+from ckpttool.checkpoint.recorded import as_recorded, note_written_ranks, with_missing_ranks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.strategy import Strategy
@@ -159,10 +155,7 @@ def _resolve_ranks(
     catalog = note_written_ranks(quarantine_empty(fitted.catalog, strategy), strategy)
     catalog = with_lost_tensors(catalog, strategy)
     checkpoint = Checkpoint(
-        catalog=catalog,
-        strategy=strategy,
-        options=options,
-        is_recorded=strategy.is_recorded,
+        catalog=catalog, strategy=strategy, options=options, is_recorded=strategy.is_recorded
     )
     checkpoint = checkpoint.with_strategy(strategy, EqualContents()).limited(find_needed)
     checkpoint = yield from _with_numbers(checkpoint)
@@ -197,7 +190,6 @@ def _resolve_ranks(
 
 
 def _with_numbers(checkpoint: Checkpoint) -> Asking[Checkpoint]:
-    """Return the checkpoint with the counters, and with the block of Float8 if it has some."""
     catalog = checkpoint.catalog
     counting = yield from find_counting(catalog, *checkpoint.old_names)
     checkpoint = replace(checkpoint, counting=counting)
@@ -225,6 +217,7 @@ def _check_layouts(
         shown_by_unread_states,
     )
     from ckpttool.checkpoint.joined_shards import find_joined_shards
+    from ckpttool.checkpoint.samples import has_own_values
 
     requested, strategy = checkpoint.options.optimizer_shard, checkpoint.strategy
     readable = [tensor for tensor in checkpoint.tensors if tensor.name not in shown.no_evidence]
@@ -235,7 +228,9 @@ def _check_layouts(
     shown = replace(shown, indexes=indexes)
     if correction is None:
         shown = yield from _sample(checkpoint, shown)
-        is_suspect = shown.has_differing_replicas or has_proven_shard(strategy, checkpoint.tensors)
+        replicas = (sampled.tensor for sampled in shown.sampled if sampled.differing_groups)
+        is_suspect = bool(shown.differing_stages) or not all(map(has_own_values, replicas))
+        is_suspect |= has_proven_shard(strategy, checkpoint.tensors)
         if shown.no_evidence and requested is None:
             tensors = checkpoint.tensors
             doubtful = tensors if is_suspect else shown_by_unread_states(checkpoint, shown)

@@ -192,7 +192,6 @@ def _first_and_last(
 
 
 def _ends(ranks: Collection[int], slicing: Slicing) -> Collection[int]:
-    """Return the first and the last of the ranks that hold a slice; all if some owners lack it."""
     are_all = len(ranks) == max(map(len, slicing.owners()))
     return (min(ranks), max(ranks)) if are_all else ranks
 

@@ -69,7 +69,6 @@ def _candidates(layout: Layout, slices: int) -> Iterator[Layout]:
 
 
 def _shard(layout: Layout, sizes: Sequence[int], cut: dict[int, int]) -> Layout:
-    """Return a layout of other device axes; ``cut`` maps tensor axes to positions in ``sizes``."""
     positions = [at for at, size in enumerate(sizes) if size > 1]
     device_axis = {at: len(positions) - 1 - i for i, at in enumerate(positions)}  # from the right
     axes = tuple(

@@ -17,12 +17,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.compare import (
-    CompareOptions,
-    Index,
-    TensorStats,
-    compare_tensors,
-)
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats, compare_tensors
 from ckpttool.wording import count, format_difference
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
@@ -101,9 +96,7 @@ def compare_replicas(
 
 
 def replica_problems(
-    tensors: Iterable[FullTensor],
-    executor: Executor,
-    on_progress: OnProgress = lambda nbytes: None,
+    tensors: Iterable[FullTensor], executor: Executor, on_progress: OnProgress = lambda nbytes: None
 ) -> list[Diagnostic]:
     """Return a problem for each slice whose replicas differ, and for each stage that differs.
 
