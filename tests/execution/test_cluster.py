@@ -18,12 +18,7 @@ from msgspec.structs import replace
 import ckpttool
 from ckpttool.execution import cluster
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.cluster import (
-    WorkerRequirements,
-    check_worker,
-    software,
-    write_file,
-)
+from ckpttool.execution.cluster import WorkerRequirements, check_worker, software, write_file
 from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.execute import execute
 from ckpttool.execution.schedule import Batch
@@ -206,7 +201,6 @@ def test_a_run_can_be_ended_while_workers_are_asked(tmp_path, threads):
 def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name(
     tmp_path, threads, monkeypatch
 ):
-    """As when a worker is taken for dead, goes on all the same, and ends before or after."""
     paths = []
 
     def twice(task):

@@ -45,7 +45,6 @@ def calls(monkeypatch):
 
 @pytest.fixture(params=WAYS)
 def source(request, tmp_path):
-    """A catalog and its strategy: one tensor over four ranks, all holes."""
     strategy = WAYS[request.param]
     for rank in range(RANKS):
         shape = strategy.layouts["w"][0].slice_shape(rank, SHAPE)

@@ -55,7 +55,6 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def two_workers(cluster):
-    """Two workers, whatever a test before did to them."""
     cluster.replace_workers()
     return cluster
 
@@ -67,25 +66,21 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(source, tmp_path_factory):
-    """What a run on this host makes of it."""
     folder = tmp_path_factory.mktemp("expected")
     run_well(*split_words(source, folder))
     return contents(folder)
 
 
 def attempts(folder):
-    """Files that workers are writing."""
     return {name for name in files_below(folder) if ".partial." in name}
 
 
 def patched(*lines):
-    """A command line whose modules were changed by ``lines`` of Python."""
     code = ["import sys", *lines, "from ckpttool.cli.main import main", "main(sys.argv[1:])"]
     return [sys.executable, "-c", "\n".join(code)]
 
 
 def address_of(cluster, form):
-    """What names a cluster on the command line."""
     return {
         "address": cluster.address,
         "host and port": cluster.address.removeprefix("tcp://"),
@@ -194,7 +189,6 @@ def test_a_worker_that_is_killed_while_it_works_is_replaced(
 
 @pytest.fixture(scope="module")
 def hasty_cluster(tmp_path_factory):
-    """Its scheduler takes a worker for dead that it has not heard of for 5 seconds."""
     settings = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s"}
     with dask_cluster(tmp_path_factory.mktemp("hasty"), **settings) as cluster:
         yield cluster
@@ -261,7 +255,6 @@ def test_a_signal_ends_a_run_on_dask_and_leaves_whole_files_only(tmp_path, two_w
 
 
 def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
-    """A message for each would make Ctrl-C wait for as many answers on a busy machine."""
     source, out = write_source(tmp_path / "src", ranks=128, rank_bytes=1 << 20), tmp_path / "out"
     command = patched(
         "import atexit, distributed",
@@ -282,7 +275,6 @@ def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_a_worker_keeps_within_the_budget_whatever_its_threads(tmp_path, threads):
-    """A tensor of 128 MiB, cut along its columns; the worker begins with about 60 MiB."""
     meta = TensorMeta("w", "Float32", (1 << 14, 2048))
     create_file(get_format("ckpt"), str(tmp_path / "m.ckpt"), [meta], {})
     item = {"w": {"dev_matrix": [8], "tensor_map": [-1, 0]}}

@@ -41,7 +41,6 @@ CASE = GOLDEN / "reshard_8_to_4"
 
 
 def sparse_checkpoint(path, nbytes, count=1):
-    """A .ckpt of ``count`` Float32 tensors that together have ``nbytes`` bytes, all holes."""
     write_holes(path, *[(nbytes // count // 4 // 1024, 1024)] * count)
 
 
@@ -120,7 +119,6 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
 
 
 def test_a_removed_output_stays_open_until_no_task_can_write_to_it(tmp_path, monkeypatch):
-    """Else the next run's file gets its inode, and a task of this run writes into that."""
     partial = tmp_path / "rank_1" / "checkpoint_1.ckpt.partial"
     has_begun, seen = threading.Event(), []
 
@@ -145,7 +143,6 @@ def test_a_removed_output_stays_open_until_no_task_can_write_to_it(tmp_path, mon
 
 
 def open_inodes():
-    """Return the inodes of the files that this process has open."""
     inodes = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # it is closed meanwhile
@@ -292,7 +289,6 @@ def test_a_signal_ends_the_program_with_its_code_and_no_partial_file(tmp_path, n
 
 
 def test_a_file_that_grows_too_large_fails_when_it_is_created(tmp_path):
-    """Space is reserved with the header: a limit on file size stands in for a full disk."""
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 64 << 20)
     code = (
@@ -309,7 +305,6 @@ def test_a_file_that_grows_too_large_fails_when_it_is_created(tmp_path):
 @pytest.mark.big
 @pytest.mark.parametrize("output_format", ["ckpt", "hdf5"])
 def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
-    """A tensor of 768 MiB is merged from two halves of every row, within 160 MiB."""
     names, shape = ("rank_0", "rank_1"), (3 << 14, 2048)
     for name in names:
         (tmp_path / "src" / name).mkdir(parents=True)
@@ -335,7 +330,6 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
 
 @pytest.mark.big
 def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
-    """300 source files and a limit of 200 descriptors."""
     ranks = 300
     for rank in range(ranks):
         folder = tmp_path / "src" / f"rank_{rank}"
@@ -464,7 +458,6 @@ def test_a_name_with_a_wild_number_takes_no_memory(tmp_path):
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_set_that_another_run_completed_meanwhile_is_not_replaced(tmp_path, is_resumed):
-    """It was not there when the plan was made, so nobody was asked whether it may be replaced."""
     late = make_plan(tmp_path, resume=is_resumed)
     anyway = make_plan(tmp_path, overwrite=True)
     execute(*make_plan(tmp_path, prefix="net_"))
@@ -503,8 +496,6 @@ def test_a_failure_names_every_problem_of_its_cause():
 
 @pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
 def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch, output_format):
-    """All else has the types of slices and of outputs: sizes, bands, headers, hashes, manifest."""
-
     def cast(self, data, src, out, dst):
         assert (src, dst) == ("Float32", "Float16")
         out[...] = data.view(np.float32).astype(np.float16).view(np.uint8).reshape(out.shape)

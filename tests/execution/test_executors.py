@@ -18,11 +18,7 @@ from ckpttool import system
 from ckpttool.concurrency import InlineExecutor, bind_cancel_event
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
-from ckpttool.execution.executors import (
-    default_jobs,
-    open_engine,
-    split_engine_name,
-)
+from ckpttool.execution.executors import default_jobs, open_engine, split_engine_name
 from ckpttool.formats import get_format
 from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
@@ -190,7 +186,6 @@ def test_j_is_short_for_threads_and_may_not_say_something_else(tmp_path, words, 
 
 
 def fail_with(error):
-    """What a worker does that meets an error."""
     raise error
 
 
@@ -242,7 +237,6 @@ def worker_pids(run_pid):
 
 @pytest.fixture
 def busy_run(tmp_path):
-    """A run with two processes that has written something, and is not done."""
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
     out = tmp_path / "out"
     process = start(*COMMAND, *split_words(source, out), "--engine", "processes:2")
@@ -323,7 +317,6 @@ def test_what_ends_all_processes_of_a_group_at_any_moment_is_told_as_what_it_is(
 
 @pytest.fixture
 def endless(tmp_path):
-    """A file of 256 GiB, all holes, which nobody reads to its end."""
     metas = [TensorMeta("w", "Float32", (1 << 12, 1 << 24))]
     path = tmp_path / "m.safetensors"
     index = create_file(get_format("safetensors"), str(path), metas, {"crc_num": "0"})
@@ -376,7 +369,6 @@ def test_decryption_ends_when_nobody_waits_for_it(tmp_path):
 
 @pytest.mark.parametrize("kind", ["RuntimeError", "ImportError"])
 def test_mpi_without_its_library_is_told_what_to_install(tmp_path, monkeypatch, kind):
-    """mpi4py 4.1 looks for the library itself; an older one is bound to it."""
     package = tmp_path / "mpi4py"
     (package / "futures").mkdir(parents=True)
     (package / "__init__.py").touch()

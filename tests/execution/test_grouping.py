@@ -32,7 +32,6 @@ RANKS = 8
 
 
 def strategy(matrix, tensor_map):
-    """Both tensors are cut like this."""
     cut_alike = strategy_of({name: Layout(matrix, tensor_map) for name in ("w", "v")})
     return replace(cut_alike, files=())
 
@@ -44,19 +43,16 @@ OPTIONS = CopyOptions(band_bytes=1 << 18, task_bytes=1 << 20)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Eight ranks with an eighth of the rows each."""
     entries = {name: noise(name, "Float32", shape) for name, shape in SHAPES.items()}
     return write_ranks(tmp_path_factory.mktemp("source"), cut(entries, ROWS), "ckpt")
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
-    """Tasks hold whole units, of all outputs that are written together: so there are several."""
     monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 17)
 
 
 def transpose(source, folder):
-    """Plan to give each rank an eighth of the columns."""
     catalog = ckpttool.scan(str(source))
     return ckpttool.plan_reshard(
         catalog, ROWS, COLUMNS, str(folder), output_options=ckpttool.OutputOptions("ckpt")
@@ -176,10 +172,7 @@ def test_the_rows_that_all_outputs_read_count_more_than_larger_ones_that_only_so
     shapes = {"all": (64, 1 << 14), "some": (256, 1 << 14)}
     source = replace(strategy_of({name: Layout((2,), ((0,), ())) for name in shapes}), files=())
     layouts = {"all": Layout((4,), ((), (0,))), "some": Layout((2, 2), ((1,), (0,)))}
-    for names, expected in (
-        (["some"], [(0, 1), (2, 3)]),
-        (["all", "some"], [(0, 1, 2, 3)]),
-    ):
+    for names, expected in ((["some"], [(0, 1), (2, 3)]), (["all", "some"], [(0, 1, 2, 3)])):
         target = replace(strategy_of({name: layouts[name] for name in names}), files=())
         mine = replace(source, layouts={name: source.layouts[name] for name in names})
         plan = make(slice_catalog(mine, {name: shapes[name] for name in names}), mine, target)
@@ -244,13 +237,11 @@ def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, 
 
 
 def cut_up(outputs, **sizes):
-    """The tasks of outputs that are not there yet."""
     nowhere = [(output, header_of(output).of_file(StoredFile(output.path))) for output in outputs]
     return cut_into_tasks(nowhere, replace(OPTIONS, **sizes))
 
 
 def outputs_of(rows, columns=4096, target=COLUMNS):
-    """What a tensor is cut into that lies cut along its rows."""
     catalog = slice_catalog(ROWS, dict.fromkeys(ROWS.layouts, (rows, columns)))
     return list(make(catalog, ROWS, target))
 

@@ -95,7 +95,6 @@ def kill(words, calls):
 
 @pytest.fixture
 def written(monkeypatch):
-    """The number of bytes of each write of contents."""
     sizes, real = [], FlatFiles.write_bytes
 
     def write(files, tensor, offset, data):
@@ -107,7 +106,6 @@ def written(monkeypatch):
 
 
 def logged_bytes(out):
-    """The bytes of units that the log lists in half-written files."""
     (of_plan,) = Log.read(out / LOG).units.values()
     groups = [group for groups in of_plan.values() for group in groups]
     return sum(256 * len(group.hashes) for group in groups)
@@ -139,7 +137,6 @@ def test_what_is_logged_is_not_written_again_wherever_the_run_was_killed(
 
 
 def test_runs_that_are_killed_one_after_the_other_write_each_unit_once(case, tmp_path, written):
-    """Else the second kill costs what the first run wrote."""
     out, words = tmp_path / "out", words_of(case, tmp_path / "out")
     assert kill(words, 2)
     first = logged_bytes(out)
@@ -167,7 +164,6 @@ def test_without_resume_all_is_written_again(case, tmp_path, written):
 
 
 def spoil_contents(path, out):
-    """Change a byte of each unit."""
     data = bytearray(path.read_bytes())
     data[::128] = bytes(byte ^ 1 for byte in data[::128])
     path.write_bytes(data)
@@ -179,7 +175,6 @@ def spoil_size(path, out):
 
 
 def give_another_name(path, out):
-    """A copy by links must not change when the run goes on."""
     (out / "linked").hardlink_to(path)
 
 
@@ -205,7 +200,6 @@ def test_a_file_that_is_not_as_the_log_says_is_begun_anew(case, tmp_path, writte
 
 
 def test_a_run_anew_that_is_killed_does_not_leave_the_units_of_the_run_before(case, tmp_path):
-    """Else the log says of a new file what was in the old one."""
     out, words = tmp_path / "out", words_of(case, tmp_path / "out")
     assert kill(words, 4)
     before = logged_bytes(out)
@@ -217,7 +211,6 @@ def test_a_run_anew_that_is_killed_does_not_leave_the_units_of_the_run_before(ca
 
 
 def test_a_source_with_other_contents_under_the_same_stamp_is_refused(case, tmp_path, monkeypatch):
-    """Else two sources are mixed within one tensor."""
     source = tmp_path / "case"
     shutil.copytree(case, source)
     monkeypatch.setattr(local, "as_stamp", lambda left: FileStamp(left.st_size, 1, 1, left.st_ino))
@@ -234,7 +227,6 @@ def test_a_source_with_other_contents_under_the_same_stamp_is_refused(case, tmp_
 
 
 def test_parts_go_on_in_what_a_whole_run_has_left(case, tmp_path, written):
-    """The record knows outputs: which run wrote one does not count."""
     out, words = tmp_path / "out", words_of(case, tmp_path / "out")
     assert kill(words, 4)
     logged = logged_bytes(out)

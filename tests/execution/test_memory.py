@@ -39,7 +39,6 @@ finally:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A tensor of 128 MiB, cut along its columns over four ranks, all holes; and its strategy."""
     folder = tmp_path_factory.mktemp("source")
     for rank in range(4):
         write_holes(folder / "src" / f"rank_{rank}" / "net.ckpt", (SHAPE[0], SHAPE[1] // 4))
@@ -48,21 +47,18 @@ def source(tmp_path_factory):
 
 
 def peak_of(*words):
-    """The most memory that a command takes, in bytes."""
     command = [sys.executable, "-c", MEASURE, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(re.search(r"PEAK (\d+)", done.stdout)[1])
 
 
 def least_for(*words):
-    """The least memory that a command says it works with, in MiB."""
     result = run(*words, "--max-memory", "1MB")
     assert result.exit_code == 5
     return int(re.search(r"Try: --max-memory (\d+)MiB", message(result))[1])
 
 
 def least_of_process(*words):
-    """The same, for a process that does nothing else."""
     command = [sys.executable, "-c", MEASURE, *map(str, words), "--max-memory", "1MB"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 5
@@ -104,7 +100,6 @@ def test_a_run_of_a_gibibyte_takes_about_what_a_dry_run_says(tmp_path, suffix, c
 def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(
     tmp_path, jobs, sizes
 ):
-    """Rows become 64 columns, so a band of an output is a 64th of what is read for it."""
     (tmp_path / "rows.json").write_text(LAYOUT % (2, "0, -1"))
     (tmp_path / "columns.json").write_text(LAYOUT % (64, "-1, 0"))
     strategies = ["-s", tmp_path / "rows.json", "-d", tmp_path / "columns.json"]
@@ -123,7 +118,6 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(
 @pytest.mark.big
 @pytest.mark.parametrize("format", ["safetensors", "hdf5"])
 def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, format):
-    """Rows become 16 columns, so 16 outputs of 4,000 tensors each are wanted side by side."""
     metas = [TensorMeta(f"w{i}", "Float32", (16, 16)) for i in range(4000)]
     create_file(get_format("safetensors"), str(tmp_path / "all.safetensors"), metas, {})
     layouts = {meta.name: Layout((16,), ((), (0,))) for meta in metas}

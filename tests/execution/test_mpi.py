@@ -38,7 +38,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def mpiexec():
-    """What starts three processes, on a machine with fewer processors and by root, too."""
     version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True, check=True)
     is_open_mpi = "Open" in version.stdout
     words = ["mpiexec", *(["--oversubscribe"] if is_open_mpi else []), "-n", "3", sys.executable]
@@ -83,7 +82,6 @@ def test_an_error_of_a_run_with_mpi_has_its_exit_code(tmp_path, mpiexec):
 
 
 def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec):
-    """The processes share all files here, so one is told to look for another."""
     source = write_source(tmp_path / "src", ranks=3, rank_bytes=64)
     script = tmp_path / "script.py"
     script.write_text(
@@ -121,7 +119,6 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
 
 @pytest.fixture
 def busy_run(tmp_path, mpiexec):
-    """A run that has written something and is not done, and the ids of its processes."""
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
     out = tmp_path / "out"
     process = start_mpi(*mpiexec, *split_words(source, out))
@@ -142,7 +139,6 @@ def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
 
 
 def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_path, mpiexec):
-    """MPI kills the run as well, so it leaves temporary files, but no half file under a name."""
     process, pids, out, source = busy_run
     os.kill(pids[-1], signal.SIGKILL)
     code, _ = finish(process)

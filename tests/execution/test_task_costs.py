@@ -29,7 +29,6 @@ ROWS, COLUMNS = (
 
 @pytest.fixture
 def plan_of_columns(tmp_path):
-    """Plan to shard a tensor along its columns that is sharded along its rows."""
     for rank in range(RANKS):
         write_holes(tmp_path / f"src/rank_{rank}/net.ckpt", (SHAPE[0] // RANKS, SHAPE[1]))
     catalog = ckpttool.scan(str(tmp_path / "src"))
@@ -99,7 +98,6 @@ def one_by_one(plan, options):
 
 @pytest.mark.parametrize("known", [1, 10_000])
 def test_alike_tensors_are_counted_as_each_by_itself(tmp_path, monkeypatch, known):
-    """Few counts are kept, or none: the sums are the same."""
     monkeypatch.setattr("ckpttool.execution.task_costs.MAX_KNOWN", known)
     names = [f"layers.{i}.w" for i in range(6)]
     rows, columns = (

@@ -19,15 +19,7 @@ from ckpttool.problems import AuthenticityError, FormatError, PlanError, Unsuppo
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped
-from tests.support.encryption import (
-    KEY,
-    KEYS,
-    MODES,
-    PLAIN,
-    encrypt,
-    frame,
-    u32,
-)
+from tests.support.encryption import KEY, KEYS, MODES, PLAIN, encrypt, frame, u32
 from tests.support.file_bytes import map_record, record
 from tests.support.readers import read
 
@@ -35,7 +27,6 @@ FILES = SAMPLES / "files"
 
 
 def plaintext(path, key=KEY):
-    """All that a file decrypts to."""
     cipher = read_index(str(path), key).cipher
     out = bytearray(cipher.nbytes)
     with path.open("rb") as file:
@@ -44,7 +35,6 @@ def plaintext(path, key=KEY):
 
 
 def contents(index):
-    """The bytes of every tensor, as the workers read them."""
     found = {}
     with FlatFiles(1 << 20) as files:
         for name, tensor in index.tensors.items():
@@ -56,8 +46,6 @@ def contents(index):
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes bytes to a file and returns its path."""
-
     def written(data, name="net.ckpt"):
         path = tmp_path / name
         path.write_bytes(data)
@@ -67,7 +55,6 @@ def write(tmp_path):
 
 
 def refusal(path, key=KEY):
-    """The error that reading a file ends in."""
     with pytest.raises(FormatError) as caught:
         read_index(str(path), key)
     return caught.value
@@ -121,7 +108,6 @@ NOISE = np.random.default_rng(5).bytes(1000)
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """Ciphertexts of a tensor of 1000 bytes, by mode, in blocks of 300."""
     folder = tmp_path_factory.mktemp("noisy")
     plain = record("w", "Int8", (1000,), NOISE)
     found = {}
@@ -193,11 +179,6 @@ def test_a_file_that_has_become_shorter_is_an_error(write):
     }
     with pytest.raises(FormatError, match="byte 70: the file became shorter while it was read"):
         contents(replace(index, tensors=bare))
-
-
-def test_the_content_decides_before_the_name(write):
-    for name in ("net.ckpt", "net.safetensors", "net.h5", "net"):
-        assert read_index(str(write(encrypt(PLAIN), name)), KEY).format == "ckpt"
 
 
 # ------------------------------------------------------------------------ no key, the wrong key

@@ -1,6 +1,7 @@
 """What all formats have in common: created headers, and finding out which format a file has."""
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -21,7 +22,7 @@ from ckpttool.formats import (
 from ckpttool.formats.strict_json import parse_json, to_json
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.manifest import TensorEntry
-from ckpttool.model.tensors import MAX_AXES, TensorMeta
+from ckpttool.model.tensors import MAX_AXES, StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
@@ -66,25 +67,12 @@ def assert_same_header(read_back, created):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_type_and_shape_is_read_back_as_created(format, tmp_path):
-    tensors = metas(format)
-    created = create(format, tmp_path, tensors)
-    assert {tensor.meta for tensor in created.tensors.values()} == set(tensors)
-    assert_same_header(read_index(created.path), created)
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_every_name_is_read_back_as_created(format, tmp_path):
     tensors = [TensorMeta(name, "Float32", (i + 1,)) for i, name in enumerate(NAMES)]
     assert not list(get_format(format).refusals(tensors))
     created = create(format, tmp_path, tensors)
     assert set(created.tensors) == set(NAMES)
     assert_same_header(read_index(created.path), created)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_file_without_tensors_is_read_back(format, tmp_path):
-    assert not read_index(create(format, tmp_path, []).path).tensors
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -101,7 +89,9 @@ def test_bytes_written_are_the_bytes_read_by_anyone(format, tmp_path):
             if tensor.extents:
                 files.read_bytes(tensor, 0, out.data)
                 assert out.tobytes() == expected[name]
-    by_others = read(tmp_path / f"file{suffix_of(format)}")
+    path = tmp_path / f"file{suffix_of(format)}"
+    assert path.stat().st_size == index.nbytes
+    by_others = read(path)
     assert set(by_others) == set(index.tensors)
     for name, tensor in index.tensors.items():
         entry, meta = by_others[name], tensor.meta
@@ -116,24 +106,25 @@ def test_bytes_written_are_the_bytes_read_by_anyone(format, tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_no_two_tensors_share_a_byte_and_none_lies_outside_the_file(format, tmp_path):
-    index = create(format, tmp_path, metas(format))
-    extents = sorted(
-        (extent.offset, extent.nbytes)
-        for tensor in index.tensors.values()
-        for extent in tensor.extents
-    )
-    ends = [offset + nbytes for offset, nbytes in extents]
-    assert all(end <= start for end, (start, _) in zip(ends, extents[1:], strict=False))
-    assert ends[-1] <= (tmp_path / f"file{suffix_of(format)}").stat().st_size == index.nbytes
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_creating_replaces_a_longer_file(format, tmp_path):
     long = create(format, tmp_path, [TensorMeta("long", "Int8", (100_000,))])
     write_contents(long, {"long": b"\xff" * 100_000})
     short = create(format, tmp_path, [TensorMeta("s", "Int8", (10,))])
     assert read_contents(read_index(short.path)) == {"s": bytes(10)}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_contents_are_not_read(format, tmp_path):
+    tensors = [TensorMeta(f"layer_{i}.w", "Float32", (1 << 14, 1 << 14)) for i in range(20)]
+    created = create(format, tmp_path, tensors)
+    assert created.nbytes > 20 << 30
+    file = StoredFile(created.path)
+    before = Path("/proc/self/io").read_text().split()
+    index = get_format(format).read_index(file)
+    after = Path("/proc/self/io").read_text().split()
+    assert dict(index.tensors) == dict(created.tensors)
+    assert int(after[1]) - int(before[1]) < 1 << 18  # in two records each of a .ckpt
+    assert Path(created.path).stat().st_blocks * 512 < 1 << 20
 
 
 TENSORS = st.dictionaries(
@@ -230,21 +221,6 @@ def test_a_name_that_promises_too_much_is_an_error(name, data, tmp_path):
         read_index(str(tmp_path / name))
 
 
-def test_a_missing_file_and_a_folder_are_errors_of_the_system(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_index(str(tmp_path / "none.ckpt"))
-    with pytest.raises(IsADirectoryError):
-        read_index(str(tmp_path))
-
-
-def test_a_safetensors_header_longer_than_its_file_is_told_by_the_name(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(safetensors(b"{}", length=50))
-    with pytest.raises(
-        FormatError, match="shorter than its header; header of 50 bytes, file of 10"
-    ):
-        read_index(str(tmp_path / "a.safetensors"))
-
-
 def test_a_strategy_file_is_no_checkpoint_and_is_told_to_be_one(tmp_path):
     (tmp_path / "s.ckpt").write_bytes(strategy())
     with pytest.raises(FormatError, match=r"not a .ckpt file; expected a record, found the number"):
@@ -301,7 +277,6 @@ def test_the_ckpt_format_has_the_slice_size_of_mindspore():
 @pytest.mark.parametrize("size", [1, 1 << 62])
 @pytest.mark.parametrize("axes", [MAX_AXES + 1, 1000])
 def test_a_tensor_of_more_axes_than_arrays_have_is_unsupported_or_kept_whole(tmp_path, axes, size):
-    """Of a size that fits, and of one whose bytes have more digits than Python prints."""
     dims = (size,) * axes
     tensor = ("int32", dims, bytes(4))
     files = {

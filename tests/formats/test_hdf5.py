@@ -1,6 +1,5 @@
 """HDF5 as written: judged by h5py's high-level interface and by h5dump, byte by byte."""
 
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -38,7 +37,6 @@ def filled(tmp_path, contents):
 
 
 def one(tmp_path, dtype, shape, data):
-    """What h5py reads from a file with one tensor."""
     with h5py.File(filled(tmp_path, {"w": (dtype, shape, data)})) as file:
         return file["w"][()]
 
@@ -46,22 +44,13 @@ def one(tmp_path, dtype, shape, data):
 # ------------------------------------------------------------------------ by h5py
 
 
-def test_bfloat16_is_read_as_float32_of_the_same_value(tmp_path):
-    values = np.array([0, -0.0, 1, -2.5, 3.140625, 1e38, 1e-38, np.inf, -np.inf], np.float32)
-    bits = (values.view("<u4") >> 16).astype("<u2")
-    expected = (bits.astype("<u4") << 16).view("<f4")
-    read = one(tmp_path, "BFloat16", (9,), bits.tobytes())
-    assert read.dtype == np.float32
-    assert read.tobytes() == expected.tobytes()
-    nan = one(tmp_path, "BFloat16", (1,), b"\xc0\x7f")
-    assert np.isnan(nan[0])
-
-
-def test_all_finite_bfloat16_values_are_right(tmp_path):
+def test_all_bfloat16_values_are_right(tmp_path):
     bits = np.arange(1 << 16, dtype="<u2")
-    bits = bits[(bits & 0x7F80) != 0x7F80]
+    expected = (bits.astype("<u4") << 16).view("<f4")
     read = one(tmp_path, "BFloat16", (len(bits),), bits.tobytes())
-    assert np.array_equal(read, (bits.astype("<u4") << 16).view("<f4"))
+    assert read.dtype == np.float32
+    assert np.array_equal(read, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(read[expected == 0]), [False, True])
 
 
 @pytest.mark.parametrize(("dtype", "exponent", "mantissa"), [
@@ -88,30 +77,6 @@ def test_bool_is_numpys_bool(tmp_path):
     assert read.tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("word", [
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", "complex64", "complex128",
-])  # fmt: skip
-def test_types_of_numpy_are_read_as_such(word, tmp_path):
-    values = np.array([[1, 2], [3, 100]], word)
-    dtype = {"uint": "UInt", "int": "Int", "float": "Float", "complex": "Complex"}
-    letters, digits = re.fullmatch(r"(\D+)(\d+)", word).groups()
-    read = one(tmp_path, dtype[letters] + digits, (2, 2), values.tobytes())
-    assert read.dtype == np.dtype(word)
-    assert np.array_equal(read, values)
-
-
-def test_scalars_and_empty_tensors_have_their_shapes(tmp_path):
-    contents = {
-        "scalar": ("Float32", (), np.float32(2.5).tobytes()),
-        "empty": ("Float32", (0, 3), b""),
-    }
-    with h5py.File(filled(tmp_path, contents)) as file:
-        assert file["scalar"][()] == 2.5
-        assert file["scalar"].shape == ()
-        assert file["empty"][()].shape == (0, 3)
-
-
 @pytest.mark.parametrize("text", ["", "a", "Größe 𝄞", "line\nline", "x" * 70_000])
 def test_strings_are_read_as_text(text, tmp_path):
     with h5py.File(filled(tmp_path, {"s": text})) as file:
@@ -134,11 +99,6 @@ def test_no_other_tensor_has_an_attribute(tmp_path):
     assert named == {"HiFloat8", "Int4", "random_op"}
 
 
-def test_names_with_slashes_are_paths(tmp_path):
-    with h5py.File(create(tmp_path, [TensorMeta("a/b.c/d", "Int8", (2,))]).path) as file:
-        assert file["a"]["b.c"]["d"].shape == (2,)
-
-
 def test_parameters_come_back_in_the_order_given(tmp_path):
     names = ["z", "b/z", "b/a", "a", *(f"layer_{i}" for i in range(200))]
     created = create(tmp_path, [TensorMeta(name, "Int8", (2,)) for name in names])
@@ -159,7 +119,6 @@ def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
 
 @pytest.fixture(scope="module")
 def h5dump():
-    """A function that gives what h5dump prints."""
     need("h5dump")
 
     def dumped(*words):
@@ -192,14 +151,6 @@ def test_h5dump_prints_the_values(h5dump, dtype, data, printed, tmp_path):
     assert printed in h5dump("-d", "/w", "-y", path)
 
 
-def test_h5dump_prints_strings_and_the_attribute(h5dump, tmp_path):
-    path = filled(tmp_path, {"s": "epoch 5", "w": ("Int4", (1,), b"\x01")})
-    text = h5dump(path)
-    assert '"epoch 5"' in text
-    assert "H5T_CSET_UTF8" in text
-    assert '"Int4"' in text
-
-
 def test_h5dump_and_h5py_read_how_the_file_was_made(h5dump, tmp_path):
     attrs = {"ckpttool.source": "Ränge", "ckpttool.version": "0.1.0", "format": "pt"}
     created = create_file(FORMAT, str(tmp_path / "net.h5"), [TensorMeta("w", "Int8", (2,))], attrs)
@@ -228,24 +179,9 @@ def test_the_same_tensors_give_the_same_bytes_at_another_time(tmp_path):
 
 
 def test_creating_writes_headers_only(tmp_path):
-    """A sparse file: what is on the disk is far less than its size."""
     index = create(tmp_path, [TensorMeta("w", "Float32", (1 << 14, 1 << 14))])
     assert index.nbytes > 1 << 30
     assert Path(index.path).stat().st_blocks * 512 < 1 << 20
-
-
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
-def test_contents_are_not_read(tmp_path):
-    tensors = [TensorMeta(f"w{i}", "Float32", (1 << 14, 1 << 14)) for i in range(8)]
-    created = create(tmp_path, tensors)
-    assert created.nbytes > 8 << 30
-
-    def count():
-        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
-
-    before = count()
-    assert dict(FORMAT.read_index(created.file).tensors) == dict(created.tensors)
-    assert count() - before < 1 << 18
 
 
 # ------------------------------------------------------------------------ what cannot be written
@@ -283,8 +219,3 @@ def test_many_tensors_with_the_same_problem_are_one_refusal():
     assert [one.tensor for one in refusals] == [meta.name for meta in metas]
     (joined,) = join_alike(refusals)
     assert joined.fact == "w0, w1, w2 and 97 more: 33 axes; HDF5 has at most 32"
-
-
-def test_a_tensor_of_32_axes_is_read_back(tmp_path):
-    created = create(tmp_path, [TensorMeta("w", "Int8", (1,) * 31 + (2,))])
-    assert dict(FORMAT.read_index(created.file).tensors) == dict(created.tensors)

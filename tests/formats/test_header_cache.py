@@ -42,7 +42,6 @@ RECORDS = [
 
 
 def outcome(path, cache=None):
-    """What reading a file leads to, errors included."""
     try:
         return list(Ckpt(cache).read_index(StoredFile(path)).tensors.items())
     except FormatError as error:
@@ -50,7 +49,6 @@ def outcome(path, cache=None):
 
 
 def walked(path):
-    """The same, with every record walked field by field."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ckpt, "_read_usual", lambda *_: None)
         return outcome(path)
@@ -65,7 +63,6 @@ def walked(path):
     st.floats(0, 1),
 )
 def test_a_usual_header_means_what_its_fields_say(tmp_path, records, changes, kept):
-    """Whole, cut short, and with bytes of headers and contents changed."""
     data = bytearray(b"".join(records))
     for place, value in changes if data else ():
         data[int(place * len(data))] = value
@@ -239,7 +236,6 @@ def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
 
 
 def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monkeypatch):
-    """As those of pipeline stages do, which differ in the numbers of layers alone."""
     monkeypatch.setattr("ckpttool.formats.header_cache.MAX_BYTES", 100)
     cache = HeaderCache()
     for stage in range(9):

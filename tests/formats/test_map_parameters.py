@@ -28,7 +28,6 @@ KEYS, VALUES, STATUSES = map_component_names("emb")
 
 
 def read(path):
-    """Name to element type, shape and bytes."""
     index = read_index(str(path))
     contents = read_contents(index)
     return {

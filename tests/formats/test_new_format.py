@@ -31,18 +31,15 @@ class Lines(Format):
     name, word = "lines", "Lines"
 
     def read_index(self, file: StoredFile) -> FileIndex:
-        """Read the line."""
         with open_file(file.path) as opened:
             entries = json.loads(opened.readline())
         metas = [TensorMeta(name, dtype, tuple(shape)) for name, dtype, shape in entries]
         return self.index(metas).of_file(file)
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the length of the line."""
         return len(self._line(tensors))
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
-        """Lay the contents out behind the line."""
         contents = [(b"", meta.name, meta.nbytes) for meta in tensors]
         return lay_out(self.name, tensors, {}, [(self._line(tensors), "", 0), *contents])
 
@@ -53,7 +50,6 @@ class Lines(Format):
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run the program with the format in its table."""
     command = [sys.executable, "-c", RUN, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 

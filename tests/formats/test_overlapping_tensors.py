@@ -22,7 +22,6 @@ ENTRIES = {name: noise(name, "Float32", (4, 6)) for name in ("a", "b/c")}
 
 
 def moved(path, name, offset):
-    """Have the header of an HDF5 file say that a dataset begins elsewhere."""
     with h5py.File(path) as file:
         before, nbytes = file[name].id.get_offset(), file[name].id.get_storage_size()
     data, old, new = path.read_bytes(), *(struct.pack("<2Q", n, nbytes) for n in (before, offset))
@@ -32,7 +31,6 @@ def moved(path, name, offset):
 
 
 def hdf5(tmp_path, shift):
-    """Two datasets, of which one begins so many bytes behind the beginning of the other."""
     path = tmp_path / "net.h5"
     write_file(path, ENTRIES, "hdf5")
     with h5py.File(path) as file:

@@ -1,6 +1,5 @@
 """Safetensors, against files that MindSpore wrote and headers spelled by hand."""
 
-import io
 import json
 from pathlib import Path
 
@@ -21,8 +20,6 @@ OTHERWISE = {"crc_num", "remove_redundancy"}  # see the tests; without them meta
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes a header and contents to a file and returns its path."""
-
     def written(header, data=b"", length=None):
         path = tmp_path / "net.safetensors"
         path.write_bytes(safetensors(header, data, length))
@@ -265,30 +262,3 @@ def test_files_without_room_for_a_header_length_are_errors(tmp_path, nbytes):
     path.write_bytes(bytes(nbytes))
     with pytest.raises(FormatError, match=f"not a safetensors file: .*file of {nbytes} bytes"):
         read(path)
-
-
-# ------------------------------------------------------------------------ only the header
-
-
-def test_contents_are_not_read(tmp_path, monkeypatch):
-    """A sparse file of 8 GiB: as many bytes are read as the header has, but for a buffer."""
-    index = create(tmp_path, [TensorMeta(f"w{i}", "Float32", (1 << 15, 1 << 14)) for i in range(4)])
-    assert index.nbytes > 8 << 30
-    nbytes = 0
-
-    class Counted(io.FileIO):
-        def readinto(self, buffer):
-            nonlocal nbytes
-            done = super().readinto(buffer)
-            nbytes += done
-            return done
-
-        def read(self, size=-1):
-            nonlocal nbytes
-            data = super().read(size)
-            nbytes += len(data)
-            return data
-
-    monkeypatch.setattr(module, "open_source", lambda file: Counted(file.path))
-    assert dict(read(index.path).tensors) == dict(index.tensors)
-    assert 0 < nbytes <= 2 * io.DEFAULT_BUFFER_SIZE

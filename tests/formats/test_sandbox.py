@@ -117,7 +117,6 @@ def test_a_hang_ends_by_itself(path, monkeypatch):
 
 
 def count_objects(file):
-    """Read a file with a clock that is noted down, not set."""
     seconds = []
     sandbox.set_cpu_limit = lambda: seconds.append(sandbox.CPU_SECONDS)
     sandbox.read_hdf5(file)
@@ -170,7 +169,6 @@ def children_of(pid):
 
 
 def fill_memory(path):
-    """Ask for as much as a damaged size may make libhdf5 ask for."""
     return bytearray(1 << 40)
 
 

@@ -20,8 +20,6 @@ from tests.support.corpus import GOLDEN
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes an index: text, or what is spelled in JSON; gives its path."""
-
     def written(document, name="param_name_map.json"):
         path = tmp_path / name
         data = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -35,10 +33,7 @@ def test_mindspores_own_map_is_read():
     index = read_index_file(
         str(GOLDEN / "safetensors_crc" / "golden" / "unified" / "param_name_map.json")
     )
-    assert index.files == {
-        "moments.weight": "part0.safetensors",
-        "weight": "part0.safetensors",
-    }
+    assert index.files == {"moments.weight": "part0.safetensors", "weight": "part0.safetensors"}
     assert index.total_size == 512
 
 
@@ -102,24 +97,15 @@ def test_a_path_that_leads_outside_is_not_inside(name):
     assert is_inside("sub/..a.h5")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "param_name_map.json",
-        "model.safetensors.index.json",
-        "ms-model.safetensors.index.json",
-        "model.ckpt.index.json",
-    ],
-)
-def test_indexes_are_known_by_their_names(name):
-    assert is_index_name(name)
+MODELS = ("model.safetensors", "ms-model.safetensors", "model.ckpt")
+OTHERS = ["config.json", "pytorch_model.bin.index.json", "model.safetensors", "index.json"]
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "pytorch_model.bin.index.json", "model.safetensors", "index.json"]
-)
-def test_other_files_are_no_indexes(name):
-    assert not is_index_name(name)
+def test_indexes_are_known_by_their_names():
+    assert all(
+        map(is_index_name, ["param_name_map.json", *(f"{name}.index.json" for name in MODELS)])
+    )
+    assert not any(map(is_index_name, OTHERS))
 
 
 @pytest.mark.parametrize("format", ["safetensors", "ckpt", "hdf5"])

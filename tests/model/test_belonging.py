@@ -20,7 +20,6 @@ def metas_of(**shapes):
 
 
 def find(tensors, listed=(), counting=()):
-    """Return name to role and owner; ``tensors`` is name to element type and shape."""
     metas = {name: TensorMeta(name, *what) for name, what in tensors.items()}
     found = find_belongings(listed, metas, counting)
     return {name: (one.role, one.of) for name, one in found.items()}
@@ -69,10 +68,7 @@ def test_a_single_value_that_is_no_float_counts_outside_of_layers_only(dtype):
 
 def test_a_rate_of_several_steps_is_a_counter_and_matrices_of_thor_are_state():
     tensors = {"w": W, "learning_rate": ("Float32", (9,)), "matrix_a_inv_0": W, "updates": W}
-    assert find(tensors) == {
-        "learning_rate": ("counter", None),
-        "matrix_a_inv_0": ("state", None),
-    }
+    assert find(tensors) == {"learning_rate": ("counter", None), "matrix_a_inv_0": ("state", None)}
 
 
 def test_a_single_float_is_a_weight_unless_its_value_counts():

@@ -89,7 +89,6 @@ def test_extents_have_the_bytes_of_their_tensor():
 
 
 def header(path, **rows):
-    """Tensors of so many rows, one behind the other."""
     metas = [TensorMeta(name, "Int8", (n, 4)) for name, n in rows.items()]
     return {
         meta.name: StoredTensor(meta, StoredFile(path), (Extent(9, meta.nbytes),)) for meta in metas

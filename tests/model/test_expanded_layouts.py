@@ -56,7 +56,6 @@ def all_ways(expanded, ndim):
 
 
 def slices_of(layout, shape):
-    """Which elements every rank holds, and in which shape: all that a layout says."""
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     parts = [take(numbers, oracle(layout), rank) for rank in layout.ranks]
     return shape, tuple((part.shape, part.tobytes()) for part in parts)
@@ -64,7 +63,6 @@ def slices_of(layout, shape):
 
 @st.composite
 def expanded_layouts(draw):
-    """A layout, the shape of its tensor and the layout expanded."""
     ndim = draw(st.integers(1, 4))
     layout = draw(layouts(ndim, draw(st.sampled_from(sorted(MATRICES)))))
     assume(any(len(axes) > 1 for axes in layout.tensor_map))

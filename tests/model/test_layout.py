@@ -102,14 +102,8 @@ def test_owners_and_slice_indices_are_two_sides_of_the_same():
         (((2, 2), ((0,),), 2, 0, None, (6, 4, 6, 4)), "expected 2 numbers"),
         (((2,), ((0,),), 1, 0, None, (6, -1)), r"split of \[6, -1\] rows"),
         (((2,), (), 1, 0, None, (6,)), "expected 0 numbers"),
-        (
-            ((2,), ((0,),), 1, 0, None, (6, 4), 3),
-            r"\(3 fields\) and sharded along axis 0",
-        ),
-        (
-            ((2, 2), ((0,),), 2, 0, None, (), 3),
-            "field-sliced .* and sharded along",
-        ),
+        (((2,), ((0,),), 1, 0, None, (6, 4), 3), r"\(3 fields\) and sharded along axis 0"),
+        (((2, 2), ((0,),), 2, 0, None, (), 3), "field-sliced .* and sharded along"),
         (((2,), (), 1, 0, None, (), 3), "field-sliced"),
     ],
 )
@@ -129,11 +123,7 @@ def test_an_impossible_layout_is_refused_with_the_reason(arguments, match):
         (Layout((2,), ((0,),)), (), ["1 axis", "()"]),
         (Layout((2,), ((0,),), full_shape=(8,)), (4,), ["lists full shape (8,)", "form (4,)"]),
         (BY_HAND, (12, 8), ["manual split [6, 4] has 10 rows", "(12, 8) has 12"]),
-        (
-            Layout((2, 2), ((1,),), 2, rows=(5, 4)),
-            (9,),
-            ["of [5] rows", "not divisible by 2"],
-        ),
+        (Layout((2, 2), ((1,),), 2, rows=(5, 4)), (9,), ["of [5] rows", "not divisible by 2"]),
         (Layout((2, 2), ((1,), (0,)), rows=(5, 4)), (9, 3), ["axis 1", "by 1 or 3, not by 2"]),
         (Layout((2,), ((0,), ()), fields=3), (8, 4), ["axis 0", "by 4 or 8, not by 6"]),
     ],

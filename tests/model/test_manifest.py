@@ -50,7 +50,6 @@ def test_a_command_line_does_not_make_another_run():
 
 
 def test_units_are_cuts_that_do_not_depend_on_options():
-    """Else two runs with other sizes of tasks list other hashes of the same bytes."""
     meta = TensorMeta("w", "Float64", (3, 5 << 17))
     assert [unit.shape for unit in units(meta)] == [(1, 5 << 17)] * 3
     assert [unit.shape for unit in units(TensorMeta("s", "Int8", ()))] == [()]

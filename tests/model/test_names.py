@@ -6,12 +6,7 @@ from collections import Counter
 import pytest
 
 from ckpttool.model import names
-from ckpttool.model.names import (
-    STATE_PREFIXES,
-    map_component_names,
-    map_of_component,
-    parse_name,
-)
+from ckpttool.model.names import STATE_PREFIXES, map_component_names, map_of_component, parse_name
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 

@@ -15,7 +15,6 @@ from tests.support.in_memory import checkpoint_in_memory, full_tensors, merge_in
 
 
 def with_transfer(plan, **changes):
-    """A plan of one tensor, something of which is another."""
     return replace(plan, transfers=(replace(plan.transfers[0], **changes),))
 
 
@@ -53,7 +52,6 @@ def test_a_scale_is_no_mean_and_has_an_element_for_each_block(block, stop):
 
 
 def test_an_excerpt_has_none_of_the_slices_of_other_stages():
-    """They have the catalog of all ranks, which no worker needs."""
     layouts = [{"w": Layout((2,), ((0,),))} for _ in range(3)]
     catalog = slice_catalog(strategy_of(*layouts), {"w": (4,)})
     files = {rank: file for rank, file in catalog.files.items() if rank != 5}
@@ -80,7 +78,6 @@ def test_the_digest_tells_names_types_and_terms():
 
 
 def test_the_digest_of_a_plan_is_that_of_earlier_versions():
-    """So that they can be resumed; equal layouts differ in it if their full shapes do."""
     strategy = strategy_of(*({"w": Layout((2,), ((0,),)), "v": Layout((2,), ((0,),))},) * 2)
     plan = merge_in_memory(slice_catalog(strategy, {"w": (4,), "v": (2,)}), strategy)
     shown = Layout((2,), ((0,),), full_shape=(8,))

@@ -7,7 +7,6 @@ from ckpttool.model.region import Region
 
 
 def elements(region, shape):
-    """Numbers of the elements of a region, in C order of the tensor."""
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     at = tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))
     return numbers[at].ravel().tolist()

@@ -30,13 +30,11 @@ from tests.support.checkpoints import ROWS, slice_catalog, stored, strategy_of
 
 
 def box(start, stop, rank=0, name="w", dtype="Float32"):
-    """A box, stored by a rank in a file of its own."""
     region = Region(start, stop)
     return Box(region, rank, stored(TensorMeta(name, dtype, region.shape), f"rank_{rank}.ckpt"))
 
 
 def full(*shape):
-    """The full tensor."""
     return TensorMeta("w", "Float32", shape)
 
 
@@ -122,7 +120,6 @@ def test_boxes_are_held_by_their_ranks():
 
 
 def test_each_stage_has_the_ranks_that_should_hold_a_slice_and_those_that_do():
-    """Also a stage that has gaps, and a tensor of which no stage holds all slices."""
     catalog = slice_catalog(strategy_of(*[{"w": ROWS}] * 2), {"w": (4, 2)})
     files = {rank: file.tensors for rank, file in catalog.files.items() if rank not in (1, 4, 5)}
     stages = [LayoutSlicing(replace(ROWS, first_rank=at), (4, 2), "w", files) for at in (0, 4)]
@@ -166,15 +163,9 @@ OUTSIDE = "w: a slice lies outside of the full shape\n  rank 0 (rank_0.ckpt) hol
             [box((0, 0), (4, 3)), box((0, 2), (4, 4), 1)],
             "w: slices overlap and are not the same\n  [0:4, 0:3] and [0:4, 2:4]",
         ),
-        (
-            [box((0, 0), (5, 4))],
-            f"{OUTSIDE}[0:5, 0:4] of (4, 4)",
-        ),
+        ([box((0, 0), (5, 4))], f"{OUTSIDE}[0:5, 0:4] of (4, 4)"),
         ([box((0,), (4,))], f"{OUTSIDE}[0:4] of (4, 4)"),
-        (
-            [box((0, 0), (4, 4), dtype="Int32")],
-            f"{OTHER}has Int32 (4, 4), expected Float32 (4, 4)",
-        ),
+        ([box((0, 0), (4, 4), dtype="Int32")], f"{OTHER}has Int32 (4, 4), expected Float32 (4, 4)"),
     ],
 )
 def test_what_is_wrong_with_boxes_is_said(boxes, problem):

@@ -36,10 +36,7 @@ def test_a_stage_without_parameters_still_has_ranks():
             {0: {"a": ROWS}, 3: {"b": ROWS}},
             ["layouts of stages 0, 3 but not of stages 1, 2", "merged one"],
         ),
-        (
-            {0: {"a": ROWS, "c": ROWS, "b": Layout((2,), ((0,),))}},
-            ["2 ranks: b", "4 ranks: a, c"],
-        ),
+        ({0: {"a": ROWS, "c": ROWS, "b": Layout((2,), ((0,),))}}, ["2 ranks: b", "4 ranks: a, c"]),
         (
             {0: {"a": ROWS}, 1: {"b": Layout((8,), ((0,),))}},
             ["4 ranks: stage 0 a", "8 ranks: stage 1 b"],

@@ -19,7 +19,6 @@ from tests.support.readers import Entry, entry_of
 
 
 def changes_of(a, b, **options):
-    """The changes between catalogs, by name."""
     options = CompareOptions(wants_statistics=True, **options)
     found = diff(a, b, a_strategy=None, compare=options)
     return {one.name: one for one in found.changes}

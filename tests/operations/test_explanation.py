@@ -17,13 +17,7 @@ from ckpttool.problems import PlanError
 from tests.strategies import examples, moves, table_moves
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import cut, noise, oracle, strategy_of, write_ranks
-from tests.support.corpus import (
-    GOLDEN,
-    expected,
-    merged_by_oracle,
-    source_ranks,
-    split_by_oracle,
-)
+from tests.support.corpus import GOLDEN, expected, merged_by_oracle, source_ranks, split_by_oracle
 
 CASES = [
     *("tutorial_8_to_8_retrain", "bfloat16_model", "json_multi_axis", "layout_multi_axis_optshard"),
@@ -33,7 +27,6 @@ CASES = [
 
 
 def explained(case, *, has_target=False, **options) -> Explanation:
-    """The answer of a golden case."""
     folder = GOLDEN / case
     names = ("src", "dst")[: 1 + has_target]
     found = ((folder / f"{one}_strategy.{end}" for end in ("ckpt", "json")) for one in names)
@@ -43,7 +36,6 @@ def explained(case, *, has_target=False, **options) -> Explanation:
 
 
 def excerpt(entry, regions):
-    """The elements of a full tensor in some regions, one behind the other along axis 0."""
     parts = [entry.array()[(*map(slice, region.start, region.stop), ...)] for region in regions]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -167,7 +159,6 @@ def test_a_rank_alone_has_its_part_of_the_answer_for_all(rank, has_target):
 
 
 def target_of(layout):
-    """The strategy of one tensor."""
     return replace(strategy_of({"w": layout}), files=())
 
 

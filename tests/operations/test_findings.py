@@ -24,15 +24,7 @@ from ckpttool.operations.verification import verify as find_problems
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import cut, write_ranks
 from tests.support.damage import cut_short, flipped
-from tests.support.described import (
-    TENSOR,
-    Described,
-    entries_of,
-    filled,
-    joined,
-    numbers,
-    ranks_of,
-)
+from tests.support.described import TENSOR, Described, entries_of, filled, joined, numbers, ranks_of
 from tests.support.readers import entry_of, rank_file
 from tests.support.transcripts import check_case, read_cases
 
@@ -47,7 +39,6 @@ class Case(Described):
         self.folder, self.number, self.short = folder, 0, []
 
     def hold(self, ranks, text):
-        """Let ranks hold tensors."""
         for rank in ranks:
             self.tensors.setdefault(rank, {}).update(entries_of(text, rank))
 
@@ -106,7 +97,8 @@ class Case(Described):
             where = "; ".join(str(word) for word in where if word)
             text = one.text.replace(str(folder), "run")
             where = f" ({where})" if where else ""
-            yield from f"{report.severity_of[one.code]} {one.code}{where}: {text}".splitlines()
+            severity = report.findings.severity_of[one.code]
+            yield from f"{severity} {one.code}{where}: {text}".splitlines()
 
 
 @pytest.mark.parametrize("title", read_cases(TEXT))

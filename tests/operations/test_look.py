@@ -20,7 +20,6 @@ def look_at(folder, strategy=ONE_STAGE, command="convert", **how):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two steps of four ranks, of which two hold each slice."""
     for rank in RANKS:
         for step in (1, 2):
             entries = {"w": noise(f"w{rank // 2}", "Float32", (4, 3))}

@@ -33,7 +33,6 @@ COLUMNS = Layout((4,), ((), (0,)))
 
 
 def whole(entry):
-    """The numbers of an entry as they are read."""
     array = entry.array()
     if entry.dtype == "BFloat16":
         return (array.astype("u4") << 16).view("f4")
@@ -42,8 +41,6 @@ def whole(entry):
 
 @pytest.fixture
 def columns(tmp_path):
-    """A function: a checkpoint of four ranks that hold a quarter of the columns, opened."""
-
     def make(dtype="Float32", shape=(6, 8)):
         full = {"w": noise("w", dtype, shape)}
         strategy = replace(strategy_of({"w": COLUMNS}), files=())
@@ -88,7 +85,6 @@ def test_a_merged_file_is_split_for_a_rank(tmp_path):
 
 @cache
 def of_shape(folder, shape):
-    """A tensor of a shape in a merged file, and the same numbers."""
     entries = {name: noise(name, "Int16", size) for name, size in (("w", shape), ("b", (1,)))}
     path = folder / f"{'x'.join(map(str, shape)) or 'scalar'}.safetensors"
     write_file(path, entries, "safetensors")
@@ -245,14 +241,12 @@ def test_all_that_is_wrong_is_one_error():
 
 
 def read_bytes():
-    """Return the bytes that this process has read, by the count of the kernel."""
     (line,) = (one for one in Path("/proc/self/io").read_text().splitlines() if "rchar" in one)
     return int(line.split()[1])
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel does not count")
 def test_a_row_of_256_mib_reads_the_row(tmp_path):
-    """Of each rank its part of the row and 128 KiB at most, with headers and samples."""
     strategy = replace(strategy_of({"w": COLUMNS}), files=())
     begin = {"w": Entry("Float32", (8192, 8192), bytes(256 << 20))}
     write_ranks(tmp_path, cut(begin, strategy), "safetensors")

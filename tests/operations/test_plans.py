@@ -47,11 +47,7 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
             {"format": "hdf5"},
             r"is that of ckpt, but the format is hdf5\n.*m\.h5, or no --format",
         ),
-        (
-            "m.pth",
-            {},
-            r"the suffix is not that of a format\n  Try: a name that ends in",
-        ),
+        ("m.pth", {}, r"the suffix is not that of a format\n  Try: a name that ends in"),
         (
             "m.safetensors",
             {"max_shard_bytes": 1000},

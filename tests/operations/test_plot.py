@@ -48,21 +48,18 @@ CASES = [
 
 
 def page_of(source, strategy=None):
-    """Return the data of the page of files."""
     read = None if strategy is None else ckpttool.read_strategy(str(strategy))
     catalog = ckpttool.scan(str(source), command="inspect")
     return read_page(plot.draw(inspect_catalog(catalog, read), {}))
 
 
 def elements(shape, boxes):
-    """Return the numbers of the elements in some boxes of a tensor."""
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     found = [numbers[tuple(slice(*span) for span in box)].ravel() for box in boxes]
     return sorted(np.concatenate(found)) if found else []
 
 
 def assert_true(data, name, layouts):
-    """Compare the slices on a page with those of the oracle, in all stages."""
     how = distribution_of(data, name)
     held, shape = held_boxes(how), tuple(how["shape"])
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
@@ -147,7 +144,6 @@ def test_a_checkpoint_that_describes_itself_is_drawn_without_a_strategy():
 
 
 def without(catalog, *ranks):
-    """Return a catalog without the files of some ranks."""
     files = {rank: file for rank, file in catalog.files.items() if rank not in ranks}
     return replace(catalog, files=files, missing_ranks=ranks)
 

@@ -16,7 +16,6 @@ RANKS = range(4)
 
 @pytest.fixture
 def catalog(tmp_path):
-    """Four ranks: two slices of ``w``, and a ``b`` that no two ranks agree on."""
     ranks = {
         rank: {
             "w": noise(f"w{rank // 2}", "Float32", (4, 3)),
@@ -49,8 +48,7 @@ def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
 
 def test_without_a_strategy_ranks_are_not_resolved(catalog):
     with pytest.raises(
-        ckpttool.PlanError,
-        match=r": no strategy for 4 ranks\n.*\n  Try: -s STRATEGY, or",
+        ckpttool.PlanError, match=r": no strategy for 4 ranks\n.*\n  Try: -s STRATEGY, or"
     ):
         ckpttool.resolve(catalog)
 

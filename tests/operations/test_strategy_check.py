@@ -34,7 +34,6 @@ def checked(folder, *strategies):
 
 @pytest.fixture
 def halves(tmp_path):
-    """Four ranks: w of two slices, each on two ranks, and 20 tensors like it."""
     names = [f"layers.{i}.w" for i in range(20)]
     full = {name: noise(name, "Float32", (64, 64)) for name in names}
     ranks = {
@@ -46,7 +45,6 @@ def halves(tmp_path):
 
 
 def write(path, names, layout):
-    """Write a strategy of the checkpoint ``halves``; JSON lists its full shapes."""
     if layout.full_shape is None:
         layout = replace(layout, full_shape=(64, 64))
     ckpttool.write_strategy(strategy_of(dict.fromkeys(names, layout)), str(path))
@@ -132,7 +130,6 @@ def test_missing_files_leave_a_strategy_in_doubt(halves, tmp_path):
 
 
 def test_a_strategy_fits_only_if_something_could_have_contradicted_each_tensor(tmp_path):
-    """No axis without a full shape, no order of 2 x 2 slices, no owners of equal elements."""
     norm = noise("n", "Float32", (4,))
     ranks = {r: {"w": noise(f"w{r}", "Float32", (4, 4)), "n": norm} for r in range(4)}
     write_ranks(tmp_path / "grid", ranks, "ckpt")
@@ -193,7 +190,6 @@ def test_the_strategy_of_the_run_is_never_refused(folder, path):
 
 
 def test_every_other_strategy_of_the_corpus_is_judged():
-    """Those of the same network on as many ranks may fit, and come first; no other is right."""
     folder = GOLDEN / "reshard_8_to_4" / "src"
     own = read_strategy(str(GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"))
     paths = sorted(GOLDEN.glob("*/*_strategy.*"))
@@ -212,7 +208,6 @@ def test_every_other_strategy_of_the_corpus_is_judged():
     ("case", "options"), [("reshard_8_to_4", {}), ("pipeline_8_to_2x4", {"format": "ckpt"})]
 )
 def test_the_strategy_that_a_manifest_names_fits_and_so_does_its_equal(case, options, tmp_path):
-    """The same files without their manifest leave both in doubt."""
     golden = GOLDEN / case
     (named,) = golden.glob("dst_strategy.*")
     own, equal = tmp_path / f"own{named.suffix}", tmp_path / "equal.json"

@@ -31,26 +31,22 @@ SHARDED = Layout((4, 2), ((0,), ()), 4)
 
 
 def checkpoint_of(strategy: Strategy, shapes, lost=()) -> Checkpoint:
-    """A checkpoint that a strategy describes; the files of some ranks are lost."""
     catalog = slice_catalog(strategy, shapes)
     files = {rank: file for rank, file in catalog.files.items() if rank not in lost}
     return checkpoint_in_memory(Catalog("run", files), strategy, unlisted="first")
 
 
 def summary_of(strategy: Strategy, shapes, lost=()) -> Summary:
-    """The tensors of such a checkpoint."""
     return summarize(checkpoint_of(strategy, shapes, lost))
 
 
 def completeness_of(checkpoint: Checkpoint, found=None) -> Completeness:
-    """Whether a checkpoint is complete, as its headers tell it."""
     found = Diagnostics("inspect") if found is None else found
     found.add(*run_checks(checkpoint, Contents(is_refused=True), "inspect"))
     return assess(checkpoint, summarize(checkpoint), found)
 
 
 def patterns(summary: Summary) -> list[tuple[str, tuple[str, ...], int]]:
-    """The names, prefixes and numbers of parameters of the rows."""
     return [(row.pattern, row.prefixes, len(row.parameters)) for row in summary.rows]
 
 

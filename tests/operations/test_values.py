@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -39,14 +40,12 @@ COLUMNS = Layout((4,), ((), (0,)))
 
 
 def values_of(path, patterns=("*",), rows=None, strategy=None, executor=None):
-    """The values of a checkpoint on disk."""
     executor = executor or InlineExecutor()
     return read_values(ckpttool.scan(str(path)), strategy, patterns, rows, executor=executor)
 
 
 @cache
 def of_shape(folder, shape):
-    """A merged file with a tensor of a shape, and its numbers."""
     array = np.random.default_rng(3).normal(0, 1, shape).astype("f4")
     path = folder / f"values-{'x'.join(map(str, shape)) or 'scalar'}.safetensors"
     write_file(path, {"w": Entry("Float32", shape, array.tobytes())}, "safetensors")
@@ -69,10 +68,22 @@ def test_it_is_printed_as_numpy_prints_it(tmp_path_factory, shape, rows):
         return
     with np.printoptions(linewidth=75):
         assert printed(found).splitlines()[1:-1] == str(meant).splitlines()
+        assert one.printed() == str(meant)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_number_is_shown_that_is_not_in_the_tensor(tmp_path, shape):
+    path, array = of_shape(tmp_path, shape)
+    found = values_of(path)
+    assert np.isin(found.tensors[0].shown, array).all()
+    texts = (str(found), found._repr_html_())
+    numbers = [float(n) for text in texts for n in re.findall(r"-?\d+[.]\d+(?:e-?\d+)?", text)]
+    assert bool(numbers) == bool(array.size)
+    for number in numbers:
+        assert np.isclose(array, number, rtol=0, atol=1e-6).any()
 
 
 def printed(found):
-    """What the command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_values(found)
     return out.getvalue()

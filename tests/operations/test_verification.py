@@ -20,7 +20,6 @@ CASE = GOLDEN / "tutorial_8_to_8_retrain"
 
 
 def numbers(shape, values, fill=1.0):
-    """A Float32 tensor of one number, but for some places."""
     array = np.full(shape, fill, "<f4")
     for place, value in values.items():
         array[place] = value

@@ -18,7 +18,6 @@ W = noise("w", "Int32", (8, 6))
 
 
 def findings(*words):
-    """Kinds and texts, of a command that finds something."""
     found = verify_document(*words)["findings"]
     assert found
     return [(one["code"], one["text"]) for one in found]
@@ -29,13 +28,11 @@ def findings(*words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A "Checkpoint 2.0" of four ranks, every slice on two of them."""
     Save({"w": W}, {"w": (ROWS,)}, 4).write_root(tmp_path / "a", 5)
     return tmp_path / "a"
 
 
 def change(folder, byte, rank):
-    """Turn a bit of what a rank has."""
     (path,) = folder.rglob(f"*-{rank:07}-*.safetensors")
     data = bytearray(path.read_bytes())
     data[-W.data.__len__() // 2 + byte] ^= 1

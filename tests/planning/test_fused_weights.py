@@ -13,14 +13,12 @@ FUSED = ["layers.0.attention.w_qkv.weight", "mlp.linear_fc1.bias", "model.mlp.ex
 
 
 def layout_of(name, ranks, shard=1):
-    """The fused axis in ``ranks`` slices, and replicas of each for an optimizer shard."""
     axis = 1 if name.endswith("weight1") else 0
     cut = tuple((0,) if one == axis else () for one in range(2))
     return Layout((shard, ranks), cut, shard)
 
 
 def notes_of(name, src, dst):
-    """The notes of a plan from one strategy to another, or from or to a full tensor."""
     ranks = {rank: {name: (24, 24)} for rank in ([0] if src is None else src.ranks)}
     number = len(dst.ranks) if dst is not None else 1
     paths = {rank: f"out/{rank}" for rank in range(number)}
@@ -29,7 +27,6 @@ def notes_of(name, src, dst):
 
 
 def by_hand(name, ranks):
-    """A hand-written strategy."""
     return replace(inference(name, ranks), handwritten={name: "more.yaml, line 3"})
 
 

@@ -71,7 +71,6 @@ def test_the_plan_of_many_ranks_has_a_transfer_for_each_tensor_of_each_header():
 
 
 def test_equal_tensors_of_other_ranks_are_another_plan():
-    """A run resumes only if each rank still takes the same."""
     held = [{0: "a", 1: "a", 2: "b"}, {0: "a", 1: "b", 2: "b"}]
     plans = [
         plan_of(catalog_of({rank: {"t": text} for rank, text in texts.items()})) for texts in held

@@ -28,7 +28,6 @@ RANK_LISTS = Path(__file__).with_name("rank_lists.txt").read_text(encoding="utf-
 
 
 def rank_lists():
-    """Yield case, kind, target ranks and the source ranks that MindSpore reads for each."""
     for line in RANK_LISTS.splitlines():
         if not line.startswith("#"):
             words, sources = line.split(": ")
@@ -37,7 +36,6 @@ def rank_lists():
 
 
 def strategies(case, kind):
-    """Return the strategies of a golden conversion; None for the target of a merge."""
     one = conversion(case, kind)
     return [
         None if name is None else ckpttool.read_strategy([str(one.folder / name)])
@@ -69,12 +67,10 @@ def taken_by_oracle(src, dst, shapes):
 
 
 def are_hit(groups, ranks):
-    """Return whether ``ranks`` have one of each group."""
     return all(not group.isdisjoint(ranks) for group in map(set, groups))
 
 
 def smallest(groups):
-    """Return the groups that contain no other."""
     groups = {*map(frozenset, groups)}
     return {one for one in groups if not any(other < one for other in groups)}
 
@@ -229,7 +225,6 @@ def test_patterns_stand_for_names_if_both_strategies_are_written_by_hand(tmp_pat
 
 @pytest.mark.parametrize("cut", ["{axis: 0}", "{device_matrix: [4], tensor_map: [0, -1]}"])
 def test_patterns_of_the_target_may_cut_more_than_the_source(tmp_path, cut):
-    """The shape is unknown, so it is one that both can shard; states are as their parameters."""
     dst = write(tmp_path / "t.yaml", f"ranks: 4\nparameters:\n  '*w': {cut}\n")
     halves = Layout((2,), ((0,), ()))
     src = strategy_of({"w": halves, "adam_m.w": halves})

@@ -17,12 +17,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
-from tests.support.checkpoints import (
-    cut,
-    noise,
-    strategy_of,
-    write_ranks,
-)
+from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import (
@@ -40,7 +35,6 @@ WORDS = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "--
 
 
 def plan_of(catalog, strategy, target, choice, content_groups=None):
-    """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
     made = Target("ckpt", paths, ranks, target)
@@ -121,14 +115,12 @@ def moves_with_states(draw) -> Move:
 
 @st.composite
 def fitting(draw, like, shape):
-    """Another layout for a tensor of ``shape`` on the same ranks."""
     found = draw(layouts(len(shape), len(like.ranks)))
     found = replace(found, first_rank=like.first_rank)
     return like if found.why_not(shape) else found
 
 
 def true_slices(move):
-    """What the source ranks hold: unlisted states are cut like their parameters."""
     owners = match_states(move.src.layouts, catalog_of_entries({0: move.entries}).metas)
     more = {name: move.src.layouts[owners[name]] for name in owners if name not in move.src.layouts}
     return cut(move.entries, replace(move.src, layouts={**move.src.layouts, **more}))
@@ -149,7 +141,6 @@ def content_groups_of(catalog, strategy, ranks):
 
 
 def gradients_of_two_stages() -> Move:
-    """Gradients of which only the second stage has an optimizer shard; the first is read."""
     name, by_rows = "accu_grads.w", Layout((2,), ((0,),))
     by_shard = Layout((2,), ((),), optimizer_shard=2)
     stages = (by_rows, replace(by_shard, first_rank=2))

@@ -23,8 +23,6 @@ BLOCK = 512
 
 @pytest.fixture
 def free(monkeypatch):
-    """A function that says how many bytes are free, and is told the truth about all else."""
-
     def has(nbytes):
         disk = SimpleNamespace(f_bavail=nbytes // BLOCK, f_frsize=BLOCK, f_flag=0)
         monkeypatch.setattr(preflight.os, "statvfs", lambda folder: disk)

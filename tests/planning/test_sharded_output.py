@@ -18,13 +18,7 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
 from ckpttool.transaction import record
-from tests.support.checkpoints import (
-    ONE_STAGE,
-    catalog_of,
-    noise,
-    slice_catalog,
-    with_names,
-)
+from tests.support.checkpoints import ONE_STAGE, catalog_of, noise, slice_catalog, with_names
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import full_tensors, merge_in_memory
@@ -53,7 +47,6 @@ def plan(out, limit=10_000, **how):
 
 @pytest.fixture
 def full(tmp_path):
-    """The same in one file, read."""
     run_well("merge", *SRC, "-o", tmp_path / "full.ckpt")
     return read(tmp_path / "full.ckpt")
 
@@ -217,7 +210,6 @@ def test_indexes_come_last(tmp_path):
 
 
 def names_by_file(plan, limit):
-    """Names by file, as tuples, in the order of the files."""
     numbered = number_files(plan, limit, lambda number, count: f"{number}/{count}")
     assert numbered.target.ranks == len(numbered.target.paths)
     return {output.path: tuple(meta.name for meta in output.metas) for output in numbered}
@@ -258,18 +250,12 @@ def test_what_the_strategy_does_not_list_goes_apart():
     catalog = with_names({"w": (2, 4), "step": (), "table": (3, 3), "adam_m.w": (2, 4)})
     agreement = dict.fromkeys(("step", "table"), ((0, 1, 2, 3),))
     plan = merge_in_memory(catalog, ONE_STAGE, agreement)
-    assert names_by_file(plan, 1000) == {
-        "0/1": ("w", "adam_m.w"),
-        "None/1": ("step", "table"),
-    }
+    assert names_by_file(plan, 1000) == {"0/1": ("w", "adam_m.w"), "None/1": ("step", "table")}
 
 
 def test_without_a_strategy_single_elements_go_apart_and_text():
     plan = merge_in_memory(full_tensors(w=(2, 4), step=(), rate=(1,), note="text", none=(0,)))
-    assert names_by_file(plan, 1000) == {
-        "0/1": ("w", "none"),
-        "None/1": ("step", "rate", "note"),
-    }
+    assert names_by_file(plan, 1000) == {"0/1": ("w", "none"), "None/1": ("step", "rate", "note")}
 
 
 def test_components_of_a_map_parameter_stay_together():

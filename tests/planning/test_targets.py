@@ -25,7 +25,6 @@ THREE_ROWS = Layout((3,), ((0,), ()))
 
 
 def target_of(strategy=None, ranks=None):
-    """All ranks of a strategy, or one file with everything."""
     count = 1 if strategy is None else len(strategy.ranks)
     wanted = range(count) if ranks is None else ranks
     return Target("ckpt", {rank: f"out/rank_{rank}" for rank in wanted}, count, strategy)
@@ -106,7 +105,6 @@ def test_a_table_that_the_target_slices_by_fields_is_refused_but_can_be_merged()
 
 
 def test_an_expanded_layout_of_the_target_is_folded_to_the_shape_there_is():
-    """Of two ways to fold it, (4, 32) and (8, 16), the source tells the one."""
     layout = Layout((2, 2, 4), ((0,), (1,), (2,)), full_shape=(4, 2, 16))
     for shape, folded in [((4, 32), ((0,), (1, 2))), ((8, 16), ((0, 1), (2,)))]:
         made = plan(catalog_of({0: {"w": shape}}), None, strategy_of({"w": layout}))

@@ -78,8 +78,7 @@ def test_plans_of_the_library_write_it_too(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".json", ".yaml"])
 @pytest.mark.parametrize(
-    "lines",
-    ['"*.weight": {axis: 0}', '"*.wq.weight": {axis: 1}\n  "adam_*": {axis: 0}'],
+    "lines", ['"*.weight": {axis: 0}', '"*.wq.weight": {axis: 1}\n  "adam_*": {axis: 0}']
 )
 def test_that_of_a_hand_written_target_is_written_in_each_form(tmp_path, lines, suffix):
     target, written = tmp_path / "four.yaml", tmp_path / f"s{suffix}"

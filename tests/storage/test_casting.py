@@ -23,14 +23,12 @@ QUIET = {"Float64": 0x7FF8 << 48, "Float32": 0x7FC0 << 16, "Float16": 0x7E00, "B
 
 
 def cast(words, src, dst):
-    """The words of the result, and the statistics."""
     out, caster = np.empty(len(words), WORDS[dst]), Caster()
     caster.cast(words.astype(WORDS[src]).view(np.uint8), src, out.view(np.uint8), dst)
     return out, caster.take_stats()
 
 
 def numbers(words, dtype):
-    """The numbers of words, in Float64, which holds all of them."""
     words = words.astype(WORDS[dtype])
     with np.errstate(all="ignore"):  # a signalling NaN
         if dtype == "BFloat16":
@@ -39,7 +37,6 @@ def numbers(words, dtype):
 
 
 def words_of(values, dtype):
-    """The words of Float64 numbers, by way of Float32 if that is not wider."""
     if dtype == "BFloat16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2")
     return values.astype(f"<f{FORMATS[dtype].bits // 8}").view(WORDS[dtype])
@@ -47,7 +44,6 @@ def words_of(values, dtype):
 
 @cache
 def magnitudes(dtype):
-    """All finite magnitudes of a type of 16 bits in order: the index is the word."""
     found = numbers(np.arange(FORMATS[dtype].infinity), dtype)
     return [Fraction(float(one)) for one in found]
 
@@ -188,7 +184,6 @@ def test_a_float64_that_float32_would_round_to_the_middle_is_rounded_once():
 
 
 def check_float32(words):
-    """Compare with ml_dtypes and NumPy."""
     x = words.view("<f4")
     nans = np.isnan(x)
     signs = (words >> 16 & 0x8000).astype("<u2")
@@ -206,7 +201,6 @@ def test_float32_in_strides_is_what_ml_dtypes_and_numpy_say():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(16))
 def test_float32_numbers_in_stride_are_what_ml_dtypes_and_numpy_say(part):
-    """With a stride of 1 it takes half an hour, and has passed."""
     check_float32(np.arange(part << 28, (part + 1) << 28, 37, dtype="<u8").astype("<u4"))
 
 

@@ -38,7 +38,6 @@ FORMS = ("ckpt", "safetensors")
 
 
 def make(path, metas, with_checksum=True):
-    """A file by the package, with contents, sealed."""
     format = get_format(path.suffix[1:])
     index = create_file(format, str(path), metas, {"crc_num": ""} if with_checksum else {})
     write_contents(index, {name: content(tensor) for name, tensor in index.tensors.items()})
@@ -189,7 +188,6 @@ def test_a_file_without_one_stays_without_one(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("left_out", [set(), {0}, {1, 3}])
 def test_what_was_summed_while_it_was_written_is_not_read(form, left_out, tmp_path):
-    """The contents are taken out of the file again, but for what was not summed."""
     metas = [*METAS, TensorMeta("long", "Int8", (1000,))]
     index = make(tmp_path / f"net.{form}", metas)
     index = replace(index, files=(StoredFile(index.path),))

@@ -115,13 +115,11 @@ def is_same(x, y):
 
 
 def gap(x, y):
-    """How far two numbers are apart; the same one is 0 from itself, even if it is NaN."""
     pairs = zip(parts(x), parts(y), strict=True)
     return math.hypot(*(0.0 if is_same(a, b) else abs(a - b) for a, b in pairs))
 
 
 def shrunk(x, y):
-    """Two numbers and 1, or a sixteenth of each if the two are too large, or no numbers."""
     if math.isfinite(gap(x, y)) and math.isfinite(math.hypot(*parts(y))):
         return x, y, 1
     a, b = ([part / 16 for part in parts(one)] for one in (x, y))
@@ -179,7 +177,6 @@ def expected_facts(entry, differences):
 
 
 def expected_hashes(*entries):
-    """Of tensors smaller than a unit."""
     return tuple((hashlib.sha256(one.data).hexdigest(),) if one.data else () for one in entries)
 
 
@@ -197,7 +194,6 @@ def rounded(facts):
 
 
 def whole(catalog, strategy, name):
-    """A reading of the full tensor, from slices."""
     found, problems, _ = find(catalog, strategy, unlisted="first")
     assert not problems
     (tensor,) = found[name]
@@ -250,7 +246,6 @@ def test_tables_that_are_cut_unevenly_are_compared_too(new_folder, move, data):
 
 
 def owners_of(layout, shape):
-    """The ranks that hold the same elements, by the numbers of these elements."""
     full = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     groups = {}
     for rank in layout.ranks:
@@ -304,9 +299,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     listed = [one for one in tensors if one.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
         pairs = compare_replicas(
-            (one for tensor in listed for one in slices_of(tensor)),
-            executor,
-            data.draw(options()),
+            (one for tensor in listed for one in slices_of(tensor)), executor, data.draw(options())
         )
         found = [finding for pair in pairs if (finding := find_difference(*pair)) is not None]
     for name in names:
@@ -322,7 +315,6 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
 
 
 def test_elements_far_into_a_band_are_located(tmp_path):
-    """Bands are looked at in blocks; these are in the second and in the fourth."""
     array = np.ones((3, 90_000), "<f4")
     other = array.copy()
     array[0, 70_000], array[2, 80_000] = np.nan, np.inf

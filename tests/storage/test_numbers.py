@@ -31,7 +31,6 @@ FLOATS = ["Float16", "Float32", "Float64", "Complex64", "Complex128", *sorted(SM
 
 
 def raw(*values, dtype):
-    """The bytes of numbers."""
     return np.array(values, NUMPY_TYPES[dtype]).view(np.uint8)
 
 

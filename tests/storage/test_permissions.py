@@ -12,12 +12,7 @@ import pytest
 
 from ckpttool.formats.local import describe_os_error
 from tests.support.commands import files_below, mentions, run_well
-from tests.support.permissions import (
-    ROOT_ONLY,
-    SOMEBODY_ELSE,
-    give_away,
-    run_without_rights,
-)
+from tests.support.permissions import ROOT_ONLY, SOMEBODY_ELSE, give_away, run_without_rights
 
 GOLDEN = Path(__file__).parents[1] / "golden/tutorial_8_to_8_retrain"
 RESHARD = "reshard src -s old.ckpt -d new.ckpt --format ckpt -o out"
@@ -27,7 +22,6 @@ DENIED = r"Permission denied \((src[^:]*: )?owner nobody, mode \d{3}; this user 
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with a source and two strategies."""
     shutil.copytree(GOLDEN / "src", tmp_path / "src")
     shutil.copy(GOLDEN / "src_strategy.ckpt", tmp_path / "old.ckpt")
     shutil.copy(GOLDEN / "dst_strategy.ckpt", tmp_path / "new.ckpt")
@@ -194,6 +188,5 @@ def test_a_file_system_that_tells_no_longest_name_is_written_to(tmp_path, monkey
 
 @pytest.mark.parametrize("kind", [str, Path, os.fsencode])
 def test_an_error_may_name_its_file_in_every_way_that_python_does(kind):
-    """Else the explanation of an error is an error: ``Path.stat`` names a Path."""
     error = PermissionError(errno.EACCES, "Permission denied", kind("/proc/none/file"))
     assert re.fullmatch(r"Permission denied \(/proc: owner root, .*\)", describe_os_error(error))

@@ -42,7 +42,6 @@ def numbered(shape, dtype=np.int32):
 
 
 def read(tensor, region, scratch_bytes=1 << 20, out=None):
-    """The region as an array, read into ``out`` if given."""
     itemsize = tensor.meta.itemsize
     if out is None:
         out = np.full((*region.shape, itemsize), 0xAA, np.uint8)
@@ -98,7 +97,6 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
 
 
 def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypatch):
-    """As at 2 GiB on Linux, or when a signal comes."""
     array = numbered((1000,), np.int16)
     tensor = lay_out(tmp_path / "a", array, cuts=(333,))
     preadv, pwritev = os.preadv, os.pwritev
@@ -255,7 +253,6 @@ REGIONS = [
 def test_regions_are_numpys_regions(
     shape, start, stop, gap_bytes, scratch_bytes, tmp_path, monkeypatch
 ):
-    """Bytes between runs read through or skipped, with scratch buffers of all sizes."""
     monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
     array, region = numbered(shape), Region(start, stop)
     tensor = lay_out(tmp_path / "a", array, cuts=(13, 50))
@@ -264,7 +261,6 @@ def test_regions_are_numpys_regions(
 
 @st.composite
 def regions(draw):
-    """An array, a region of it, cuts of its bytes, and the sizes that steer how it is read."""
     shape = draw(st.lists(st.integers(1, 6), max_size=4))
     array = numbered(shape, draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64])))
     pairs = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
@@ -276,7 +272,6 @@ def regions(draw):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(regions(), st.booleans())
 def test_any_region_is_numpys_region(tmp_path, monkeypatch, drawn, spread):
-    """Also into the middle of a larger array, whose other bytes stay as they are."""
     array, region, cuts, gap_bytes, scratch_bytes = drawn
     monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
     tensor = lay_out(tmp_path / "a", array, cuts)
@@ -368,7 +363,6 @@ def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypatch, most):
-    """As on macOS, where all workers together may open 256."""
     before, real = count_open(), region_io.open_descriptor
 
     def limited(file, flags):

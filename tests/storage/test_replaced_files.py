@@ -59,7 +59,6 @@ class Link:
         self.to("a")
 
     def to(self, name: str) -> None:
-        """Have it lead to one of them."""
         self.path.unlink(missing_ok=True)
         self.path.symlink_to(name)
 
@@ -244,8 +243,6 @@ class Planting(Executor):
 
 
 def planted_after(real, plant):
-    """A function that plants a file when its call of another one returns."""
-
     def call(*arguments):
         made = real(*arguments)
         plant()
@@ -255,7 +252,6 @@ def planted_after(real, plant):
 
 
 def planted_before(real, plant):
-    """A function that plants a file, and calls another one."""
     return lambda *arguments: (plant(), real(*arguments))[1]
 
 
@@ -274,7 +270,6 @@ def planted_before(real, plant):
 def test_a_file_planted_under_a_temporary_name_is_not_written(
     moment, format, engine, kind, tmp_path, monkeypatch
 ):
-    """Between the creation of the temporary file and each of its openings."""
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"theirs" * 100_000)
     before = theirs.stat()

@@ -42,7 +42,6 @@ def test_they_are_those_of_the_finite_elements_in_exact_arithmetic(data, dtype):
 
 
 def root(squares):
-    """The square root of a fraction, which a Float64 may be too small for."""
     scale = 1 << 1200
     found = Fraction(math.isqrt(int(squares * scale**2 * scale**2)), scale**2)
     try:

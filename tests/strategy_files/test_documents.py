@@ -73,7 +73,6 @@ def on_one_line(text: str) -> str:
 
 
 def show(node: Node) -> str:
-    """Return a value as Python spells it, without places."""
     if isinstance(node.value, dict):
         return f"{{{', '.join(f'{key!r}: {show(one)}' for key, one in node.value.items())}}}"
     if isinstance(node.value, tuple):
@@ -82,7 +81,6 @@ def show(node: Node) -> str:
 
 
 def spell(one: Layout) -> str:
-    """Return what a layout has that not every layout has."""
     told = [f"{one.device_matrix} {list(map(list, one.tensor_map))}"]
     told += [
         f"{name} {getattr(one, name)}"

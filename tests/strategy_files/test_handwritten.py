@@ -27,8 +27,6 @@ ROWS = Layout((4,), ((0,), ()))
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes a document and returns its path."""
-
     def written(text, name="hand.yaml"):
         path = tmp_path / name
         path.write_text(text if name.endswith(".json") else text.replace("\t", " "), "utf-8")
@@ -38,7 +36,6 @@ def write(tmp_path):
 
 
 def document(parameters, ranks=4, **top):
-    """A document in JSON, which is YAML, too."""
     return json.dumps({"ckpttool_strategy": 1, "ranks": ranks, "parameters": parameters, **top})
 
 
@@ -58,7 +55,6 @@ def spelled(strategy):
 
 
 def uniform(strategy):
-    """The same, but all stages that have a parameter cut it like the first of them."""
     return replace(
         strategy,
         layouts={
@@ -69,7 +65,6 @@ def uniform(strategy):
 
 
 def metas(**shapes):
-    """Tensors by name; a string for a shape is a string entry."""
     return {
         name: TensorMeta(name, "str", (), shape)
         if isinstance(shape, str)
@@ -79,7 +74,6 @@ def metas(**shapes):
 
 
 def resolved(paths, shapes):
-    """What strategy files say of these tensors, without problems."""
     found, problems = read_strategy(paths).resolve(shapes)
     assert not problems
     return found
@@ -179,7 +173,6 @@ def test_a_file_that_is_too_large_is_refused(write):
 
 @pytest.fixture
 def listed(tmp_path):
-    """MindSpore's strategy of two stages of two ranks, which lists w in both, v in one."""
     paths = []
     for stage, names in enumerate([("w",), ("v", "w")]):
         items = [layout(name, (2,), (0, -1)) for name in names]

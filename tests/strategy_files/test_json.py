@@ -12,7 +12,6 @@ W = {"dev_matrix": [2, 2], "tensor_map": [-1, 0], "tensor_shape": [16, 8]}
 
 
 def document(stage=0, **layouts):
-    """A document with one operator and these layouts."""
     operators = {"MatMul_w": {"stage": stage, "parallel_strategy": [[2, 1]]}}
     return {
         "current_stage": 50,
@@ -23,8 +22,6 @@ def document(stage=0, **layouts):
 
 @pytest.fixture
 def read(tmp_path):
-    """A function that reads the strategy in an object, or in the bytes of one."""
-
     def reader(content, *others):
         path = tmp_path / "s.json"
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -48,7 +45,6 @@ def test_json_and_protobuf_of_a_stage_must_agree(read, tmp_path):
 
 
 def test_protobuf_counts_where_json_cannot_say_it(read, tmp_path):
-    """JSON has the map of an expanded tensor if two device axes cut one tensor axis."""
     other = tmp_path / "0.ckpt"
     other.write_bytes(strategy(operator(0), layout("w", (2, 2), (1, 0), (-1,))))
     expanded = {"dev_matrix": [2, 2], "tensor_map": [1, 0, -1], "tensor_shape": [2, 8, 8]}

@@ -34,14 +34,12 @@ def write(tmp_path):
 
 @pytest.fixture
 def read(write):
-    """A function that reads the strategy in some bytes, or in an object as JSON."""
     return lambda content: read_strategy(
         [write(content, "s.ckpt" if isinstance(content, bytes) else "s.json")]
     )
 
 
 def layout_of(read, *items, name="w"):
-    """The one layout of a parameter in a file of these items."""
     (found,) = read(strategy(*items)).layouts[name]
     return found
 
@@ -77,7 +75,6 @@ def test_golden_strategies_are_read_as_recorded(case, side):
 
 @pytest.mark.parametrize("run", ["mp2_dp4", "mp2_dp4_opt_all", "multiaxis", "opt_aggregated"])
 def test_all_files_of_one_stage_together_are_the_file_of_any_rank(run):
-    """Eight protobuf files and a JSON file that say the same, though multiaxis.json cannot."""
     folder = SAMPLES / run / "strategy"
     one = read_strategy([str(folder / "strategy_5.ckpt")])
     assert read_strategy([str(folder)]).layouts == one.layouts
@@ -162,7 +159,6 @@ def test_none_beside_device_axes_makes_the_slices_that_mindspore_makes(suffixes)
 
 
 def test_a_strategy_without_the_optimizer_fields_is_read():
-    """As MindSpore 1.0 wrote them."""
     path = GOLDEN / "broken_inputs" / "strategy_without_opt_fields" / "src_strategy.ckpt"
     found = read_strategy([str(path)])
     assert {one.optimizer_shard for layouts in found.layouts.values() for one in layouts} == {1}
@@ -204,7 +200,6 @@ def test_a_scalar_is_not_cut_by_an_optimizer_shard_over_all(read):
 
 
 def test_a_device_axis_of_one_rank_is_read(read):
-    """Interleaved parallel writes one."""
     assert layout_of(read, layout("w", (2, 2, 2, 1), (2, 1))).slice_counts == (2, 2)
 
 
@@ -286,7 +281,6 @@ def test_all_impossible_layouts_of_a_file_are_named(write):
 
 
 def stage(number, *names, ranks=2):
-    """The file of one stage."""
     return strategy(operator(number), *(layout(name, (ranks,), (0,)) for name in names))
 
 
@@ -338,7 +332,6 @@ def test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before(path, t
 
 
 def merged(*names, stages=(0, 1)):
-    """A file of these names, and of operators of these stages."""
     return strategy(*map(operator, stages), *(layout(name, (2,), (0,)) for name in names))
 
 
@@ -445,11 +438,7 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         ),
         ("samples/mp2_dp4/strategy/strategy_0.ckpt", "s.json", "not valid JSON"),
         ("samples/files/dtypes.safetensors", "s.json", "not valid JSON"),
-        (
-            "samples/files/net-graph.meta",
-            "s.ckpt",
-            ": a graph .*, not a strategy file",
-        ),
+        ("samples/files/net-graph.meta", "s.ckpt", ": a graph .*, not a strategy file"),
         ("samples/files/group_info.pb", "s.ckpt", ": group information, not a strategy"),
         ("broken_inputs/strategy_garbage/src_strategy.ckpt", "s.ckpt", "not a strategy file"),
     ],

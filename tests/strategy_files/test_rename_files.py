@@ -18,7 +18,6 @@ COUNTER = "num_batches_tracked"
 
 
 def shapes_of(layer, framework, network="x."):
-    """The names of a layer in a network, or by itself, with their shapes."""
     if not network and framework == "mindspore" and "alone" in layer:
         return {name: tuple(shape) for name, shape in layer["alone"].items()}
     names = layer[framework].items()
@@ -29,7 +28,6 @@ RULES = {file: read_renames(file) for file in SHIPPED}
 
 
 def follow(file, shapes):
-    """The new names with the old ones, and the names in each note, by its text."""
     rules, names = RULES[file], Names(shapes)
     changed = rename(rules, names, {})
     notes = {one.message: one.facts for one in rename_notes(rules, names, names, {})}
@@ -37,7 +35,6 @@ def follow(file, shapes):
 
 
 def without_others(names, file, shapes):
-    """The names but for those that the other framework lacks."""
     rules = [one for one in RULES[file] if one.note in OF_NEITHER]
     known = Names(shapes)
     lacking = {it for it in names if any(one.apply(it, known) is not None for one in rules)}
@@ -45,7 +42,6 @@ def without_others(names, file, shapes):
 
 
 def named(name):
-    """A name of a module that shows what it is, where that decides."""
     return "word_embeddings." if "Embedding" in name else "x."
 
 

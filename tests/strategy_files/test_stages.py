@@ -19,7 +19,6 @@ MERGED = sorted(GOLDEN.glob("*/src_stage_strategies"))  # MindSpore merged each,
 
 
 def in_its_order(folder):
-    """The files of a folder, and what MindSpore made of them; it took them in another order."""
     files = [str(path) for path in sorted(folder.iterdir())]
     (whole,) = folder.parent.glob("src_strategy.*")
     data = whole.read_bytes()

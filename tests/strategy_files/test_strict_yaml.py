@@ -13,7 +13,6 @@ from tests.strategies import examples
 
 
 def bare(node):
-    """The values of a node and of all below it, without places."""
     if isinstance(node.value, dict):
         return {key: bare(item) for key, item in node.value.items()}
     if isinstance(node.value, tuple):

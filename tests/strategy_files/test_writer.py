@@ -29,7 +29,6 @@ NEVER = (GOLDEN / "dash_in_name", GOLDEN / "broken_inputs")
 
 
 def stored(pattern="*"):
-    """Every strategy file of MindSpore's in the corpus that tells all stages."""
     found = [*GOLDEN.glob(f"*/*_strategy{pattern}"), *SAMPLES.glob(f"*/strategy/*{pattern}")]
     found = [path for path in found if path.parent not in NEVER]
     return [
@@ -40,20 +39,16 @@ def stored(pattern="*"):
 
 
 def operator(stage):
-    """The item that stands for the operators of a stage."""
     name = message(1, f"ckpttool_stage_{stage}".encode())
     return message(2, name, message(2, number(1, stage)))
 
 
 def written_layout(one, name="w"):
-    """The item of a layout as it is written."""
     return encode_strategy(strategy_of({name: one}), "s.ckpt")[len(number(1, 1) + operator(0)) :]
 
 
 @pytest.fixture
 def again(tmp_path):
-    """A function that writes a strategy and reads it."""
-
     def written(strategy):
         path = str(tmp_path / "again.ckpt")
         ckpttool.write_strategy(strategy, path, overwrite=True)
@@ -63,7 +58,6 @@ def again(tmp_path):
 
 
 def says_the_same(one, other):
-    """Whether two strategies do not differ but in where they come from, and in full shapes."""
     return all(
         (
             one.layouts == other.layouts,
@@ -189,7 +183,6 @@ def numbers(path):
 
 @pytest.mark.parametrize("path", stored(".ckpt"))
 def test_every_number_is_the_one_that_mindspore_wrote(path, again, tmp_path):
-    """But for two: a shard of all replicas has its number, and some maps are a list of maps."""
     strategy = read_strategy(str(path))
     again(strategy)
     theirs, ours = numbers(path), numbers(tmp_path / "again.ckpt")
@@ -223,7 +216,6 @@ def test_random_layouts_are_the_same_again(tmp_path_factory, move):
 
 
 def why_not(strategy):
-    """What MindSpore's form cannot say of a random strategy, if anything."""
     held = [layout for of in strategy.layouts.values() for layout in of]
     if {layout.first_rank // strategy.stage_ranks for layout in held} != {*range(strategy.stages)}:
         return "no parameter of stage"
@@ -233,7 +225,6 @@ def why_not(strategy):
 
 @pytest.mark.slow
 def test_random_layouts_are_of_every_kind():
-    """Otherwise the test above would prove little."""
     seen = set()
 
     @settings(max_examples=200)
@@ -401,7 +392,6 @@ def test_random_layouts_are_the_same_in_every_form(tmp_path_factory, move, suffi
 
 @pytest.mark.parametrize("path", stored(".json"))
 def test_json_has_the_items_that_mindspore_wrote(path, tmp_path):
-    """But for one number: a shard of all replicas has its size."""
     strategy = read_strategy(str(path))
     if why_not_in(".json", strategy):
         return

@@ -7,7 +7,6 @@ from ckpttool.formats import sandbox
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Read HDF5 files in this process: the way to another one takes most of the time."""
     monkeypatch.setattr(sandbox, "set_cpu_limit", lambda *seconds: None)
     monkeypatch.setattr(
         sandbox.Sandbox, "run", lambda self, function, file, *rest, **limits: function(file)

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def job(tmp_path):
-    """Return an array job that has not begun."""
     return SmallSet(tmp_path)
 
 
@@ -35,12 +34,10 @@ def run_parts(job, *parts, more=()):
 
 
 def finalize(job):
-    """Finalize; return what was said, on one line."""
     return message(run_well("finalize", job.out))
 
 
 def refused(result, *words):
-    """Check that a command was refused before it wrote anything, with these words."""
     text = message(result)
     assert result.exit_code == 5, text
     assert [word for word in words if word not in text] == [], text
@@ -48,7 +45,6 @@ def refused(result, *words):
 
 
 def is_whole(job):
-    """Check that all outputs are what one whole run writes, and nothing else is left there."""
     assert job.read() == job.wanted()
     left = files_below(job.out, manifests=True)
     names = [*(str(path.relative_to(job.out)) for path in job.outputs), job.manifest.name]
@@ -59,7 +55,6 @@ def is_whole(job):
 
 @pytest.mark.parametrize("order", list(permutations(["1/3", "2/3", "3/3"])))
 def test_parts_end_in_any_order(job, order):
-    """Else a set depends on which node was free first."""
     for number, part in enumerate(order):
         run_parts(job, part)
         if number < 2:
@@ -74,7 +69,6 @@ def test_parts_end_in_any_order(job, order):
 
 
 def test_parts_of_one_plan_run_side_by_side(job):
-    """Else an array job takes as long as one node."""
     with while_filling(job.outputs[2], lambda: job.run("--part", "2/2")) as seen:
         run_parts(job, "1/2")
     assert seen[0].exit_code == 0, message(seen[0])
@@ -83,10 +77,6 @@ def test_parts_of_one_plan_run_side_by_side(job):
 
 
 def test_many_parts_begin_at_once(job, monkeypatch):
-    """Else of an array job that a scheduler starts as one, some parts fail by chance.
-
-    It takes a while to sync the plan, as on a network disk: the others wait for that.
-    """
     strategy = ckpttool.read_strategy([str(job.strategy)])
     source, start = ckpttool.scan(str(job.source)), Barrier(16)
 
@@ -110,17 +100,12 @@ def test_many_parts_begin_at_once(job, monkeypatch):
 
 @pytest.mark.parametrize("options", [["-a"], ["-an"], ["-r"]])
 def test_parts_of_two_checkpoints_that_are_copied_together_are_not_one_set(job, options):
-    """Else a mixture is called whole, of two steps that were written in two places, say."""
     other = SmallSet(job.folder, "b")
     other.out = job.folder / "elsewhere"
     run_parts(job, "1/2")
     run_parts(other, "2/2")
     subprocess.run(["cp", *options, f"{other.out}/.", job.out], check=False)
-    refused(
-        run("finalize", job.out),
-        "2 of 4 outputs missing ",
-        "then ckpttool finalize ",
-    )
+    refused(run("finalize", job.out), "2 of 4 outputs missing ", "then ckpttool finalize ")
     assert not job.manifest.exists()
     text = message(job.run("--resume"))
     assert "4 kept" not in text
@@ -146,7 +131,6 @@ def test_a_part_on_a_full_disk_says_so(job, monkeypatch):
 
 @pytest.mark.parametrize("command", ["numbered", "split"])
 def test_a_part_of_a_finished_set_with_documents_is_kept(tmp_path, command):
-    """Else a part that is requeued is told to take the set apart."""
     job = SmallSet(tmp_path, command=command)
     more = () if command == "numbered" else ("--write-strategy", job.out / "written.ckpt")
     for part in ("1/2", "2/2"):
@@ -170,7 +154,6 @@ def test_finalize_replaces_no_document_of_others(tmp_path):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_parts_of_single_files_in_one_folder_do_not_mix(tmp_path, parts):
-    """Else two jobs that write two files to one folder refuse or finalize each other."""
     one, two = (
         SmallSet(tmp_path, name, "file", form) for name, form in (("a", "ckpt"), ("b", "hdf5"))
     )

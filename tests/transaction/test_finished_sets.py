@@ -17,13 +17,7 @@ from ckpttool.transaction import sealed_files as manifest
 from tests.support.commands import message, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.manifests import MANIFEST
-from tests.support.small_sets import (
-    Other,
-    SmallSet,
-    execute_split,
-    filled_outputs,
-    while_filling,
-)
+from tests.support.small_sets import Other, SmallSet, execute_split, filled_outputs, while_filling
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -41,7 +35,6 @@ TOUCHES = [os.utime, lambda path: path.chmod(0o600), lambda path: os.utime(path,
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_output_that_is_damaged_before_the_end_of_the_run_is_not_listed(tmp_path, damage, part):
-    """Else a manifest vouches for bytes that nobody wrote, and the source is deleted."""
     small = SmallSet(tmp_path)
     first, last = small.outputs[0], small.outputs[3]
     with while_filling(last, lambda: (small.wait_for(0), damage(first))) as seen:
@@ -65,7 +58,6 @@ def test_an_output_that_is_damaged_before_the_end_of_the_run_is_not_listed(tmp_p
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_an_output_that_is_only_touched_before_the_end_of_the_run_is_good(tmp_path, touch, part):
-    """Else a backup that runs beside it, or a chmod, costs the whole conversion."""
     small = SmallSet(tmp_path)
     first, last = small.outputs[0], small.outputs[3]
     with while_filling(last, lambda: (small.wait_for(0), touch(first))) as seen:
@@ -84,7 +76,6 @@ FORMATS = ("ckpt", "hdf5", "safetensors")
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("command", ["split", "numbered", "file"])
 def test_a_complete_set_that_was_copied_is_kept(tmp_path, command, output_format):
-    """Else a set that was copied to another disk is converted once more."""
     small = SmallSet(tmp_path, "a", command, output_format)
     small.run_well()
     shutil.copytree(small.out, tmp_path / "copy", copy_function=shutil.copyfile)
@@ -103,7 +94,6 @@ def test_a_complete_set_that_was_copied_is_kept(tmp_path, command, output_format
 
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_a_stopped_set_that_was_copied_is_gone_on_from(tmp_path, output_format):
-    """Else a half of the work is lost when a job moves to another disk."""
     small = SmallSet(tmp_path, "a", "numbered", output_format)
     small.stop()
     shutil.copytree(small.out, tmp_path / "copy", copy_function=shutil.copyfile)
@@ -122,7 +112,6 @@ READ_BYTES = 20_000_000  # some lines, and the program itself
 
 
 def bytes_read() -> int:
-    """Return the number of bytes that this process has read by system calls."""
     words = Path("/proc/self/io").read_text().split()
     return int(words[words.index("rchar:") + 1])
 
@@ -183,7 +172,6 @@ SPARSE = [  # the state, the file, and the exit code of each command that has to
 def test_a_sparse_file_of_ours_is_named_and_not_read(
     tmp_path, monkeypatch, leave, name, codes, is_emptied
 ):
-    """Else one bad file of a TiB hangs every command that looks at the folder."""
     monkeypatch.setattr(manifest, "MAX_LINE_BYTES", LIMIT)
     small = SmallSet(tmp_path)
     leave(small)
@@ -211,7 +199,6 @@ def test_a_sparse_file_of_ours_is_named_and_not_read(
 
 @pytest.mark.parametrize("command", ["split", "numbered"])
 def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
-    """It has its full size and a whole header, and zeros where the rest should be."""
     small = SmallSet(tmp_path, command=command)
     small.stop()
     complete, half = small.outputs[1], small.outputs[2]
@@ -231,7 +218,6 @@ def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
 
 
 def test_an_output_that_was_moved_and_linked_is_known_by_the_file(tmp_path):
-    """Else whatever is put behind the link later is taken for the output."""
     small, other = SmallSet(tmp_path), SmallSet(tmp_path, "b")
     small.stop()
     moved = tmp_path / "another disk"
@@ -274,7 +260,6 @@ def test_a_document_as_large_as_a_disk_is_not_read(tmp_path):
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",), ("--resume", "--overwrite")])
 @pytest.mark.parametrize(("command", "output"), [("file", 0), ("split", 2), ("numbered", 1)])
 def test_a_complete_output_is_never_removed_as_half_written(tmp_path, command, output, more):
-    """Else a file that was moved out of the way, with its manifest, is lost."""
     small = SmallSet(tmp_path, command=command)
     small.stop(output=output)
     partial = Path(f"{small.outputs[output]}.partial")
@@ -293,7 +278,6 @@ def test_a_complete_output_is_never_removed_as_half_written(tmp_path, command, o
 
 
 def test_a_plan_that_is_given_up_removes_no_complete_output(tmp_path):
-    """Else the same, when another command takes over what a killed run has left."""
     small = SmallSet(tmp_path)
     small.stop(output=3)
     partial = Path(f"{small.outputs[3]}.partial")
@@ -324,7 +308,6 @@ def begins_after_the_look(small, monkeypatch, other):
 def test_beside_a_run_that_has_just_begun_another_is_told_to_wait(
     tmp_path, monkeypatch, is_left, name
 ):
-    """Else of runs that begin together some are told to overwrite what is being written."""
     small, other = SmallSet(tmp_path), Other(SmallSet(tmp_path, name))
     small.out.mkdir()
     if is_left:
@@ -341,7 +324,6 @@ def test_beside_a_run_that_has_just_begun_another_is_told_to_wait(
 
 
 def test_a_run_that_has_just_ended_is_seen_by_the_same_command_again(tmp_path, monkeypatch):
-    """Else a script that always resumes is told to overwrite what is complete."""
     small, look = SmallSet(tmp_path), resume.look
     small.out.mkdir()
 

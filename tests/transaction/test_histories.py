@@ -55,7 +55,6 @@ def nothing(small):
 
 
 def copy_to(small, name, **how):
-    """Copy the folder and go on with the copy."""
     small.out = Path(shutil.copytree(small.out, small.folder / name, **how))
 
 
@@ -68,7 +67,6 @@ def copied_with_times(small):
 
 
 def hard_linked(small):
-    """What ``cp -al`` and tools for backups make."""
     copy_to(small, "copy", copy_function=os.link)
 
 
@@ -98,17 +96,14 @@ def moved(small):
 
 
 def in_record(name, act):
-    """Return what does something to a file of the record."""
     return lambda small: act(small.record / name)
 
 
 def to_output(act):
-    """Return what does something to the first output."""
     return lambda small: act(small.outputs[0])
 
 
 def to_manifest(act):
-    """Return what does something to the manifest."""
     return lambda small: act(small.manifest)
 
 
@@ -127,8 +122,6 @@ def record_deleted(small):
 
 
 def set_times(seconds, *names):
-    """Return what sets the clock of the files of the record, or of the outputs, to a time."""
-
     def act(small):
         for path in small.outputs if names == ("outputs",) else small.record.iterdir():
             os.utime(path, (seconds, seconds)) if path.exists() else None
@@ -141,7 +134,6 @@ def source_saved_again(small):
 
 
 def backup_of_outputs_restored(small):
-    """The folder was written anew from another checkpoint, then a backup copied over its files."""
     shutil.copytree(small.out, small.folder / "backup")
     SmallSet(small.folder, "other").run_well("--overwrite")
     for path in (small.folder / "backup").glob("rank_*/*"):
@@ -149,7 +141,6 @@ def backup_of_outputs_restored(small):
 
 
 def backup_of_record_restored(small):
-    """The other half of it: manifest and record from the backup, outputs of the newer run."""
     shutil.copytree(small.out, small.folder / "backup")
     SmallSet(small.folder, "other").run_well("--overwrite")
     for path in (
@@ -160,7 +151,6 @@ def backup_of_record_restored(small):
 
 
 def backup_restored(small):
-    """All of a backup of another checkpoint's set, over a newer set."""
     out, small.out = small.out, small.folder / "backup"
     other = SmallSet(small.folder, "other")
     other.out = small.out
@@ -170,7 +160,6 @@ def backup_restored(small):
 
 
 def finished_other(small):
-    """Return the finished set of another checkpoint, elsewhere."""
     other = SmallSet(small.folder, "other")
     other.out = small.folder / "elsewhere"
     other.run_well()
@@ -178,7 +167,6 @@ def finished_other(small):
 
 
 def another_copied_over_it(small):
-    """What ``cp -r elsewhere/* out/`` does, which leaves the record where it is."""
     other = finished_other(small)
     for path in (other.manifest, *other.outputs):
         shutil.copyfile(path, small.out / path.relative_to(other.out))
@@ -189,7 +177,6 @@ def manifest_of_another(small):
 
 
 def changed_and_manifest_put_back(small):
-    """The manifest is a copy, younger than the damage."""
     flip_byte(small.outputs[0])
     data = small.manifest.read_bytes()
     small.manifest.unlink()
@@ -197,7 +184,6 @@ def changed_and_manifest_put_back(small):
 
 
 def killed_before_a_rename(small):
-    """The log has the entry of an output, and the older file still has its name."""
     log = small.record / "whole.log"
     lines = log.read_bytes().splitlines(keepends=True)
     assert lines[-1].startswith(b'{"path": "rank_1/')
@@ -219,7 +205,6 @@ def record_of_another(*names):
 
 
 def records_exchanged(small):
-    """Two sets of one checkpoint, with other options, have each the record of the other."""
     out, small.out = small.out, small.folder / "elsewhere"
     small.run_well("--prefix", "x")
     other, small.out = small.record, out
@@ -228,7 +213,6 @@ def records_exchanged(small):
 
 
 def logs_beside_manifest(small):
-    """A stopped run's record is copied into a finished set."""
     out, small.out = small.out, small.folder / "elsewhere"
     small.stop()
     other, small.out = small.record, out
@@ -236,8 +220,6 @@ def logs_beside_manifest(small):
 
 
 def in_its_place(make):
-    """Return what puts something else in the place of a path."""
-
     def act(path):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         make(path)
@@ -252,13 +234,10 @@ def link_to_folder(path):
 
 
 def to_record(make):
-    """Return what puts something else in the place of the record."""
     return lambda small: in_its_place(make)(small.record)
 
 
 def renamed(*ends, stem="b"):
-    """Return what renames a single file, its manifest, its record; and by which name it goes on."""
-
     def act(small):
         for before, after in ends:
             (small.out / before).rename(small.out / after)
@@ -281,7 +260,6 @@ def record_of_another_file(small):
 
 
 def zeros_behind(path):
-    """What a power loss leaves of a line that was appended last."""
     with path.open("ab") as file:
         file.write(bytes(4096))
 
@@ -345,7 +323,6 @@ NO_LOG = {"rerun": "5 whole.log + --overwrite", "resume": "5 whole.log + --overw
 
 
 def in_the_way(name, **cells):
-    """Return what is said of a file of the record that is a folder, a pipe or a link."""
     refused = f"5 {name} + move it away"
     return {"rerun": refused, "resume": refused, "overwrite": refused, **cells}
 
@@ -564,13 +541,7 @@ def words_of(command, small):
     return {
         "inspect": ["inspect", small.target],
         "verify": ["verify", small.target, *strategy, "--deep"],
-        "merge": [
-            "merge",
-            small.target,
-            *strategy,
-            "-o",
-            f"{small.folder}.h5",
-        ],
+        "merge": ["merge", small.target, *strategy, "-o", f"{small.folder}.h5"],
         "finalize": ["finalize", small.target],
         "rerun": small.words(),
         "resume": small.words("--resume"),
@@ -579,13 +550,11 @@ def words_of(command, small):
 
 
 def everything_below(folder):
-    """Return the contents of all files, and what else there is by its kind."""
     paths = sorted(folder.rglob("*"))
     return {path: path.read_bytes() if path.is_file() else path.lstat().st_mode for path in paths}
 
 
 def elsewhere(files, small):
-    """Return what does not belong to the set; two copies may share the inode of a log."""
     return {
         path: data
         for path, data in files.items()
@@ -594,7 +563,6 @@ def elsewhere(files, small):
 
 
 def foreign(small):
-    """Return the outputs that are not what this run writes: nothing else may hold their bytes."""
     wanted = small.wanted()
     return {number: data for number, data in small.read().items() if data != wanted[number]}
 
@@ -624,10 +592,6 @@ def broken_rules(command, small, exit_code, before, others, had_manifest):
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_folder_with_a_history_is_neither_believed_nor_lost(tmp_path, quick, name):
-    """Each cell of a row; the folder is made anew when a command has changed it.
-
-    So ``--overwrite`` at the end of the row gets out of what the others have refused.
-    """
     history, small, before, problems = HISTORIES[name], None, {}, []
     for number, command in enumerate(COMMANDS):
         if small is None or everything_below(small.folder) != before:
@@ -650,12 +614,10 @@ def test_a_folder_with_a_history_is_neither_believed_nor_lost(tmp_path, quick, n
 
 @pytest.fixture
 def small(tmp_path):
-    """Return a small set that nobody has written yet."""
     return SmallSet(tmp_path / "small")
 
 
 def test_copies_of_a_stopped_set_that_share_their_files_do_not_spoil_each_other(small):
-    """Else a snapshot by hard links is changed by going on beside it."""
     small.stop()
     out, _ = small.out, hard_linked(small)
     small.run_well("--resume")
@@ -691,7 +653,6 @@ OTHERS = {
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_finished_set_of_another_user_is_read_and_stays(small, name):
-    """Else a shared file system makes a set unreadable, or a run ends with a traceback."""
     give, resume, overwrite = OTHERS[name]
     small.run_well()
     before = small.read()

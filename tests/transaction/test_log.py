@@ -31,25 +31,21 @@ def entry_of(name, rank=0):
 
 
 def line_of(name, rank=0):
-    """Return the text of an output's line."""
     return b"".join(entry_text(entry_of(name, rank), TENSORS))
 
 
 def sealed(text):
-    """Return the line of a log with a text."""
     data = text if isinstance(text, bytes) else text.encode()
     return data + _seal(crc32(data))
 
 
 def open_log(path):
-    """Go on behind the last whole line, as a run does."""
     kept = Log.read(path).nbytes if path.exists() else 0
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     return LogWriter(path, fd, kept, PLAN, "")
 
 
 def write(path, *names, is_done=False):
-    """Write outputs, and the lines of them."""
     log = open_log(path)
     for rank, name in enumerate(names):
         log.add([line_of(name, rank)])
@@ -149,7 +145,6 @@ def test_lines_behind_a_damaged_one_make_it_an_error(path):
 
 
 def test_what_an_earlier_run_completed_stays_known_until_it_is_replaced(path):
-    """Else a run that is started by mistake costs all that was complete."""
     write(path, "a", "b", is_done=True)
     write(path, "b")
     log = Log.read(path)
@@ -184,7 +179,6 @@ def numbers_in(path, plan=PLAN):
 
 
 def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
-    """Else units of a file that is gone are taken for those of another."""
     log = open_log(path)
     log.add_units(units_of(0, 1, is_first=True))
     log.add_units(units_of(2))

@@ -15,11 +15,7 @@ import pytest
 
 from tests.support.commands import message, run, run_well
 from tests.support.manifests import reseal
-from tests.support.small_sets import (
-    SmallSet,
-    filled_outputs,
-    while_filling,
-)
+from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
 ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
 RESUMED = ("--resume", "--no-locks")
@@ -30,13 +26,10 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def small(tmp_path):
-    """Return a small set that nobody has written yet."""
     return SmallSet(tmp_path)
 
 
 def failing_with(number):
-    """Return a system call that the file system does not have."""
-
     def call(*arguments, **options):
         raise OSError(number, os.strerror(number))
 
@@ -45,7 +38,6 @@ def failing_with(number):
 
 @pytest.fixture(params=ERRORS, ids=lambda number: errno.errorcode[number])
 def no_locks(monkeypatch, request):
-    """Let every lock fail, with each error that tells of a file system without them."""
     monkeypatch.setattr(fcntl, "flock", failing_with(request.param))
 
 
@@ -67,7 +59,6 @@ def stop_as(small, host, process):
 
 
 def dead_process():
-    """Return the number of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
@@ -83,13 +74,11 @@ LIVING = {
 
 @pytest.fixture(params=LIVING)
 def living(request):
-    """Return host and number of a process that may live."""
     return LIVING[request.param]()
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
 def test_a_whole_run_warns_once_and_writes_a_right_set(small, no_locks, more):
-    """Else a checkpoint on such a mount cannot be converted at all."""
     result = small.run_well(*more)
     assert message(result).count(WARNING) == 1
     assert f"warning[no_locks]: {small.record}: {WARNING}" in message(result)
@@ -100,7 +89,6 @@ def test_a_whole_run_warns_once_and_writes_a_right_set(small, no_locks, more):
 
 
 def test_the_warning_has_its_code_in_the_document(small, no_locks):
-    """Else a script cannot tell it from others."""
     document = json.loads(small.run_well("--json").stdout)
     codes = [note["code"] for note in document["notes"]]
     assert codes.count("no_locks") == 1
@@ -108,7 +96,6 @@ def test_the_warning_has_its_code_in_the_document(small, no_locks):
 
 @pytest.mark.parametrize("more", [(), ("--resume",)])
 def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living, more):
-    """Else two runs write the same files, and each calls the mixture whole."""
     host, process = living
     begun = stop_as(small, host, process)
     before = files_of(small)
@@ -134,7 +121,6 @@ CHOICES = [
 
 @pytest.mark.parametrize(("more", "count"), CHOICES)
 def test_a_choice_goes_on_beside_a_process_that_may_live(small, no_locks, living, more, count):
-    """Else nobody gets out, after a node that does not come back, or loses what it completed."""
     stop_as(small, *living)
     with filled_outputs() as filled:
         assert WARNING in message(small.run_well(*more))
@@ -143,7 +129,6 @@ def test_a_choice_goes_on_beside_a_process_that_may_live(small, no_locks, living
 
 
 def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_locks):
-    """Else a folder is blocked by a run that failed."""
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
     result = small.run(*RESUMED)
     assert result.exit_code == 5
@@ -153,8 +138,6 @@ def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_l
 
 
 def test_a_run_that_fails_names_the_option_that_goes_on(small, no_locks):
-    """Else its advice is refused by the next run."""
-
     def fail():
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -169,7 +152,6 @@ def test_a_run_that_fails_names_the_option_that_goes_on(small, no_locks):
 
 @pytest.mark.parametrize("more", [("--resume",), ()])
 def test_a_plan_that_is_left_in_a_finished_set_needs_a_choice_too(small, no_locks, more):
-    """Else the set is called finished while a run with --overwrite has begun to replace it."""
     small.run_well()
     finished = SmallSet(small.folder / "finished")
     finished.source.write_bytes(small.source.read_bytes())
@@ -184,7 +166,6 @@ def test_a_plan_that_is_left_in_a_finished_set_needs_a_choice_too(small, no_lock
 
 @pytest.mark.parametrize("more", [(), ("--resume",)])
 def test_where_there_are_locks_the_option_changes_nothing(small, more):
-    """Else it is given everywhere, and two runs write the same files."""
     with while_filling(small.outputs[2], lambda: small.run("--no-locks", *more)) as seen:
         small.run_well()
     assert seen[0].exit_code == 9
@@ -192,7 +173,6 @@ def test_where_there_are_locks_the_option_changes_nothing(small, more):
 
 
 def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeypatch):
-    """Else the plan, the only thing that keeps it away, is overlooked."""
     me, begun = os.getpid(), time.strftime("%Y-%m-%d")
 
     def run_as_another():
@@ -210,7 +190,6 @@ def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeyp
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
 def test_a_part_is_refused_and_leaves_nothing(small, no_locks, more):
-    """Else parts that cannot see each other write one set."""
     result = small.run("--part", "1/2", *more)
     assert result.exit_code == 5, message(result)
     assert f"{WARNING} runs of parts need them" in message(result)
@@ -220,7 +199,6 @@ def test_a_part_is_refused_and_leaves_nothing(small, no_locks, more):
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
 def test_a_part_beside_a_stopped_run_is_refused_and_changes_nothing(small, no_locks, more):
-    """Else the refusal costs what the run has completed."""
     stop_as(small, socket.gethostname(), dead_process())
     before = files_of(small)
     result = small.run("--part", "1/2", *more)
@@ -230,7 +208,6 @@ def test_a_part_beside_a_stopped_run_is_refused_and_changes_nothing(small, no_lo
 
 
 def test_parts_that_were_written_with_locks_are_finalized_without(small, monkeypatch):
-    """Else a set that another host has written in parts cannot be finished here."""
     for part in ("1/2", "2/2"):
         small.run_well("--part", part)
     monkeypatch.setattr(fcntl, "flock", failing_with(errno.ENOLCK))
@@ -239,7 +216,6 @@ def test_parts_that_were_written_with_locks_are_finalized_without(small, monkeyp
 
 
 def test_an_error_of_a_lock_that_says_something_else_is_no_warning(small, monkeypatch):
-    """Else a disk that fails is taken for one without locks."""
     monkeypatch.setattr(fcntl, "flock", failing_with(errno.EIO))
     result = small.run()
     assert result.exit_code == 6, message(result)
@@ -250,7 +226,6 @@ def test_an_error_of_a_lock_that_says_something_else_is_no_warning(small, monkey
 @pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
 @pytest.mark.parametrize("parts", [(), ("1/2", "2/2")])
 def test_hard_links_are_not_needed(small, monkeypatch, number, parts):
-    """Else a mount that has locks but no links is refused for nothing."""
     monkeypatch.setattr(os, "link", failing_with(number))
     texts = [message(small.run_well("--part", part)) for part in parts]
     texts.append(message(run_well("finalize", small.out) if parts else small.run_well()))

@@ -16,13 +16,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.transaction.parts import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
-from tests.support.executors import (
-    CASE,
-    Threads,
-    contents,
-    make_plan,
-    reshard_words,
-)
+from tests.support.executors import CASE, Threads, contents, make_plan, reshard_words
 from tests.support.manifests import PLAN, RECORD, listing_of, reseal
 
 PART_LOG = f"{RECORD}/{{}}-of-{{}}.log"
@@ -48,7 +42,6 @@ def test_parts_are_balanced_and_always_the_same(sizes, count):
 
 
 def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
-    """Pipeline stages of different sizes: 3 ranks of 1 MB and 3 of 3 MB, in 3 parts."""
     entries = {"a": noise("a", "Int8", (3, 1 << 20)), "b": noise("b", "Int8", (3, 3 << 20))}
     write_file(tmp_path / "m.ckpt", entries, "ckpt")
     rows = ((0,), ())
@@ -120,7 +113,6 @@ def test_outputs_are_named_by_rank_in_whichever_order_threads_completed_them(tmp
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A part of one that is done, and its plan as JSON."""
     folder = tmp_path_factory.mktemp("recorded")
     run_parts(folder, (1,), 1)
     return folder, json.loads((folder / PLAN).read_text())

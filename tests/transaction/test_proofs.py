@@ -68,7 +68,6 @@ def small(tmp_path):
 
 
 def damaged(data, step=1):
-    """The data with a byte changed, left out, or the end cut off, for every so many bytes."""
     for at in range(0, len(data), step):
         flipped = data[at] ^ (1 << at % 8)
         yield data[:at] + bytes([flipped]) + data[at + 1 :]
@@ -126,7 +125,6 @@ def test_nothing_goes_on_from_a_damaged_listing(small, name, parts, act):
 
 @pytest.mark.parametrize("act", [Small.commit, Small.resume, Small.resume_part])
 def test_nothing_goes_on_from_a_damaged_log(small, act):
-    """One that was cut short is not damaged: a power loss does that."""
     small.write(*PARTS)
     path = small.out / PART_LOG
     data = path.read_bytes()
@@ -185,7 +183,6 @@ def test_a_commit_is_done_again_if_its_manifest_is_gone_and_the_parts_are_not(sm
 
 
 def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
-    """So a manifest is proven without ckpttool: head -n -1 ckpttool.json | sha256sum."""
     run_well(*reshard_words(tmp_path, "ckpt"))
     *lines, last = (tmp_path / MANIFEST).read_bytes().splitlines(keepends=True)
     digest = sha256(b"".join(lines)).hexdigest()
@@ -218,14 +215,7 @@ def test_a_pipe_in_the_place_of_a_file_of_ours_is_not_waited_for(small, name, pa
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
 @pytest.mark.parametrize(
-    "name",
-    [
-        "1-of-2.log",
-        "lock",
-        "plan.json",
-        "plan.json.partial",
-        "stamps.json.partial",
-    ],
+    "name", ["1-of-2.log", "lock", "plan.json", "plan.json.partial", "stamps.json.partial"]
 )
 def test_what_is_no_file_in_the_record_is_named_before_the_first_byte(small, name, kind):
     path = small.out / RECORD / name
@@ -250,7 +240,6 @@ def test_a_file_of_another_name_in_the_record_is_left_alone(small):
 
 @pytest.mark.parametrize("parts", [(), PARTS])
 def test_a_plan_that_cannot_be_removed_makes_no_finished_set_unfinished(small, parts, monkeypatch):
-    """In a sticky folder of another user, for example."""
     unlink = Path.unlink
 
     def fail(path, **how):

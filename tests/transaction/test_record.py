@@ -35,12 +35,10 @@ def state_of(folder):
 
 
 def kill(transaction):
-    """End a run without another word; its locks go."""
     transaction.release()
 
 
 def hashes_of(output):
-    """Return some hash for each unit of an output."""
     hashes = UnitHashes(output.metas)
     for place, meta in enumerate(output.metas):
         for number in range(count_units(meta)):
@@ -49,7 +47,6 @@ def hashes_of(output):
 
 
 def complete_first(transaction, plan):
-    """Complete the first output, whatever is in it."""
     output = next(iter(plan))
     partial = Path(f"{output.path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,6 @@ def test_an_output_with_the_stamp_that_it_had_is_not_read(tmp_path, monkeypatch)
 
 
 def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
-    """In a process of its own: a signal that came a moment late would end the tests."""
     run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
@@ -90,7 +89,6 @@ def test_a_source_with_a_time_before_1970_is_known_again(tmp_path, failing):
 
 
 def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
-    """A source with other contents, first with the times that it had, then with the whole stamp."""
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
     words = ordered_words(out, source=source)
@@ -128,7 +126,6 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
 
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
-    """The hashes of a manifest are those of tensors."""
     words = with_options(ordered_words(tmp_path / "out", "safetensors"), "--crc", "-j", "2")
     file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
     failing("rank_3" if is_left else None, after=file)
@@ -216,7 +213,6 @@ def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, m
 
 
 def told(note):
-    """The three lines of a note of a JSON document, on one line."""
     return f"{note['text']} {note['facts']} Try: {note['hint']}"
 
 
@@ -342,7 +338,6 @@ STRANGE_PLANS = {
 
 
 def assert_is_unfinished(folder):
-    """Check that commands call a folder unfinished, and print no control characters."""
     for command in ("inspect", "verify"):
         result = run(command, folder)
         assert "did not end here" in message(result)
@@ -394,7 +389,6 @@ def test_a_record_of_strange_entries_does_no_harm(tmp_path, failing, name, chang
 
 
 def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, monkeypatch):
-    """It ends between its indexes and its manifest."""
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
 
     def refuse(path, content):

@@ -35,12 +35,10 @@ def merge_words(path, *more):
 
 
 def hashes_of(path):
-    """What a manifest should say of a file's tensors, by a reader that is not ours."""
     return {name: hashlib.sha256(entry.data).hexdigest() for name, entry in read(path).items()}
 
 
 def listed_hashes(folder, name):
-    """What it says, by the files' paths; every tensor is small and has one unit."""
     document = json.loads((folder / name).read_text())
     return {
         out["path"]: {tensor["name"]: "".join(tensor["sha256"]) for tensor in out["tensors"]}
@@ -82,7 +80,6 @@ def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
 
 
 def damaged_at(path, content):
-    """What a deep look says of a file in which a byte of this content was changed."""
     flip_byte(path, path.read_bytes().index(content))
     result = run("verify", path, "--deep")
     assert result.exit_code == 1
@@ -344,7 +341,6 @@ def test_replicas_are_hashed_while_they_are_compared(tmp_path, monkeypatch, byte
 
 
 def test_names_of_files_that_are_no_text_are_read_back(tmp_path):
-    """Paths are bytes to the system, and a manifest tells every byte of them."""
     source, out = (tmp_path / os.fsdecode(name) for name in (b"from \xff", b"to \xfe\xff"))
     try:
         shutil.copytree(CASE / "src", source)

@@ -40,19 +40,16 @@ def made(request, tmp_path, monkeypatch):
 
 
 def source_of(case: str) -> Path:
-    """Return the strategy of the source of a golden case."""
     return GOLDEN / case / "src_strategy.ckpt"
 
 
 def edit(manifest: Path, change) -> None:
-    """Write a manifest as it would be if its strategies were others."""
     document = json.loads(manifest.read_text())
     change(document)
     manifest.write_bytes(listing_of(document))
 
 
 def forget_layouts(document) -> None:
-    """Make a manifest as versions without layouts wrote it."""
     del document["layouts"]
 
 

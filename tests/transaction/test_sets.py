@@ -45,25 +45,21 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def remove(path):
-    """Remove a file, or a folder with all that is in it."""
     path.unlink() if path.is_file() else shutil.rmtree(path)
 
 
 def swap(path):
-    """Put a file of other contents and of the same size in the place of a file."""
     other = path.with_name("other")
     other.write_bytes(path.read_bytes()[::-1])
     other.replace(path)
 
 
 def dangle(path):
-    """Put a link to nowhere in the place of a file."""
     path.unlink()
     path.symlink_to("nowhere")
 
 
 def make_old(path):
-    """Set the time of a file to long ago, and its mode to another one."""
     os.utime(path, ns=(1, 1))
     path.chmod(0o600)
 
@@ -143,11 +139,9 @@ class Case:
         yield from WRITER.sub("process N on HOST", text).splitlines()
 
     def strategy(self):
-        """Return the option that files of ranks need."""
         return ["-s", self.small.strategy] * (self.small.command in ("split", "reshard"))
 
     def contents(self):
-        """Return all files of the folder; a lock has no contents."""
         paths = (path for path in self.small.out.rglob("*") if path.is_file())
         return {path: path.read_bytes() for path in paths if path.name != "lock"}
 

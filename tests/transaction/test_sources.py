@@ -57,8 +57,6 @@ def case(tmp_path, request):
 
 
 def stop(tmp_path, words):
-    """Stop a run before its third output."""
-
     def fail():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -69,7 +67,6 @@ def stop(tmp_path, words):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_run_goes_on_after_a_read_error_with_a_note(tmp_path, case, is_first):
-    """Else a hiccup of a disk costs the night's work: replicas have the same slices."""
     words, name = case
     run_well(*words)
     wanted = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")}
@@ -95,7 +92,6 @@ def test_a_run_goes_on_after_a_read_error_with_a_note(tmp_path, case, is_first):
 
 
 def test_a_file_that_was_not_read_and_has_changed_since_is_another_source(tmp_path, case):
-    """Else what is kept and what is written may be of two saves."""
     words, name = case
     with unread(name):
         stop(tmp_path, words)
@@ -107,7 +103,6 @@ def test_a_file_that_was_not_read_and_has_changed_since_is_another_source(tmp_pa
 
 
 def test_the_record_names_what_could_not_be_read(tmp_path, case):
-    """Else nobody knows afterwards from which replicas the outputs are."""
     words, name = case
     with unread(name):
         run_well(*words)

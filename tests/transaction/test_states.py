@@ -48,7 +48,6 @@ def state_of(out):
 
 @contextmanager
 def running(out, part=None, **options):
-    """Have a run that writes to a folder, and fails at the end."""
     transaction = Transaction(*make_plan(out, part=part, **options))
     try:
         yield transaction
@@ -251,7 +250,6 @@ def test_a_lock_is_held_by_one(out, monkeypatch):
 
 
 def test_a_lock_that_was_removed_meanwhile_is_none(out, monkeypatch):
-    """A run that leaves nothing removes the folder while it holds the lock."""
     path = out / RECORD / "lock"
     first = FileLock(path)
     pauses = []

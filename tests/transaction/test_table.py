@@ -119,7 +119,6 @@ def killed_and_changed(small):
 
 
 def killed_in_a_line(small):
-    """Leave an entry without its stamp, and a line of which only the beginning came to the disk."""
     small.stop()
     log = small.record / "whole.log"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -132,7 +131,6 @@ def killed_inside(small):
 
 
 def killed_before_this_version(small):
-    """Leave a plan and a log as they were before the record had a version."""
     small.stop()
     reseal(small.record / "plan.json", ('"record": 2, ', ""))
     log = small.record / "whole.log"
@@ -201,7 +199,6 @@ def finished_other(small):
 
 
 def killed_at_the_end(small):
-    """Leave logs and plan beside the manifest, as a crash does before they are removed."""
     all_parts(small)
     left = {path: path.read_bytes() for path in small.record.iterdir()}
     assert run("finalize", small.out).exit_code == 0
@@ -215,8 +212,6 @@ def finished_without_record(small):
 
 
 def closed(act):
-    """Return what does something, and gives the record to another user, who keeps it closed."""
-
     def close(small):
         act(small)
         give_away(small.record, 0o700)
@@ -318,7 +313,6 @@ WRITING = ("plain", "--resume", "--overwrite", "--part 1/2", "--part 1/2 --overw
 
 
 def words_of(small, column):
-    """Return the command line of a column."""
     if column in ("finalize", "inspect"):
         return [column, small.out]
     if column == "verify":
@@ -333,7 +327,6 @@ def contents(small):
 
 
 def test_every_state_of_the_table_is_built():
-    """Else a row is nobody's promise, or a state has no row."""
     assert {state for state, _ in CELLS} == set(STATES)
     assert WORDS.keys() == {cell[2:] for cell in CELLS.values() if "writes" not in cell}
 
@@ -349,7 +342,6 @@ CASES = [
 
 @pytest.mark.parametrize(("state", "column", "kind"), CASES)
 def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, kind):
-    """Else the page that users and developers look things up in is wrong."""
     small = SmallSet(tmp_path, command=kind)
     code, _, what = CELLS[state, column].partition(" ")
 
@@ -391,7 +383,6 @@ KEPT = {"killed with `--overwrite`, 2 old outputs left": 2, "an output changed s
 
 @pytest.mark.parametrize("state", KEPT)
 def test_resume_and_overwrite_keep_what_is_as_it_was_recorded(tmp_path, state):
-    """Else one bad output costs all the others."""
     small = SmallSet(tmp_path)
     STATES[state](small)
     with filled_outputs() as filled:
@@ -404,7 +395,6 @@ def test_resume_and_overwrite_keep_what_is_as_it_was_recorded(tmp_path, state):
 @pytest.mark.interpreter
 @pytest.mark.parametrize(("state", "column"), [cell for cell in CELLS if cell[0] in CLOSED])
 def test_a_command_does_what_the_table_says_with_a_record_that_is_closed(tmp_path, state, column):
-    """Else a set of which nothing is known is taken for a whole one, or replaced."""
     small = SmallSet(tmp_path)
     STATES[state](small)
     before = contents(small)
@@ -418,7 +408,6 @@ def test_a_command_does_what_the_table_says_with_a_record_that_is_closed(tmp_pat
 
 
 def test_without_deep_verify_looks_at_sizes_and_headers(tmp_path):
-    """Else the page promises more than a quick look at a set of many terabytes can tell."""
     small = SmallSet(tmp_path)
     output_changed(small)
     words = ["verify", small.out, "-s", small.strategy]
@@ -430,7 +419,6 @@ def test_without_deep_verify_looks_at_sizes_and_headers(tmp_path):
 
 @pytest.mark.parametrize("state", ["part 1/2 killed", "killed, half-written file left"])
 def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
-    """Else a run that is gone on with in parts begins anew."""
     small = SmallSet(tmp_path)
     STATES[state](small)
     for number, kept in ((1, 1), (2, 0 if "part" in state else 1)):
@@ -455,7 +443,6 @@ def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
 def test_a_run_that_ends_before_it_replaces_anything_costs_nothing(
     tmp_path, state, more, kept, touch
 ):
-    """Else an option that was forgotten, and Ctrl-C at once, cost hours of work."""
     small = SmallSet(tmp_path)
     STATES[state](small)
     touch(small.outputs[0]) if touch else None

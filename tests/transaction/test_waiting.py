@@ -156,7 +156,6 @@ def test_another_command_that_was_waited_for_is_not_overwritten(tmp_path, monkey
 
 
 def test_a_run_that_another_one_overtakes_tries_again(tmp_path, monkeypatch):
-    """The other one begins behind the look at the destination, and ends before the claim."""
     small, look = SmallSet(tmp_path), resume.look
     small.out.mkdir()
 
@@ -171,7 +170,6 @@ def test_a_run_that_another_one_overtakes_tries_again(tmp_path, monkeypatch):
 
 
 def test_what_else_is_wrong_is_not_worth_a_retry(tmp_path, monkeypatch):
-    """A run beside another one, from a source that is damaged: waiting would not help."""
     small = SmallSet(tmp_path)
     other = Other(small)
     other.patch(monkeypatch)
@@ -225,7 +223,6 @@ def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
 
 
 def test_the_documents_of_two_jobs_can_be_told_apart(tmp_path):
-    """By the command line, and by the digest that the manifest has too; a key is not shown."""
     found = []
     for name in ("ckpt", "hdf5"):
         small = SmallSet(tmp_path, output_format=name)

@@ -20,8 +20,7 @@ from tests.support.readers import Entry, entry_of, read, read_ranks
 COLUMNS = Layout((2, 2), ((), (0,)))
 EXCHANGE = ["--rename", "a.w=b.w", "--rename", "b.w=a.w"]
 STAGED = strategy_of(
-    {"a.w": ROWS, "b.w": COLUMNS, "shared": WHOLE},
-    {"c.w": COLUMNS, "shared": WHOLE},
+    {"a.w": ROWS, "b.w": COLUMNS, "shared": WHOLE}, {"c.w": COLUMNS, "shared": WHOLE}
 )
 SETS = {
     "rows and columns": strategy_of({"a.w": ROWS, "b.w": COLUMNS}),
@@ -32,7 +31,6 @@ SETS = {
 
 @pytest.fixture(params=SETS)
 def made(request, tmp_path, monkeypatch):
-    """The full tensors of ``src``, whose strategy is ``s.ckpt``."""
     monkeypatch.chdir(tmp_path)
     strategy = SETS[request.param]
     full = {name: noise(name, "Float32", (8, 8)) for name in strategy.layouts}
@@ -42,13 +40,11 @@ def made(request, tmp_path, monkeypatch):
 
 
 def exchanged(full: dict[str, Entry]) -> dict[str, Entry]:
-    """Return the tensors as `EXCHANGE` names them; state follows its parameter."""
     names = {"a.w": "b.w", "b.w": "a.w", "adam_m.a.w": "adam_m.b.w"}
     return {names.get(name, name): one for name, one in full.items()}
 
 
 def merged(folder: str, *words: str) -> dict[str, Entry]:
-    """Return what merge writes of a folder."""
     run_well("merge", folder, *words, "-o", "m.safetensors", "--overwrite")
     return read(Path("m.safetensors"))
 
@@ -66,7 +62,6 @@ def edit(folder: str, change) -> None:
 
 
 def make_old(document) -> None:
-    """Make a manifest as versions without layouts and source names wrote it."""
     for key in ("layouts", "source_names"):
         document.pop(key, None)
 
@@ -346,7 +341,6 @@ def _random_strategy(random: Random, names) -> Strategy:
 
 
 def _renames(random: Random, names: list[str]) -> dict[str, str]:
-    """Return new names: an exchange, a circle, a shift, or new ones."""
     some = random.sample(names, random.randint(1, min(4, len(names))))
     if random.random() < 0.6 and len(some) > 1:
         return dict(zip(some, [*some[1:], some[0]], strict=True))
@@ -401,10 +395,7 @@ def _walk(folder: Path, seed: int) -> None:
         src = out
     assert not has_layouts or "source_names" not in json.loads((src / MANIFEST).read_text())
     ckpttool.merge(
-        str(src),
-        None if has_layouts else str(given),
-        str(folder / "m.safetensors"),
-        progress=False,
+        str(src), None if has_layouts else str(given), str(folder / "m.safetensors"), progress=False
     )
     assert read(folder / "m.safetensors") == full, seed
 
