@@ -28,14 +28,9 @@ T = TypeVar("T")
 
 
 class Question(Struct, frozen=True):
-    """Something that has to be read of several subjects.
+    """Something that has to be read of several subjects, such as stored tensors.
 
-    Attributes
-    ----------
-    read
-        A function of a module, which a worker calls with one subject.
-    of
-        The subjects, such as stored tensors.
+    A worker calls ``read``, a function of a module, with one subject.
     """
 
     read: Callable[..., object]
@@ -129,14 +124,8 @@ def ask(read: Callable[[K], T], subjects: Iterable[K]) -> Asking[Mapping[K, T]]:
 def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = None) -> T:
     """Run a function that asks questions, and return its result.
 
-    Parameters
-    ----------
-    steps
-        The generator.  An error of reading is raised in it, where it waits for the evidence.
-    executor
-        Reads the contents.
-    evidence
-        What was read before; it receives what is read now.
+    An error of reading is raised in it, where it waits for the evidence.  ``evidence`` has what
+    was read before, and receives what is read now.
     """
     evidence = Evidence() if evidence is None else evidence
     try:

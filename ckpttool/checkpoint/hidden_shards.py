@@ -187,16 +187,9 @@ def limit_shard(layout: Layout, requested: int) -> int:
 def complete_shards(
     tensors: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
 ) -> tuple[dict[str, int], list[FullTensor], list[str]]:
-    """Add the shards of tensors whose own contents do not decide.
+    """Add the shards that a parameter, a state or the user decides.
 
-    Returns
-    -------
-    shards
-        Name to shard, with those added that a parameter, a state or ``requested`` decides.
-    undecided
-        The tensors that have no shard.
-    by_request
-        The names that only ``requested`` decides.
+    The tensors that have no shard are returned too, and the names that only ``requested`` decides.
     """
     rows, parameters = _rows(tensors, shards), match_parameters(tensors)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
@@ -267,22 +260,12 @@ def _shapes(tensor: FullTensor, shards: Sequence[int]) -> str:
 
 
 class InferredStrategy(Struct, frozen=True):
-    """A strategy corrected by contents, with the parameters that contents do not decide.
-
-    Attributes
-    ----------
-    strategy
-        The strategy, with the inferred optimizer shards.
-    notes, problems
-        Diagnostics of the parameters that are decided, and of those that are not.
-    undecided
-        The names that the problems are about.
-    """
+    """A strategy corrected by contents, with the parameters that contents do not decide."""
 
     strategy: Strategy
     notes: tuple[Diagnostic, ...] = ()
     problems: tuple[Diagnostic, ...] = ()
-    undecided: frozenset[str] = frozenset()
+    undecided: frozenset[str] = frozenset()  # the names that the problems are about
 
 
 def infer_strategy(
@@ -293,20 +276,10 @@ def infer_strategy(
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy with the optimizer shards that replicas show; None if no shard does.
 
-    Unless ``requested``, it is a problem if a strategy that lists no optimizer state hides a shard.
-
-    Parameters
-    ----------
-    strategy
-        The strategy of the source.  Hand-written layouts are not corrected.
-    tensors
-        The tensors of the source.  All replicas without an optimizer shard are sampled, and read
-        in full if that may prove a shard.
-    requested
-        The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
-        Contents that contradict it are a problem.  See `limit_shard`.
-    by_samples
-        Whether to read samples only.
+    Hand-written layouts are not corrected.  All replicas without an optimizer shard are sampled,
+    and read in full if that may prove a shard.  The shard that is ``requested``, 1 for none,
+    decides tensors that fit several shards (`limit_shard`).  Contents that contradict it are a
+    problem.  If none is requested, a shard that a strategy without optimizer state hides is one.
     """
     tensors = list(tensors)
     candidates = _candidates(strategy, tensors)
@@ -653,13 +626,6 @@ def _lists_shard(strategy: Strategy) -> bool:
 
 def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
     """Return few more ranks, ascending, whose slices would show a hidden shard of each layout.
-
-    Parameters
-    ----------
-    layouts
-        Layouts that may hide a shard.
-    ranks
-        The ranks that are there, at least one of each layout.
 
     Examples
     --------

@@ -100,13 +100,16 @@ def _shown(
     for name, parameter in match_parameters(present).items():
         if parameter == name or parameter not in by_name:
             continue
-        rows, whole = (by_name[one].meta.shape[:1] for one in (name, parameter))
-        for few, one, many, other in (rows, name, whole, parameter), (whole, parameter, rows, name):
-            if few and shards[one] > 1 and (few[0] * shards[one],) == many:
-                shown.setdefault(one, shards[one])
+        rows, whole = (by_name[n].meta.shape[:1] for n in (name, parameter))
+        for few, state, many, other in (
+            (rows, name, whole, parameter),
+            (whole, parameter, rows, name),
+        ):
+            if few and shards[state] > 1 and (few[0] * shards[state],) == many:
+                shown.setdefault(state, shards[state])
                 shown.setdefault(other, 1)
-            if few == many and one in shown:
-                shown.setdefault(other, shown[one])
+            if few == many and state in shown:
+                shown.setdefault(other, shown[state])
     return shown
 
 

@@ -415,15 +415,7 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
 
 
 class GradientShards(Struct):
-    """Gradients whose target strategy lists an optimizer shard, and whether it was used.
-
-    Attributes
-    ----------
-    unsharded
-        Names without the shard, as in the source.
-    sharded
-        Names with the shard.
-    """
+    """Gradients whose target strategy lists an optimizer shard, and whether it was used."""
 
     unsharded: list[str] = []
     sharded: list[str] = []
@@ -433,14 +425,7 @@ class GradientShards(Struct):
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 
-        Parameters
-        ----------
-        source
-            The full tensor, of any kind.
-        strategy
-            That of the source.
-        layouts
-            The layouts of the tensor in the target strategy.
+        ``strategy`` is that of the source.
         """
         name = source.meta.name
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)

@@ -22,12 +22,7 @@ from ckpttool.model.slicing import RankGroups
 def fitting_layouts(layout: Layout, groups: RankGroups) -> tuple[Layout, ...]:
     """Return the layouts that give equal slices to the ranks of each group, and to no others.
 
-    Parameters
-    ----------
-    layout
-        The layout that contents contradict, which has other groups.
-    groups
-        The ranks of the stage that have a file, in groups that hold equal slices.
+    ``layout`` has other groups.  The ranks of its stage that have a file are in ``groups``.
 
     Examples
     --------

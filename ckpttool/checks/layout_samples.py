@@ -310,7 +310,9 @@ def _correct(place: str) -> str:
 
 def _fitting_text(sampled: SampledTensor) -> str:
     layout, groups = sampled.tensor.layout, sampled.groups
-    is_known = not any(sample.is_constant for sample in sampled.found) and not sampled.is_spot_check
+    is_known = (
+        not any(sample.is_constant for sample in sampled.all_samples) and not sampled.is_spot_check
+    )
     if not is_known or not layout.is_even or len(layout.tensor_map) != len(sampled.slice_shape):
         return ""
     if len(groups) == 1:

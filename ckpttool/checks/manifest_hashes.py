@@ -142,22 +142,8 @@ def check_set(
 ) -> Iterator[Diagnostic]:
     """Yield the differences between a folder or a file and its manifest, for verify.
 
-    Parameters
-    ----------
-    catalog
-        The scanned files.
-    path
-        The manifest, from `find_manifests`.
-    executor
-        Reads the contents.
-    reads_all
-        Compare the hashes of all units.
-    on_progress
-        Called with the number of bytes read.
-    verified
-        The `fingerprint` of tensors that were read before; these are not read again.
-    partial
-        Paths of files of which ``catalog`` has only some tensors; no other counts.
+    Tensors whose `fingerprint` is in ``verified`` were read before, and are not read again.  Of
+    the paths in ``partial`` the catalog has only some tensors; no other counts.
     """
     given = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)

@@ -25,17 +25,7 @@ _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help rep
 
 
 class Slice(Struct, frozen=True):
-    """A slice of a full tensor, with all of its replicas.
-
-    Attributes
-    ----------
-    tensor
-        The full tensor.
-    ranks
-        The ranks that have the slice, ascending.
-    tensors
-        The stored tensor of each rank.
-    """
+    """A slice of a full tensor, with the stored tensor of each rank that has it."""
 
     tensor: FullTensor
     ranks: tuple[int, ...]
@@ -98,15 +88,7 @@ def compare_replicas(
 def replica_problems(
     tensors: Iterable[FullTensor], executor: Executor, on_progress: OnProgress = lambda nbytes: None
 ) -> list[Diagnostic]:
-    """Return a problem for each slice whose replicas differ, and for each stage that differs.
-
-    Parameters
-    ----------
-    tensors
-        The full tensors to check.
-    executor, on_progress
-        Reads the slices, and is called with the bytes that were read since the last call.
-    """
+    """Return a problem for each slice whose replicas differ, and for each stage that differs."""
     tensors = [tensor for tensor in tensors if tensor.has_layout]
     of_stages = chain(tensors, (other for _, other in stage_pairs(tensors)))
     replicated = (part for tensor in of_stages for part in slices_of(tensor) if len(part.ranks) > 1)
