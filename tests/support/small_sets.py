@@ -190,6 +190,42 @@ class SmallSet:
         return WANTED[key]
 
 
+def in_parts(small: SmallSet) -> None:
+    """Write a set in two parts, which are not finalized."""
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+
+
+def then(*acts: Callable[[SmallSet], object]) -> Callable[[SmallSet], None]:
+    """Return what does several things, one after the other."""
+
+    def act(small: SmallSet) -> None:
+        for each in acts:
+            each(small)
+
+    return act
+
+
+def to_output(act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    """Return what does something to the first output."""
+    return lambda small: act(small.outputs[0])
+
+
+def to_outputs(act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    """Return what does something to each output."""
+    return lambda small: [act(path) for path in small.outputs]
+
+
+def in_record(name: str, act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    """Return what does something to a file of the record."""
+    return lambda small: act(small.record / name)
+
+
+def without_record(small: SmallSet) -> None:
+    """Remove the record."""
+    rmtree(small.record)
+
+
 @contextmanager
 def while_filling(path: Path, act: Callable[[], object]) -> Iterator[list[object]]:
     """Call a function once, before this output is filled; yield the list of what it returned."""
