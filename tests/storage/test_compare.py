@@ -224,22 +224,16 @@ def check_comparison(folder, move, data, tolerance):
 
 
 @examples(30)
-@given(moves(), st.data())
+@given(st.one_of(moves(), table_moves()), st.data())
 def test_bytes_are_compared_across_layouts_and_formats_as_numpy_would(new_folder, move, data):
     check_comparison(new_folder(), move, data, None)
 
 
 @examples(20)
-@given(moves(), st.data())
+@given(st.one_of(moves(), table_moves()), st.data())
 def test_numbers_are_compared_within_a_tolerance_as_numpy_would(new_folder, move, data):
     sizes = st.sampled_from([0.0, 1e-3, 0.5, 1.0, 100.0])
     check_comparison(new_folder(), move, data, Tolerance(data.draw(sizes), data.draw(sizes)))
-
-
-@examples(15)
-@given(table_moves(), st.data())
-def test_tables_that_are_cut_unevenly_are_compared_too(new_folder, move, data):
-    check_comparison(new_folder(), move, data, None)
 
 
 # ---------------------------------------------------------------------------------- replicas
@@ -329,18 +323,6 @@ def test_elements_far_into_a_band_are_located(tmp_path):
     assert (facts.infinities, facts.first_infinity) == (1, (2, 80_000))
     (difference,) = facts.differences
     assert (difference.count, difference.first) == (3, (0, 70_000))
-
-
-def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
-    for at in (0, 1, 199):
-        data = np.zeros(200, "<f4")
-        data[at] = 1
-        write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
-        reading = whole(ckpttool.scan(str(tmp_path)), None, "w")
-        options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
-        with ckpttool.open_engine("inline") as executor:
-            ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
-        assert not facts.is_zero
 
 
 def test_facts_of_stretches_add_up():
