@@ -13,16 +13,9 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
-from tests.support import corpus
 from tests.support.checkpoints import cut
-from tests.support.commands import run_well
-from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, operator, strategy
 from tests.support.in_memory import carry_out, catalog_of_entries, make
-from tests.support.readers import read_ranks
-
-WHOLE = Layout((4,), ((), ()))
-ROWS = Layout((4,), ((0,), ()))
 
 
 @pytest.fixture
@@ -247,26 +240,3 @@ def test_a_layout_by_hand_does_what_the_same_layout_of_mindspore_does(tmp_path_f
         path.write_text(spelled(known), encoding="utf-8")
         strategies.append(resolved(str(path), catalog.metas))
     assert carry_out(make(catalog, *strategies), slices) == cut(move.entries, dst)
-
-
-CASES = [
-    "tutorial_8_to_4_infer",
-    "layout_multi_axis_optshard",
-    "pipeline_2x4_to_4x2",
-    "uneven_manual_split_2_to_4",
-    "reshard_56_optshard_to_8",
-]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_golden_conversions_come_out_the_same_by_hand(case, tmp_path):
-    conversion = corpus.conversion(case, "reshard")
-    words = []
-    for flag, name in (("-s", conversion.src_strategy), ("-d", conversion.dst_strategy)):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(spelled(read_strategy(str(GOLDEN / case / name))))
-        words += [flag, path]
-    source = GOLDEN / case / conversion.source
-    run_well("reshard", source, *words, "-o", tmp_path / "out", "--format", "ckpt")
-    got = corpus.digests(read_ranks(tmp_path / "out"))
-    assert not corpus.differences(conversion.ranks, got, conversion.undefined)
