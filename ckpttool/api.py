@@ -117,7 +117,7 @@ T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
-_KINDS = {name: one.kind for name, (one, _) in declared(AverageKeywords).items()}
+_KINDS = {name: keyword.kind for name, (keyword, _) in declared(AverageKeywords).items()}
 
 _OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
 
@@ -193,10 +193,10 @@ def open(
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
-        plan, found = plans.plan_reading(
+        plan, diagnostics = plans.plan_reading(
             *(catalog, of_src, of_dst, rank, resolving, executor, not_in_target)
         )
-    _warn(found, found.severity_of)
+    _warn(diagnostics, diagnostics.severity_of)
     (output,) = plan.outputs([rank or 0])
     overflows = resolving.tensors.on_overflow == "inf"
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes, overflows)
@@ -379,8 +379,8 @@ def average(
     texts = [*_averaged(inputs)]
     scanning = given.scanning(*(src for src, _, _ in texts))
     given.end()
-    found = load_average(
-        [Source(_named(src, run.engine), _files(one), scanning) for src, _, one in texts],
+    sources = load_average(
+        [Source(_named(src, run.engine), _files(files), scanning) for src, _, files in texts],
         [weight for _, weight, _ in texts],
         _files(strategy),
         steps=parse_steps(steps) if isinstance(steps, str) else steps,
@@ -390,7 +390,7 @@ def average(
     )
     of_target = target if isinstance(target, Strategy | None) else read_strategy(_paths(target))
     path = _for_engine(out, run.engine)
-    make_plan = partial(plans.plan_average, found, path, of_target, resolving, output)
+    make_plan = partial(plans.plan_average, sources, path, of_target, resolving, output)
     execute = partial(run_plan, wait_seconds=output.wait_seconds)
     return (estimate if dry_run else execute)(
         make_plan,
@@ -405,14 +405,14 @@ def _averaged(inputs: Averaged) -> Iterator[tuple[Checkpoint, float | None, Layo
     if isinstance(inputs, str | os.PathLike | Catalog):
         yield inputs, None, None
         return
-    for one in inputs.items() if isinstance(inputs, Mapping) else inputs:
-        if isinstance(one, AverageInput):
-            yield one.catalog, one.weight, one.strategy
-        elif isinstance(one, tuple):
-            src, weight, *strategy = one
+    for item in inputs.items() if isinstance(inputs, Mapping) else inputs:
+        if isinstance(item, AverageInput):
+            yield item.catalog, item.weight, item.strategy
+        elif isinstance(item, tuple):
+            src, weight, *strategy = item
             yield src, float(weight), next(iter(strategy), None)
         else:
-            yield one, None, None
+            yield item, None, None
 
 
 def inspect(
@@ -457,23 +457,23 @@ def inspect(
     comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
     resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_OUTPUTS), manifest=comparing)
     given.end()
-    found = Diagnostics("inspect")
+    diagnostics = Diagnostics("inspect")
     answer: Inspected | None = None
     if isinstance(source.src, str):
-        answer = inspect_other(source.src, found)
+        answer = inspect_other(source.src, diagnostics)
     if answer is None:
         shown = _counts(progress)
-        loaded = load(source, command="inspect", diagnostics=found, open_count=shown)
+        loaded = load(source, command="inspect", diagnostics=diagnostics, open_count=shown)
         catalog, of_src, _ = loaded
         answer = inspect_catalog(
             catalog,
             of_src,
-            found,
+            diagnostics,
             crc=crc,
             every_tensor=every_tensor,
             options=resolving,
         )
-    _warn(found, found.severity_of)
+    _warn(diagnostics, diagnostics.severity_of)
     return answer
 
 
@@ -584,15 +584,15 @@ def diff(
         open_count=_counts(progress),
     )
     with open_engine("threads") as executor:
-        found = compare(
+        difference = compare(
             *sides,
             resolving,
             compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
             open_progress=_bytes(progress),
         )
-    _warn((*found.findings, *found.notes), severities("diff"))
-    return found
+    _warn((*difference.findings, *difference.notes), severities("diff"))
+    return difference
 
 
 def explain(
@@ -684,13 +684,13 @@ def steps(
     CkptToolError
         The folder, or the strategy, cannot be read.
     """
-    given, found = _Keywords("steps", options), Diagnostics("inspect")
+    given, diagnostics = _Keywords("steps", options), Diagnostics("inspect")
     source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
     given.end()
-    answer = load_steps(source, found, open_count=_counts(progress))
-    raise_all(found.failures)
-    _warn(found, found.severity_of)
-    return replace(answer, diagnostics=tuple(found))
+    answer = load_steps(source, diagnostics, open_count=_counts(progress))
+    raise_all(diagnostics.failures)
+    _warn(diagnostics, diagnostics.severity_of)
+    return replace(answer, diagnostics=tuple(diagnostics))
 
 
 def to_dict(answer: Answer) -> Json:
@@ -699,9 +699,9 @@ def to_dict(answer: Answer) -> Json:
         case Explanation():
             return documents.explain(answer)
         case Steps():
-            found = Diagnostics("inspect")
-            found.add(*answer.diagnostics)
-            return documents.steps(answer, found)
+            diagnostics = Diagnostics("inspect")
+            diagnostics.add(*answer.diagnostics)
+            return documents.steps(answer, diagnostics)
         case Values():
             return documents.values(answer)
         case Needs():
@@ -712,10 +712,6 @@ def to_dict(answer: Answer) -> Json:
             return documents.estimate(answer)
         case Conversion():
             return documents.convert(answer)
-        case Verification():
-            return documents.verify(answer, None)
-        case Difference():
-            return documents.diff(answer.a, answer.b, answer, None)
         case _:
             return documents.inspect(answer)
 
@@ -769,7 +765,7 @@ class _Keywords:
     def __init__(self, function: str, given: Mapping[str, object]) -> None:
         self.function = function
         reverse = bool(given.get("reverse"))
-        self._left = {name: _value(name, one, reverse) for name, one in given.items()}
+        self._left = {name: _value(name, value, reverse) for name, value in given.items()}
         self._names: set[str] = set()
 
     def take(self, options: type[T], without: Collection[str] = ()) -> T:
@@ -803,17 +799,17 @@ class _Keywords:
     def scanning(self, *sources: Checkpoint) -> SourceOptions:
         """Take the options of `scan`; raise `TypeError` if a catalog would ignore them."""
         options = self.take(SourceOptions)
-        if options != SourceOptions() and any(isinstance(one, Catalog) for one in sources):
-            text = "step=, pattern= and key= are for a path, and a catalog was given"
-            raise TypeError(f"{self.function}: {text}; give them to scan")
+        if options != SourceOptions() and any(isinstance(source, Catalog) for source in sources):
+            message = "step=, pattern= and key= are for a path, and a catalog was given"
+            raise TypeError(f"{self.function}: {message}; give them to scan")
         return options
 
     def end(self) -> None:
         """Raise `TypeError` if a keyword is left."""
         for name in self._left:
-            text = f"{self.function}() got an unexpected keyword argument {name!r}"
+            message = f"{self.function}() got an unexpected keyword argument {name!r}"
             near = nearest(name, self._names | _WORDS)
-            raise TypeError(f"{text}; near: {near}" if near else text)
+            raise TypeError(f"{message}; near: {near}" if near else message)
 
 
 def _value(name: str, given: object, reverse: bool) -> object:
@@ -841,7 +837,7 @@ def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:
     from ckpttool.strategy_files.rename_files import read_renames
 
     paths = files if isinstance(files, list | tuple) else [files]
-    if not all(isinstance(one, str | os.PathLike) for one in paths):
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
         raise ValueError(f"rename_file={files!r}, expected paths of YAML files")
     return tuple(chain.from_iterable(map(read_renames, paths, repeat(reverse))))
 
@@ -864,13 +860,13 @@ def _paths(given: Path | Sequence[Path]) -> tuple[str, ...]:
     return tuple(os.fspath(path) for path in paths)
 
 
-def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
+def _warn(diagnostics: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("ckpttool."):
         frame, level = frame.f_back, level + 1
-    wanted = (one for one in found if severity_of[one.code] == "warning")
-    for one in join_alike(wanted, "to_dict"):
-        warnings.warn(str(one), CkptToolWarning, stacklevel=level)
+    wanted = (diagnostic for diagnostic in diagnostics if severity_of[diagnostic.code] == "warning")
+    for diagnostic in join_alike(wanted, "to_dict"):
+        warnings.warn(str(diagnostic), CkptToolWarning, stacklevel=level)
 
 
 def _counts(progress: Progress) -> OpenCount:

@@ -80,7 +80,7 @@ def declared(group: type) -> Mapping[str, tuple[Option, bool]]:
 
 def names_of(*keywords: type) -> tuple[str, ...]:
     """Return the names of keywords, in their order."""
-    return tuple(name for one in keywords for name in one.__annotations__)
+    return tuple(name for keyword_class in keywords for name in keyword_class.__annotations__)
 
 
 # Keywords that some functions take without the others of their group.

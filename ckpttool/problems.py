@@ -423,14 +423,14 @@ class CkptToolError(Exception):
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All problems of the error, one for each file and tensor."""
-        return tuple(one.on_side(self.side) if self.side else one for one in self._problems())
+        return tuple(it.on_side(self.side) if self.side else it for it in self._problems())
 
     def _problems(self) -> Iterator[Diagnostic]:
         yield Diagnostic(self.code, super().__str__())
 
     def __str__(self) -> str:
         problems = self.diagnostics
-        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in problems)
+        return "\n".join(join_clauses(it.fact, it.facts, it.hint) for it in problems)
 
     def on_side(self, side: str) -> CkptToolError:
         """Return the error with its side of a comparison.
@@ -527,10 +527,10 @@ class FormatError(_PlaceError):
         self.offset = offset
 
     def _problems(self) -> Iterator[Diagnostic]:
-        (one,) = super()._problems()
+        (problem,) = super()._problems()
         at = f"byte {self.offset}" if self.offset or (self.offset == 0 and self.facts) else ""
         yield replace(
-            one,
+            problem,
             hint=self.hint or (COPY_AGAIN if self.code == "damaged" else ""),
             facts=": ".join(filter(None, (at, self.facts))),
             ranks=() if self.rank is None else (self.rank,),
@@ -539,8 +539,8 @@ class FormatError(_PlaceError):
 
     def __str__(self) -> str:
         at = "" if self.offset is None else f" byte {self.offset}:"
-        text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
-        return join_clauses(text, self.facts, self.hint)
+        message = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
+        return join_clauses(message, self.facts, self.hint)
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
@@ -651,13 +651,13 @@ class SystemUnfitError(CkptToolError):
         self.module = module
 
     def _problems(self) -> Iterator[Diagnostic]:
-        text = f"this Python has no module {self.module}; on Windows run ckpttool in WSL"
-        yield Diagnostic(self.code, text)
+        message = f"this Python has no module {self.module}; on Windows run ckpttool in WSL"
+        yield Diagnostic(self.code, message)
 
 
 _EXIT_CODES = {
-    one.code: one.exit_code
-    for one in (FormatError, UnsupportedError, ChecksumError, UnreadableError, StrategyError)
+    kind.code: kind.exit_code
+    for kind in (FormatError, UnsupportedError, ChecksumError, UnreadableError, StrategyError)
 }
 
 
@@ -678,7 +678,7 @@ class PlanError(CkptToolError):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         super().__init__(tuple(diagnostics))
         own = self.exit_code
-        self.exit_code = min((_EXIT_CODES.get(one.code, own) for one in self.args[0]), default=own)
+        self.exit_code = min((_EXIT_CODES.get(it.code, own) for it in self.args[0]), default=own)
 
     def _problems(self) -> Iterator[Diagnostic]:
         yield from self.args[0]
@@ -704,13 +704,13 @@ class NoStrategyError(PlanError):
 
 def refusal(diagnostics: Iterable[Diagnostic]) -> PlanError:
     """Return the error of problems that were found before anything was written."""
-    found = tuple(diagnostics)
-    return (BusyError if is_busy(found) else PlanError)(found)
+    problems = tuple(diagnostics)
+    return (BusyError if is_busy(problems) else PlanError)(problems)
 
 
 def is_busy(problems: Iterable[Diagnostic]) -> bool:
     """Return whether nothing but another run is in the way, so that waiting helps."""
-    return {one.code for one in problems} == {"busy"}
+    return {problem.code for problem in problems} == {"busy"}
 
 
 class StepError(PlanError):
@@ -825,9 +825,9 @@ class CombinedError(CkptToolError):
         return CombinedError([error.on_side(side) for error in self.errors])
 
 
-def add_note(error: BaseException, text: str) -> None:
+def add_note(error: BaseException, note: str) -> None:
     """Add a note to an exception, as ``BaseException.add_note`` of Python 3.11 does."""
-    error.__dict__["__notes__"] = [*notes_of(error), text]
+    error.__dict__["__notes__"] = [*notes_of(error), note]
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
@@ -844,11 +844,11 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:
     """Raise the only error, or several errors as one `CombinedError`; return if there is none."""
-    found = tuple(errors)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise CombinedError(found)
+    listed_errors = tuple(errors)
+    if len(listed_errors) == 1:
+        raise listed_errors[0]
+    if listed_errors:
+        raise CombinedError(listed_errors)
 
 
 class Diagnostics:
@@ -901,12 +901,12 @@ class Diagnostics:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, *found: Diagnostic) -> None:
+    def add(self, *diagnostics: Diagnostic) -> None:
         """Add new facts; leave out those that the command does not report."""
-        for one in found:
-            if self.severity_of[one.code] is not None:
-                key = replace(one, hint="", options=())
-                self._found.setdefault(key, one.for_command(self.command))
+        for diagnostic in diagnostics:
+            if self.severity_of[diagnostic.code] is not None:
+                key = replace(diagnostic, hint="", options=())
+                self._found.setdefault(key, diagnostic.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
         """Add all facts and failures of another stage."""
@@ -915,7 +915,7 @@ class Diagnostics:
 
     def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
         """Return the facts of some severities, in the order of finding."""
-        return tuple(one for one in self if self.severity_of[one.code] in wanted)
+        return tuple(it for it in self if self.severity_of[it.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -933,7 +933,7 @@ class Diagnostics:
 
         Warnings that ``--strict`` turns into errors do not: later stages may find more problems.
         """
-        return bool(self.failures) or any(self._usual[one.code] == "error" for one in self)
+        return bool(self.failures) or any(self._usual[it.code] == "error" for it in self)
 
     def raise_if_errors(self) -> None:
         """Raise all failures and errors as one error.
@@ -946,15 +946,15 @@ class Diagnostics:
         wrong = [refusal(map(self._as_error, self.errors))] if self.errors else []
         raise_all([*self.failures, *wrong])
 
-    def _as_error(self, one: Diagnostic) -> Diagnostic:
+    def _as_error(self, diagnostic: Diagnostic) -> Diagnostic:
         """Return an error; its message names ``--strict`` if that made it of a warning."""
-        if self._usual[one.code] == "error":
-            return one
-        hint = one.hint or "the same command without --strict"
-        return replace(one, message=f"{one.message} (strict)", hint=hint, options=())
+        if self._usual[diagnostic.code] == "error":
+            return diagnostic
+        hint = diagnostic.hint or "the same command without --strict"
+        return replace(diagnostic, message=f"{diagnostic.message} (strict)", hint=hint, options=())
 
 
-def join_alike(found: Iterable[Diagnostic], document: str = "--json") -> list[Diagnostic]:
+def join_alike(diagnostics: Iterable[Diagnostic], document: str = "--json") -> list[Diagnostic]:
     """Join the same problem of several files, tensors or ranks, for the text that people read.
 
     The text names three tensors or one file, how many others there are, and the ``document`` that
@@ -970,20 +970,22 @@ def join_alike(found: Iterable[Diagnostic], document: str = "--json") -> list[Di
     [('a and 1 more: a gzip archive', 'ranks 0, 1')]
     """
     groups: dict[object, list[Diagnostic]] = {}
-    for one in found:
-        groups.setdefault((one.code, one.message, one.hint, one.side), []).append(one)
+    for diagnostic in diagnostics:
+        key = (diagnostic.code, diagnostic.message, diagnostic.hint, diagnostic.side)
+        groups.setdefault(key, []).append(diagnostic)
     return [alike[0] if len(alike) == 1 else _join(alike, document) for alike in groups.values()]
 
 
 def _join(alike: Sequence[Diagnostic], document: str) -> Diagnostic:
     """Join diagnostics that differ at most in place, tensor, ranks and facts."""
-    places = [*dict.fromkeys(one.where for one in alike if one.where)]
-    tensors = [*dict.fromkeys(one.name for one in alike if one.name)]
-    ranks = {one.ranks: None for one in alike if one.ranks}
+    places = [*dict.fromkeys(diagnostic.where for diagnostic in alike if diagnostic.where)]
+    tensors = [*dict.fromkeys(diagnostic.name for diagnostic in alike if diagnostic.name)]
+    ranks = {diagnostic.ranks: None for diagnostic in alike if diagnostic.ranks}
     names: dict[str, dict[str, None]] = {}  # of what each of the facts is about
-    for one in alike:
-        subject = one.name if len(tensors) > 1 else one.where if len(places) > 1 else ""
-        names.setdefault(one.facts, {})[subject] = None
+    for diagnostic in alike:
+        where = diagnostic.where if len(places) > 1 else ""
+        subject = diagnostic.name if len(tensors) > 1 else where
+        names.setdefault(diagnostic.facts, {})[subject] = None
     are_equal = len(names) == 1
     clauses = [
         facts if are_equal or not any(about) else f"{shorten(about, 1)}: {facts}"
@@ -992,15 +994,15 @@ def _join(alike: Sequence[Diagnostic], document: str) -> Diagnostic:
     ]
     united = tuple(sorted(set(chain.from_iterable(ranks))))
     is_of_all = are_equal or len(places) > 1  # else each of the facts has ranks of its own
-    others = places[1:] if len(places) > len(ranks) else []  # that ranks do not identify
-    is_short = max(map(len, (tensors, clauses, others))) > MOST
+    more_places = places[1:] if len(places) > len(ranks) else []  # that ranks do not identify
+    is_short = max(map(len, (tensors, clauses, more_places))) > MOST
     return replace(
         alike[0],
         where=shorten(places, 1),
         tensor=shorten(tensors, MOST) if tensors else None,
         facts=join_clauses(
             format_ranks(united) if len(ranks) > 1 and is_of_all else "",
-            f"also {shorten(others, MOST)}" if others else "",
+            f"also {shorten(more_places, MOST)}" if more_places else "",
             join_first(clauses),
             f"{document} lists each" if is_short else "",
         ),
@@ -1010,6 +1012,6 @@ def _join(alike: Sequence[Diagnostic], document: str) -> Diagnostic:
 
 def join_first(clauses: Iterable[str]) -> str:
     """Join the first three clauses, and the number of the others, as the facts of one message."""
-    listed = list(filter(None, clauses))
-    more = f"{len(listed) - MOST} more" if len(listed) > MOST else ""
-    return join_clauses(*listed[:MOST], more)
+    shown = list(filter(None, clauses))
+    more = f"{len(shown) - MOST} more" if len(shown) > MOST else ""
+    return join_clauses(*shown[:MOST], more)

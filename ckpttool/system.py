@@ -184,10 +184,10 @@ def open_files_limits() -> tuple[int, int]:
 def count_processors() -> float:
     """Return how many processors this process may use; not a whole number in some containers."""
     if hasattr(os, "sched_getaffinity"):
-        found = len(os.sched_getaffinity(0))
+        number = len(os.sched_getaffinity(0))
     else:
-        found = os.cpu_count() or 1
-    return min(found, find_quota(read_process("cgroup")))
+        number = os.cpu_count() or 1
+    return min(number, find_quota(read_process("cgroup")))
 
 
 def find_quota(groups: str, mount: str = "/sys/fs/cgroup") -> float:

@@ -85,23 +85,23 @@ def require_rank(name: str, given: SupportsIndex) -> int:
     return operator.index(given)
 
 
-def parse_ranks(text: str) -> tuple[int, ...]:
+def parse_ranks(value: str) -> tuple[int, ...]:
     """Return ranks such as ``0,3-7``, ascending and unique."""
     try:
-        return parse_numbers(text)
+        return parse_numbers(value)
     except ValueError as error:
         raise TypedError(f"{error} is not a rank or a range of ranks", example="0,3-7") from error
 
 
-def parse_rank_files(text: str) -> str:
+def parse_rank_files(value: str) -> str:
     """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
-    if "{rank}" not in text:
+    if "{rank}" not in value:
         example = "ckpt/rank_{rank}/net-1_10.ckpt"
-        raise TypedError(f"{text!r} does not have {{rank}} in it", example=example)
-    return text
+        raise TypedError(f"{value!r} does not have {{rank}} in it", example=example)
+    return value
 
 
-def parse_size(text: str) -> int:
+def parse_size(value: str) -> int:
     """Return the bytes of ``2GiB`` or ``2G`` (of 2^30), or of ``5GB`` (of 10^9).
 
     A letter alone is binary, as in the words of ``head -c`` and of containers.
@@ -111,7 +111,8 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5G") == parse_size("1536MiB"), parse_size("500MB")
     (True, 500000000)
     """
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kKMGT])(|B|iB?)|B)\s*", text, re.ASCII)
+    pattern = r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kKMGT])(|B|iB?)|B)\s*"
+    match = re.fullmatch(pattern, value, re.ASCII)
     number, prefix, end = ("0", None, "") if match is None else match.groups()
     unit: int = (1000 if end == "B" else 1024) ** " KMGT".index((prefix or " ").upper())
     whole, _, decimals = number.partition(".")
@@ -119,13 +120,13 @@ def parse_size(text: str) -> int:
     if nbytes := int(whole + decimals) * unit // scale:
         return nbytes
     facts = "A size ends with its unit: 2GiB or 2G (of 1024), or 500MB (of 1000)."
-    raise TypedError(f"{text!r} is not a size", facts, "2GiB")
+    raise TypedError(f"{value!r} is not a size", facts, "2GiB")
 
 
 NAME_FIELDS = ("model", "rank", "step")
 
 
-def parse_file_name(text: str) -> str:
+def parse_file_name(value: str) -> str:
     """Return the name of the rank files, without suffix: ``{model}_rank_{rank}-{step}``.
 
     Examples
@@ -135,32 +136,32 @@ def parse_file_name(text: str) -> str:
     """
     example = "{model}_rank_{rank}-{step}"
     try:
-        parts = [*Formatter().parse(text)]
+        parts = [*Formatter().parse(value)]
     except ValueError as error:
-        raise TypedError(f"{text!r} has a brace too many", str(error), example) from error
+        raise TypedError(f"{value!r} has a brace too many", str(error), example) from error
     fields = [(name, spec or conversion) for _, name, spec, conversion in parts if name is not None]
     known = ", ".join(f"{{{name}}}" for name in NAME_FIELDS)
     for field, rest in fields:
         if rest:
-            raise TypedError(f"{text!r} formats {{{field}}}", "Fields stand as they are.", example)
+            raise TypedError(f"{value!r} formats {{{field}}}", "Fields stand as they are.", example)
         if field not in NAME_FIELDS:
-            message = f"{text!r} has an unknown field {{{field}}}"
+            message = f"{value!r} has an unknown field {{{field}}}"
             raise TypedError(message, f"Fields: {known}.", example)
     if "rank" not in dict(fields):
-        raise TypedError(f"{text!r} gives all ranks one name", "It needs {rank}.", example)
-    if "/" in text or "\0" in text:
+        raise TypedError(f"{value!r} gives all ranks one name", "It needs {rank}.", example)
+    if "/" in value or "\0" in value:
         facts = "The files lie in rank_0/, rank_1/, ..."
-        raise TypedError(f"{text!r} has a / in it", facts, example)
-    if text.startswith("."):
+        raise TypedError(f"{value!r} has a / in it", facts, example)
+    if value.startswith("."):
         facts = "Hidden files are not read again."
-        raise TypedError(f"{text!r} begins with a dot", facts, example)
-    return text
+        raise TypedError(f"{value!r} begins with a dot", facts, example)
+    return value
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(value: str) -> float:
     """Return the seconds of ``90s``, ``10m`` or ``1h``.
 
     Examples
@@ -168,18 +169,18 @@ def parse_duration(text: str) -> float:
     >>> parse_duration("90s"), parse_duration("1.5h")
     (90.0, 5400.0)
     """
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", value, re.ASCII)
     if match is None or match[2] not in SECONDS:
         facts = "A duration is one number with its unit: s, m or h."
-        raise TypedError(f"{text!r} is not a duration", facts, "10m")
+        raise TypedError(f"{value!r} is not a duration", facts, "10m")
     return float(match[1]) * SECONDS[match[2]]
 
 
-def parse_part(text: str) -> tuple[int, int]:
+def parse_part(value: str) -> tuple[int, int]:
     """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise TypedError(f"{text!r} is not a part K/N with K from 1 to N", example="2/8")
+        raise TypedError(f"{value!r} is not a part K/N with K from 1 to N", example="2/8")
     return int(match[1]), int(match[2])
 
 
@@ -192,7 +193,7 @@ class AveragedText(NamedTuple):
     weight: float | None = None
 
 
-def parse_averaged(text: str) -> AveragedText:
+def parse_averaged(typed: str) -> AveragedText:
     """Return the parts of ``PATH[,strategy=FILE][,step=STEP][:WEIGHT]``.
 
     Examples
@@ -202,23 +203,23 @@ def parse_averaged(text: str) -> AveragedText:
     >>> parse_averaged("c:run")
     AveragedText(path='c:run', strategy=(), step=None, weight=None)
     """
-    head, colon, tail = text.rpartition(":")
+    head, colon, tail = typed.rpartition(":")
     weight = None
     if colon:
         with suppress(ValueError):  # then the colon is part of a path
-            text, weight = head, float(tail)
-    path, *parts = re.split(r",(?=strategy=|step=)", text)
+            typed, weight = head, float(tail)
+    path, *parts = re.split(r",(?=strategy=|step=)", typed)
     given = [part.partition("=") for part in parts]
     steps = [value for key, _, value in given if key == "step"]
     values = [path, *(value for _, _, value in given)]
     if len(steps) > 1 or not all(values):
         facts = "An input has a path, perhaps strategies, one step and a weight."
-        raise TypedError(f"{text!r} is not an input", facts, "run/,strategy=s.ckpt,step=8000:0.25")
+        raise TypedError(f"{typed!r} is not an input", facts, "run/,strategy=s.ckpt,step=8000:0.25")
     strategy = tuple(value for key, _, value in given if key == "strategy")
     return AveragedText(path, strategy, next(iter(steps), None), weight)
 
 
-def parse_steps(text: str) -> range:
+def parse_steps(value: str) -> range:
     """Return the steps of ``FIRST..LAST:STRIDE``; LAST is one of them.
 
     Examples
@@ -226,11 +227,11 @@ def parse_steps(text: str) -> range:
     >>> [*parse_steps("8000..9000:500")]
     [8000, 8500, 9000]
     """
-    match = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12}):(\d{1,12})", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12}):(\d{1,12})", value, re.ASCII)
     first, last, stride = map(int, match.groups()) if match is not None else (0, 0, 0)
     if not stride or last < first or (last - first) % stride:
         facts = "FIRST..LAST:STRIDE counts from FIRST to LAST, and reaches it."
-        raise TypedError(f"{text!r} does not name steps", facts, "8000..10000:500")
+        raise TypedError(f"{value!r} does not name steps", facts, "8000..10000:500")
     return range(first, last + 1, stride)
 
 

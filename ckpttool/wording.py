@@ -86,7 +86,7 @@ def find_runs(numbers: Iterable[int]) -> list[range]:
     return runs
 
 
-def parse_numbers(text: str) -> tuple[int, ...]:
+def parse_numbers(value: str) -> tuple[int, ...]:
     """Return the numbers that a text lists, ascending and unique, as `format_numbers` writes them.
 
     Raises
@@ -100,7 +100,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     (0, 1, 2, 7, 10, 12, 14)
     """
     numbers: set[int] = set()
-    for part in text.split(","):
+    for part in value.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?:/([1-9]\d{0,6}))?)?\s*", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(repr(part))
@@ -162,8 +162,8 @@ def any_of(words: Iterable[str]) -> str:
     >>> any_of([".h5", ".ckpt", ".safetensors"])
     '.h5, .ckpt or .safetensors'
     """
-    *others, last = words
-    return f"{', '.join(others)} or {last}"
+    *rest, last = words
+    return f"{', '.join(rest)} or {last}"
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:
@@ -174,9 +174,9 @@ def shorten(names: Iterable[str], most: int = 5) -> str:
     >>> shorten("abcdefg")
     'a, b, c, d, e and 2 more'
     """
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    all_names = list(names)
+    more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
+    return ", ".join(all_names[:most]) + more
 
 
 def format_bytes(nbytes: int) -> str:
@@ -214,7 +214,7 @@ def format_number(number: int) -> str:
 _LONGEST_WORD = 1024  # no terminal has room for more
 
 
-def printable(text: str) -> str:
+def printable(message: str) -> str:
     r"""Return a text with unprintable characters spelled out, such as escape sequences.
 
     Cut the middle out of words of more than a thousand letters: names in a file may be that long.
@@ -228,14 +228,14 @@ def printable(text: str) -> str:
     >>> len(printable(65536 * "x" + ": no such tensor"))
     633
     """
-    if len(text) > _LONGEST_WORD:
-        text = re.sub(rf"\S{{{_LONGEST_WORD},}}", _shorten_word, text)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _spell(c) for c in text)
+    if len(message) > _LONGEST_WORD:
+        message = re.sub(rf"\S{{{_LONGEST_WORD},}}", _shorten_word, message)
+    if message.isprintable():
+        return message
+    return "".join(c if c.isprintable() else _spell(c) for c in message)
 
 
-def encodable(text: str) -> str:
+def encodable(message: str) -> str:
     r"""Return a text with what UTF-8 has no bytes for spelled out, as `printable` spells it.
 
     Examples
@@ -243,7 +243,7 @@ def encodable(text: str) -> str:
     >>> encodable("b\udcff.ckpt")
     'b\\xff.ckpt'
     """
-    return re.sub("[\ud800-\udfff]", lambda found: _spell(found[0]), text)
+    return re.sub("[\ud800-\udfff]", lambda match: _spell(match[0]), message)
 
 
 def _spell(letter: str) -> str:
@@ -252,8 +252,8 @@ def _spell(letter: str) -> str:
     return ascii(letter)[1:-1]
 
 
-def _shorten_word(found: re.Match[str]) -> str:
-    word = found[0]
+def _shorten_word(match: re.Match[str]) -> str:
+    word = match[0]
     return f"{word[:400]}...({len(word) - 600} more)...{word[-200:]}"
 
 
@@ -284,7 +284,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    by_word = {one.lower().lstrip("-"): one for one in names}
+    by_word = {name.lower().lstrip("-"): name for name in names}
     near = get_close_matches(name.lower().lstrip("-"), by_word, 1, 0.65)
     return by_word[near[0]] if near else ""
 
@@ -294,7 +294,7 @@ MAX_HTML_ROWS = 200  # of a table in a notebook
 _OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
 
 
-def as_typed(text: str) -> str:
+def as_typed(value: str) -> str:
     r"""Return a command line whose paths that are not UTF-8 are written as shells read them.
 
     Examples
@@ -302,14 +302,16 @@ def as_typed(text: str) -> str:
     >>> print(as_typed("'a b\udce4/c' as SRC, or -s d"))
     $'a b\xe4/c' as SRC, or -s d
     """
-    return re.sub(r"'[^']*'|[^\s'`,;]+", _spell_bytes, text) if _OTHER_BYTE.search(text) else text
+    if not _OTHER_BYTE.search(value):
+        return value
+    return re.sub(r"'[^']*'|[^\s'`,;]+", _spell_bytes, value)
 
 
 def _spell_bytes(word: re.Match[str]) -> str:
     if not _OTHER_BYTE.search(word[0]):
         return word[0]
     spelled = word[0].strip("'").replace("\\", r"\\")
-    return "$'" + _OTHER_BYTE.sub(lambda one: f"\\x{ord(one[0]) - 0xDC00:02x}", spelled) + "'"
+    return "$'" + _OTHER_BYTE.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", spelled) + "'"
 
 
 class Brief:

@@ -24,7 +24,6 @@ from tests.support.file_bytes import record
 
 @pytest.fixture(scope="session", autouse=True)
 def no_sync():
-    """Sync nothing to disk: what a test ends is a process, not the system."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         yield
@@ -48,7 +47,6 @@ def typed_hints():
 
 
 def _is_of_package() -> bool:
-    """Return whether the package makes the diagnostic that is checked, and not a test."""
     frame, passed_on = sys._getframe(2), ("dataclasses", "ckpttool.problems", __name__)
     while frame is not None and frame.f_globals["__name__"] in passed_on:
         frame = frame.f_back
@@ -78,7 +76,6 @@ class WarmSandbox(Sandbox):
 
 @pytest.fixture(autouse=True)
 def warm_sandbox():
-    """Have one limited process read the HDF5 files of many runs."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (formats, hyper_parallel):
             patch.setattr(module, "Sandbox", WarmSandbox)
@@ -87,7 +84,6 @@ def warm_sandbox():
 
 @pytest.fixture
 def heeded_signals():
-    """Let programs that a test starts heed signals that ``nohup`` or ``&`` has tests ignore."""
     numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
     ignored = [one for one in numbers if signal.getsignal(one) is signal.SIG_IGN]
     for number in ignored:
@@ -99,15 +95,12 @@ def heeded_signals():
 
 @pytest.fixture
 def threads():
-    """Return a cluster whose workers are two threads of this process."""
     with ThreadPoolExecutor(2) as pool:
         yield Threads(pool)
 
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Return a function that makes the filling of an output fail and lists those filled."""
-
     def fail_on(name, number=errno.EIO, after=None):
         filled = []
 
@@ -127,14 +120,12 @@ def failing(monkeypatch):
 
 @pytest.fixture(scope="module")
 def new_folder(tmp_path_factory):
-    """Return a function that makes a folder for an example."""
     # Folders that differ in a number alone might be those of ranks.
     return lambda: tmp_path_factory.mktemp("example-run")
 
 
 @pytest.fixture
 def key_file(tmp_path):
-    """Return a file with the key that `tests.support.encryption` uses."""
     path = tmp_path / "key"
     path.write_bytes(KEY)
     return path
@@ -142,8 +133,6 @@ def key_file(tmp_path):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Return a function that makes files with their path as the name of a tensor, below a root."""
-
     def make(*names):
         for name in names:
             path = tmp_path / "run" / name

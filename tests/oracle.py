@@ -23,7 +23,6 @@ class OracleLayout(NamedTuple):
 
     @property
     def ranks(self) -> range:
-        """Return the ranks of the stage."""
         return range(self.first_rank, self.first_rank + int(np.prod(self.device_matrix)))
 
 

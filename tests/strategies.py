@@ -46,13 +46,11 @@ NAMES = ["w", "layer.0.weight", "a/b", "größe"]
 
 
 def examples(count: int) -> settings:
-    """Return the settings of a test with so many examples, or more for a search."""
     factor = {"search": 30, "brief": 0.2}.get(PROFILE, 1)
     return settings(max_examples=max(5, int(count * factor)))
 
 
 def device_matrices(count: int, most_axes: int = 4) -> list[tuple[int, ...]]:
-    """Return every device matrix of ``count`` ranks with axes from 1 to 4."""
     return [
         sizes
         for naxes in range(1, most_axes + 1)
@@ -89,7 +87,6 @@ class Move(NamedTuple):
 
 @st.composite
 def grids(draw: st.DrawFn, most_stages: int) -> tuple[int, int]:
-    """Draw the ranks of a stage, and stages."""
     stages = draw(st.integers(1, most_stages))
     return draw(st.sampled_from([n for n in MATRICES if n * stages <= 12])), stages
 
@@ -159,7 +156,6 @@ def table_moves(draw: st.DrawFn) -> Move:
 
 @st.composite
 def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
-    """Draw the rows of every part before the optimizer shard, ``total`` in all."""
     shard = layout.optimizer_shard
     count = layout.slice_counts[0] // shard
     ends = sorted(draw(st.lists(st.integers(0, total // shard), min_size=count, max_size=count)))
@@ -168,7 +164,6 @@ def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
 
 
 def as_stored(strategy: Strategy) -> Strategy:
-    """Return the strategy as MindSpore writes it: without rows in the entries of states."""
     stripped = {
         name: tuple(replace(layout, rows=()) if "." in name else layout for layout in held)
         for name, held in strategy.layouts.items()
@@ -178,13 +173,11 @@ def as_stored(strategy: Strategy) -> Strategy:
 
 @st.composite
 def shapes(draw: st.DrawFn, most_axes: int = 4, most: int = 5) -> tuple[int, ...]:
-    """Draw shapes, some of them with an empty axis."""
     return tuple(draw(st.lists(st.integers(0, most), max_size=most_axes)))
 
 
 @st.composite
 def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
-    """Draw a region of a tensor of that shape; it may be empty."""
     ends = [sorted(draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape]
     return Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
 

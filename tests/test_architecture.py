@@ -60,7 +60,6 @@ NAME_IN_PROSE = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 
 
 def name_of(path: Path) -> str:
-    """The module as it is imported."""
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -70,12 +69,10 @@ NAMES = {name_of(path) for path in MODULES}
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The syntax tree of a module."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def room_of(module: str) -> str | None:
-    """The folder of a module, or its name where it lies beside the folders; None for entrances."""
     room = [*module.split("."), ""][1]
     return room if room in ROOMS else None
 
@@ -117,7 +114,6 @@ def defined_in(tree: ast.Module | ast.ClassDef, is_deep: bool = True) -> set[str
 
 
 def packages(path: Path) -> set[str]:
-    """The top-level packages among them."""
     return {module.partition(".")[0] for module in imports(path)}
 
 
@@ -281,7 +277,6 @@ def codes_given(tree):
 
 
 def first_arguments(tree, makers):
-    """The first arguments of the calls of some functions."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [(call, ast.unparse(call.func).rpartition(".")[2]) for call in calls if call.args]
     return [call.args[0] for call, name in named if name in makers]
@@ -304,7 +299,6 @@ def values_of(function, name):
 
 
 def alternatives(expression):
-    """The values of a conditional expression; of another the expression itself."""
     if isinstance(expression, ast.IfExp):
         return [*alternatives(expression.body), *alternatives(expression.orelse)]
     return [expression]
@@ -466,7 +460,6 @@ def without(tree: ast.Module, names: set[str]) -> ast.Module:
 @pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
-    """Others do that for outputs; `create` and `seal` of a format are given an open file."""
     name = name_of(path)
     rooms = {"formats", "discovery", "strategy_files", "planning", "operations", "cli"}
     if room_of(name) not in rooms or name in ("ckpttool.formats.local", "ckpttool.formats.hdf5"):
@@ -501,7 +494,6 @@ def test_the_public_names_are_all_there_and_no_others():
 
 @cache
 def members() -> dict[str, set[str]]:
-    """The methods, fields and attributes of each class, by its name."""
     found: dict[str, set[str]] = {}
     for one in (node for path in MODULES for node in ast.walk(tree_of(path))):
         if isinstance(one, ast.ClassDef):
@@ -511,7 +503,6 @@ def members() -> dict[str, set[str]]:
 
 @cache
 def module_names() -> set[str]:
-    """The names that any module defines outside its functions."""
     return set().union(*(defined_in(tree_of(path), is_deep=False) for path in MODULES))
 
 
@@ -537,7 +528,6 @@ def exists(name: str) -> bool:
 
 
 def is_known(name: str, path: Path) -> bool:
-    """Whether a name in the prose of a module is one of the code."""
     first, _, rest = name.partition(".")
     if not rest:
         here = defined_in(tree_of(path)) | imported_as(path).keys()
@@ -547,7 +537,6 @@ def is_known(name: str, path: Path) -> bool:
 
 
 def imported_as(path: Path) -> dict[str, str]:
-    """The names that a module gives to what it imports, with what they stand for."""
     found = {}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -557,7 +546,6 @@ def imported_as(path: Path) -> dict[str, str]:
 
 
 def prose(path: Path) -> Iterator[str]:
-    """The docstrings and comments of a module."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.Module, *DEFINITIONS)):
             yield ast.get_docstring(node) or ""
@@ -568,7 +556,6 @@ def prose(path: Path) -> Iterator[str]:
 @pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_names_in_docstrings_and_comments_are_in_the_code(path):
-    """One backtick marks a name of Python; two mark other code."""
     found = {name for text in prose(path) for name in NAME_IN_PROSE.findall(text)}
     assert [name for name in sorted(found) if not is_known(name, path)] == []
 
@@ -605,7 +592,6 @@ def test_the_description_of_the_tests_names_every_builder_and_no_file_that_is_go
 
 
 def test_the_record_of_a_run_is_behind_few_names():
-    """What other rooms may know of it; neither plans nor logs."""
     used = {
         module.removeprefix("ckpttool.transaction.")
         for path in MODULES

@@ -24,7 +24,6 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "ckpttool", "docs", "man")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel that is built from the sdist, as on the way to an index."""
     folder = tmp_path_factory.mktemp("build")
     tree = folder / "tree"
     tree.mkdir()
@@ -42,7 +41,6 @@ def wheel(tmp_path_factory):
 
 
 def build(tree: Path, kind: str, out: Path) -> None:
-    """Call the hook of the build backend, as pip does."""
     code = f"from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})"
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
@@ -80,7 +78,6 @@ def test_the_help_of_an_installed_package_is_printed(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def bundle():
-    """The functions of scripts/bundle."""
     return runpy.run_path(str(ROOT / "scripts" / "make_bundle.py"))
 
 
@@ -130,8 +127,6 @@ def test_a_bundle_for_another_python_is_refused_before_anything_is_downloaded(bu
 
 @pytest.mark.parametrize("with_python", [False, True])
 def test_a_bundle_says_how_it_is_installed(bundle, tmp_path, monkeypatch, with_python):
-    """Without pip, which needs an index; CI installs a real one."""
-
     def run(*words):
         if "build" in words:
             (Path(words[-1]) / "ckpttool-0.1.0-py3-none-any.whl").touch()

@@ -43,7 +43,6 @@ NAMES = {"convert": "merge, split, reshard"}
 
 
 def summary_of(name: str) -> str:
-    """The first sentences of a code's entry: its meaning, and its severity for every command."""
     code = CODES[name]
     by_severity: dict[str, list[str]] = {}
     for command, severity in code.exceptions.items():
@@ -290,7 +289,6 @@ def test_error_keeps_attributes_message_and_exit_code(send, error, attributes, m
 
 @pytest.fixture(params=["python", "tblib"])
 def pickled_by(request):
-    """Who pickles and copies exceptions: Dask installs tblib's way, which shares attributes."""
     before = dict(copyreg.dispatch_table)
     if request.param == "tblib":
         pytest.importorskip("tblib.pickling_support").install()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -57,23 +57,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
     from ckpttool.model.plan import Term
 
-_OF_CONTENTS = {
-    "is_refused",
-    "correction",
-    "sampled",
-    "sampled_copies",
-    "differing_stages",
-    "scrambled",
-    "indexes",
-    "copies",
-    "counting",
-    "weight_block",
-    "read",
-    "unread",
-    "no_evidence",
-    "evidence",
-    "complete_step",
-}
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
 
 # Name to the ranks that hold each slice that is needed; other names are not needed.
@@ -138,6 +121,95 @@ class ResolveOptions(Struct, frozen=True):
         require_number("optimizer_shard", self.optimizer_shard)
 
 
+class Contents(Struct, frozen=True, kw_only=True):
+    """What was read of a checkpoint beside its headers, and what that shows.
+
+    Attributes
+    ----------
+    is_refused
+        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
+    correction
+        The optimizer shards that the strategy hides, or that were joined.
+    sampled, differing_stages
+        What the layouts are checked against: samples, and the tensors that differ between stages.
+    sampled_copies
+        The samples of shared tensors on all stages but the first.
+    scrambled
+        The tensors whose slices were written from the wrong place of memory.
+    indexes
+        The path of each index beside the files to the full tensors that it lists, or why it cannot
+        be read.
+    copies
+        The copies of tensors that an index names in another file.
+    read
+        What reading more than headers and samples found, by what was read: ``"checksums"`` of
+        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
+    unread
+        The error that ended the reading of contents, if one did.
+    no_evidence
+        The tensors that are not wanted and that the system cannot read, with the errors.
+    evidence
+        What was read.
+    complete_step
+        The newest other step that is complete by its headers; "" unless something is missing.
+    """
+
+    is_refused: bool = False
+    correction: InferredStrategy | None = None
+    sampled: tuple[SampledTensor, ...] = ()
+    sampled_copies: tuple[SampledTensor, ...] = ()
+    differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    scrambled: tuple[ScrambledTensor, ...] = ()
+    indexes: Mapping[str, IndexedTensors] = {}
+    copies: ComparedCopies = ComparedCopies()
+    read: Mapping[Reading, Sequence[Diagnostic]] = {}
+    unread: CkptToolError | None = None
+    no_evidence: Mapping[str, CkptToolError] = {}
+    evidence: Evidence = field(default_factory=Evidence)
+    complete_step: str = ""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether not all tensors are known, so that others would look like all of them."""
+        return self.is_refused or self.unread is not None
+
+    @property
+    def has_differing_replicas(self) -> bool:
+        """Whether samples of replicas or stages differ that should be equal."""
+        from ckpttool.checkpoint.samples import has_own_values
+
+        replicas = (it for it in self.sampled if it.differing_groups)
+        is_suspect = any(not has_own_values(it.tensor) for it in replicas)
+        return is_suspect or bool(self.differing_stages)
+
+    @property
+    def readable_indexes(self) -> list[Mapping[str, TensorMeta]]:
+        """The full tensors of each index beside the files that can be read."""
+        return [index for index in self.indexes.values() if not isinstance(index, Exception)]
+
+    def of_wanted(self, wanted: Collection[str]) -> Contents:
+        """Return what contents show of the tensors that are wanted.
+
+        Those of the others corrected the strategy before: states prove hidden optimizer shards.
+        """
+        correction = self.correction
+        if correction is not None and correction.undecided.isdisjoint(wanted):
+            correction = replace(correction, problems=())
+        stages = self.differing_stages
+        return replace(
+            self,
+            correction=correction,
+            sampled=tuple(s for s in self.sampled if s.tensor.name in wanted),
+            sampled_copies=tuple(s for s in self.sampled_copies if s.tensor.name in wanted),
+            differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
+            scrambled=tuple(s for s in self.scrambled if s.tensor.name in wanted),
+        )
+
+    def without_samples(self) -> Contents:
+        """Return what is left for plans: samples take as much memory as the checkpoint."""
+        return replace(self, sampled=(), sampled_copies=(), evidence=Evidence())
+
+
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     """A checkpoint, resolved to full tensors.
 
@@ -163,40 +235,14 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         Whether only one rank of each replica group has its slice on disk.
     misfits
         Why the strategy does not fit the names or shapes.  Then there are no records.
-    contents
-        What contents show of tensors without a layout.
-    is_refused
-        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
-    correction
-        What contents show of optimizer shards that the strategy hides, or that were joined.
-    sampled, differing_stages
-        What the layouts are checked against: samples, and the tensors that differ between stages.
-    sampled_copies
-        The samples of shared tensors on all stages but the first.
-    scrambled
-        The tensors whose slices were written from the wrong place of memory.
-    indexes
-        The path of each index beside the files to the full tensors that it lists, or why it cannot
-        be read.
-    copies
-        The copies of tensors that an index names in another file.
+    equal
+        The ranks with equal contents of tensors without a layout.
     counting
         The single numbers whose values show that they count something.
     weight_block
         Rows and columns of a Float8 weight that share a scale; None for those of most models.
-    read
-        What reading more than headers and samples found, by what was read: ``"checksums"`` of
-        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
-    unread
-        The error that ended the reading of contents, if one did.
-    no_evidence
-        The tensors that are not wanted and that the system cannot read, with the errors.
-    evidence
-        What was read.
-    complete_step
-        The newest other step that is complete by its headers; "" unless something is missing.
-    chosen_from
-        The checkpoint with all tensors; None for itself.
+    unfiltered
+        The checkpoint with all tensors, if the user does not want all of them.
     """
 
     catalog: Catalog
@@ -208,97 +254,61 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     is_recorded: bool = False
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
-    contents: EqualContents = EqualContents()
-    is_refused: bool = False
-    correction: InferredStrategy | None = None
-    sampled: tuple[SampledTensor, ...] = ()
-    sampled_copies: tuple[SampledTensor, ...] = ()
-    differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
-    scrambled: tuple[ScrambledTensor, ...] = ()
-    indexes: Mapping[str, IndexedTensors] = {}
-    copies: ComparedCopies = ComparedCopies()
+    equal: EqualContents = EqualContents()
     counting: frozenset[str] = frozenset()
     weight_block: tuple[int, int] | None = None
-    read: Mapping[Reading, Sequence[Diagnostic]] = {}
-    unread: CkptToolError | None = None
-    no_evidence: Mapping[str, CkptToolError] = {}
-    evidence: Evidence = field(default_factory=Evidence)
-    complete_step: str = ""
-    chosen_from: Checkpoint | None = None
+    unfiltered: Checkpoint | None = None
 
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
         yield f"{self.catalog.root}: {count(len(self.tensors), 'tensor')} of {ranks}"
-        yield format_bytes(sum(one.meta.nbytes for one in self.tensors))
+        yield format_bytes(sum(t.meta.nbytes for t in self.tensors))
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "dtype", "shape")
-        for one in self.tensors:
-            yield (str(one.name), one.meta.dtype, format_shape(one.meta.shape))
+        for tensor in self.tensors:
+            yield (str(tensor.name), tensor.meta.dtype, format_shape(tensor.meta.shape))
 
     @property
     def are_joined(self) -> bool:
         """Whether files of ranks are joined; else each file is read by itself."""
         return self.files == "joined"
 
-    def knowing(self, **contents: Any) -> Checkpoint:
-        """Return the checkpoint with more of what contents show."""
-        assert contents.keys() <= _OF_CONTENTS, "headers show the rest"
-        known = replace(self, **contents)
-        vars(known).update(vars(self))  # all that follows from headers alone
-        return known
-
-    @property
-    def checked(self) -> Checkpoint:
-        """The checkpoint without what was read for checks, which takes as much memory as it."""
-        return self.knowing(sampled=(), sampled_copies=(), evidence=Evidence())
-
-    def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
+    def with_strategy(self, strategy: Strategy, equal: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
         known = self.records if strategy is self.strategy else ()
         return replace(
             self,
             strategy=strategy,
-            contents=contents,
-            records=interpret(self.catalog, strategy, contents.groups, known),
+            equal=equal,
+            records=interpret(self.catalog, strategy, equal.groups, known),
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
 
     @property
     def chosen(self) -> Checkpoint:
-        """The checkpoint as it would be if the files held only the tensors that the user wants.
-
-        What contents show of the others stays: states prove hidden optimizer shards.
-        """
+        """The checkpoint as it would be if the files held only the tensors that the user wants."""
         if self.options.tensors.are_all_wanted or self.misfits:
             return self
-        wanted, correction = self.wanted, self.correction
+        wanted = self.wanted
         catalog = without_harmless(
             self.catalog.with_only(wanted),
             self.strategy,
             wanted,
             are_named=self.options.tensors.are_named,
         )
-        records = (one for one in self.records if one.name in wanted)
-        if correction is not None and wanted.isdisjoint(correction.undecided):
-            correction = replace(correction, problems=())
-        stages = self.differing_stages
+        records = (tensor for tensor in self.records if tensor.name in wanted)
         return replace(
             self,
             catalog=catalog,
             records=tuple(records) if self.are_joined else records_of_files(catalog, self.files),
-            correction=correction,
-            sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
-            sampled_copies=tuple(one for one in self.sampled_copies if one.tensor.name in wanted),
-            differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
-            scrambled=tuple(one for one in self.scrambled if one.tensor.name in wanted),
-            chosen_from=self,
+            unfiltered=self,
         )
 
     @property
     def whole(self) -> Checkpoint:
         """The checkpoint with all tensors, also those that the user does not want."""
-        return self.chosen_from or self
+        return self.unfiltered or self
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -322,35 +332,35 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def names(self) -> Names:
         """The names of the tensors in files with their shapes, and of those that are listed."""
-        shapes = {name: one.shape for name, one in self.metas.items()}
+        shapes = {name: meta.shape for name, meta in self.metas.items()}
         return Names(dict.fromkeys((*shapes, *self.listed, *self.lost)) | shapes)
 
     @cached_property
     def belongings(self) -> Belongings:
         """To what the tensors belong: one answer for all that choose, cast, average or rename."""
-        if self.chosen_from is not None:
-            return self.chosen_from.belongings
-        listed, metas = self.old_names
+        if self.unfiltered is not None:
+            return self.unfiltered.belongings
+        names, metas = self.old_names
         if not self.options.tensors.called:
             states = None if self.lost else self.states
-            return find_belongings(listed, metas, self.counting, states)
-        found = find_belongings(listed, metas, {*map(self._called, self.counting)})
+            return find_belongings(names, metas, self.counting, states)
+        belongings = find_belongings(names, metas, {*map(self._called, self.counting)})
         new = {self._called(name): name for name in self.names}
         return {
-            new[name]: replace(one, of=one.of and new.get(one.of, one.of))
-            for name, one in found.items()
+            new[name]: replace(what, of=what.of and new.get(what.of, what.of))
+            for name, what in belongings.items()
         }
 
     @property
     def old_names(self) -> tuple[Collection[str], Mapping[str, TensorMeta]]:
         """The listed names and the tensors, by the names that they have on disk."""
         lost = {name: meta for name, meta in self.lost.items() if meta is not None}
-        listed = dict.fromkeys((*self.listed, *self.lost)) if self.lost else self.listed
+        names = dict.fromkeys((*self.listed, *self.lost)) if self.lost else self.listed
         metas = {**lost, **self.metas}
         if not self.options.tensors.called:
-            return listed, metas
+            return names, metas
         called = self._called
-        return dict.fromkeys(map(called, listed)), {
+        return dict.fromkeys(map(called, names)), {
             called(name): meta for name, meta in metas.items()
         }
 
@@ -365,13 +375,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def lost(self) -> Mapping[str, TensorMeta | None]:
         """The tensors that files that are cut short lost, as far as they are known."""
         errors = self.catalog.cut_short.values()
-        return {name: one for error in errors for name, one in error.remains.lost.items()}
+        return {name: meta for error in errors for name, meta in error.remains.lost.items()}
 
     @cached_property
     def metas(self) -> Mapping[str, TensorMeta]:
         """Name to full tensor, or to a slice of one that is incomplete."""
         joined = self.records if self.are_joined else ()
-        return {**self.catalog.metas, **{one.name: one.meta for one in joined}}
+        return {**self.catalog.metas, **{t.name: t.meta for t in joined}}
 
     def wanted_dtype(self, meta: TensorMeta) -> str:
         """Return the element type in which the user wants a tensor."""
@@ -399,14 +409,14 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @property
     def left_out(self) -> Mapping[str, int]:
         """The tensors that the user does not want, with their bytes: full, or in all files."""
-        whole = self.chosen_from
+        whole = self.unfiltered
         if whole is None:
             return {}
-        metas = {name: one for name, one in whole.metas.items() if name not in self.wanted}
+        metas = {name: meta for name, meta in whole.metas.items() if name not in self.wanted}
         if whole.are_joined:
             return {name: meta.nbytes for name, meta in metas.items()}
         of_files = {name: whole.catalog.metas_of(name).values() for name in metas}
-        return {name: sum(one.nbytes for one in each) for name, each in of_files.items()}
+        return {name: sum(meta.nbytes for meta in each) for name, each in of_files.items()}
 
     def limited(self, find_needed: Callable[[Checkpoint], NeededSlices] | None) -> Checkpoint:
         """Return the checkpoint with full tensors where all slices that are needed are there.
@@ -416,11 +426,11 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         if find_needed is None or not ranks_without_file(self.catalog, self.strategy):
             return self
         partial = tuple(
-            _of_stages(one, one.stages) if isinstance(one, BrokenTensor) else one
-            for one in self.records
+            _of_stages(tensor, tensor.stages) if isinstance(tensor, BrokenTensor) else tensor
+            for tensor in self.records
         )
         needed = find_needed(replace(self, records=partial))
-        limited = [_limit(one, needed.get(one.name, ())) for one in self.records]
+        limited = [_limit(t, needed.get(t.name, ())) for t in self.records]
         return replace(self, records=tuple(limited), needed=needed)
 
     @cached_property
@@ -430,9 +440,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         undecided = {*chain(*self.differing.values()), *self.odd_shapes}
         if choice == "drop":
             undecided |= self.perhaps_slices.keys()
-        full = [one for one in self.records if isinstance(one, FullTensor)]
-        kept = [one for one in full if one.name not in undecided]
-        by_name = {one.name: one for one in full}
+        full = [t for t in self.records if isinstance(t, FullTensor)]
+        kept = [t for t in full if t.name not in undecided]
+        by_name = {t.name: t for t in full}
         for groups, names in self.differing.items():
             if choice == "first":
                 kept += map(by_name.__getitem__, names)
@@ -441,14 +451,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
                 kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
         return tuple(kept)
 
-    @property
-    def evident(self) -> list[FullTensor]:
-        """The tensors whose contents can be read, as far as that is known."""
-        return [one for one in self.tensors if one.name not in self.no_evidence]
-
-    def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
+    def _of_rank(self, tensor: FullTensor, rank: int) -> FullTensor:
         only_for = rank % self.cycle, self.cycle
-        return full_tensor(self.catalog, one.name, one.known_by, rank, only_for)
+        return full_tensor(self.catalog, tensor.name, tensor.known_by, rank, only_for)
 
     @property
     def cycle(self) -> int:
@@ -459,9 +464,9 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def odd_shapes(self) -> Mapping[str, str]:
         """States without a layout that are neither slices nor full tensors, with their shapes."""
         return {
-            one.name: one.known_by.odd_shapes
-            for one in self.records
-            if isinstance(one.known_by, Unlisted) and one.known_by.odd_shapes
+            tensor.name: tensor.known_by.odd_shapes
+            for tensor in self.records
+            if isinstance(tensor.known_by, Unlisted) and tensor.known_by.odd_shapes
         }
 
     @cached_property
@@ -472,33 +477,37 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def differing(self) -> Mapping[RankGroups, Sequence[str]]:
         """Tensors without a layout on which the user decides, by the groups of equal ranks."""
-        found: dict[RankGroups, list[str]] = {}
-        decided = {*chain(*(one.names for one in self.partly_held if one.is_on_one_rank))}
+        names_of: dict[RankGroups, list[str]] = {}
+        decided = {*chain(*(part.names for part in self.partly_held if part.is_on_one_rank))}
         if self.options.unlisted is not None:
             decided |= self.odd_shapes.keys()
-        for one in self.records if self.are_joined else ():
-            if isinstance(one.known_by, Whole | Unlisted):
-                groups = one.known_by.groups
-                is_map = map_of_component(one.name) is not None
+        for tensor in self.records if self.are_joined else ():
+            if isinstance(tensor.known_by, Whole | Unlisted):
+                groups = tensor.known_by.groups
+                is_map = map_of_component(tensor.name) is not None
                 is_partial = is_map and sum(map(len, groups)) < len(self.catalog.files)
-                if len(groups) > 1 or is_partial or one.name in decided:
-                    found.setdefault(groups, []).append(one.name)
-        return found
+                if len(groups) > 1 or is_partial or tensor.name in decided:
+                    names_of.setdefault(groups, []).append(tensor.name)
+        return names_of
 
     @cached_property
     def partly_held(self) -> tuple[PartlyHeld, ...]:
         """Tensors without a layout that only some ranks of a stage hold."""
-        if self.chosen_from is not None:
-            found = ((one, self.wanted.intersection(one.names)) for one in self.whole.partly_held)
-            return tuple(replace(one, names=tuple(sorted(names))) for one, names in found if names)
+        if self.unfiltered is not None:
+            parts = (
+                (part, self.wanted.intersection(part.names)) for part in self.whole.partly_held
+            )
+            return tuple(
+                replace(part, names=tuple(sorted(names))) for part, names in parts if names
+            )
         joined = self.records if self.are_joined else ()
         return find_partly_held(self.catalog, self.strategy, joined, self.is_deduplicated)
 
     @cached_property
     def presence(self) -> Presence:
         """What is missing, and which ranks replace it."""
-        found = self.catalog, self.strategy, self.records, self.is_deduplicated
-        return find_missing(*found, self.needed, self.wanted if self.chosen_from else None)
+        resolved = self.catalog, self.strategy, self.records, self.is_deduplicated
+        return find_missing(*resolved, self.needed, self.wanted if self.unfiltered else None)
 
     @cached_property
     def states(self) -> ParameterOfState:
@@ -510,29 +519,27 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """The names whose slices the strategy or the checkpoint itself lists."""
         return listed_names(self.catalog, self.strategy)
 
-    @cached_property
-    def confirmed(self) -> frozenset[str]:
-        """The tensors whose full shapes more shows than the layouts of the strategy.
+    def confirmed_by(self, indexes: Iterable[Mapping[str, TensorMeta]]) -> frozenset[str]:
+        """Return the tensors whose full shapes more shows than the layouts of the strategy.
 
-        It is the manifest, an index beside the files, the strategy in JSON, or a parameter and a
+        It is the manifest, one of the ``indexes``, the strategy in JSON, or a parameter and a
         state: the strategy shards them differently, and both have one full shape.  If it shards
         both alike, both would be wrong in the same way.
         """
-        shapes = {one.name: one.meta.shape for one in self.tensors}
+        shapes = {t.name: t.meta.shape for t in self.tensors}
         if self.is_recorded and self.options.manifest != "ignore":
             return frozenset(shapes)
-        listed = self.strategy.layouts
-        found = {n for n in shapes if any(one.full_shape for one in listed.get(n, ()))}
-        for index in self.indexes.values():
-            if not isinstance(index, Exception):
-                found |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
+        layouts = self.strategy.layouts
+        shown = {n for n in shapes if any(layout.full_shape for layout in layouts.get(n, ()))}
+        for index in indexes:
+            shown |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
         for pair in self.states.items():
-            state, parameter = (listed.get(name, ()) for name in pair)
+            state, parameter = (layouts.get(name, ()) for name in pair)
             counts = {layout.slice_counts for layout in (*state[:1], *parameter[:1])}
             is_there = all(name in shapes for name in pair)
             if len(counts) == 2 and is_there and shapes[pair[0]] == shapes[pair[1]]:
-                found |= {*pair}
-        return frozenset(found)
+                shown |= {*pair}
+        return frozenset(shown)
 
     @property
     def listing(self) -> str:
@@ -540,49 +547,29 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         return "the strategy" if self.catalog.description is None else "the description"
 
     @property
-    def is_incomplete(self) -> bool:
-        """Whether not all tensors are known, so that others would look like all of them."""
-        return bool(self.is_refused or self.misfits or self.unread)
-
-    @property
-    def has_differing_replicas(self) -> bool:
-        """Whether samples of replicas or stages differ that should be equal."""
-        from ckpttool.checkpoint.samples import has_own_values
-
-        replicas = (one for one in self.sampled if one.differing_groups)
-        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
-        return is_suspect or bool(self.differing_stages)
-
-    @property
-    def assumes_joined_shards(self) -> bool:
-        """Whether the user alone says that some optimizer shards were joined."""
-        notes = self.correction.notes if self.correction is not None else ()
-        return self.options.optimizer_shard == 1 and any(one.code == "inferred" for one in notes)
-
-    @property
     def damage(self) -> list[FormatError]:
         """The errors of damaged files that replicas do not replace."""
         ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
         return [self.catalog.damaged[rank] for rank in ranks]
 
-    def with_remedy(self, error: FormatError) -> FormatError:
+    def with_remedy(self, error: FormatError, complete_step: str) -> FormatError:
         """Return the error of a damaged file with its hint: another step, or fewer tensors."""
-        if step := self.complete_step:
-            return error.with_hint(f"--step {step}, which is complete by its headers")
+        if complete_step:
+            return error.with_hint(f"--step {complete_step}, which is complete by its headers")
         if not isinstance(error, CutShortError):
             return error
-        if not all(isinstance(one, CutShortError) for one in self.damage):
+        if not all(isinstance(e, CutShortError) for e in self.damage):
             return error  # no choice of tensors helps
         whole, tensors = self.whole, self.options.tensors
         lost = whole.wanted.intersection(error.remains.lost)
         if tensors.shown_by not in ("", "--include"):
             return error  # the command takes no such choice
-        others = {name for name in whole.names if not whole.belonging(name).is_model}
-        weights = sorted(lost - others)
+        no_weights = {name for name in whole.names if not whole.belonging(name).is_model}
+        weights = sorted(lost - no_weights)
         words = [f"--exclude {quote(name)}" for name in weights]
         if len(weights) < len(lost):
             words.insert(0, "--weights-only")
-        rest = whole.catalog.with_only(whole.wanted - others)
+        rest = whole.catalog.with_only(whole.wanted - no_weights)
         if not is_rest_known(rest, self.strategy, error):
             words = ["--include with the exact name of each tensor that is wanted"]
             error = error.with_hint("", "nothing shows which tensors followed")
@@ -593,26 +580,26 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         return error.with_hint(f"{COPY_AGAIN}, or {' '.join(words)}")
 
 
-def _of_stages(one: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
+def _of_stages(broken: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
     """Return a tensor whose missing slices are not needed; unchanged if no stage holds a slice."""
     if not stages:
-        return one
+        return broken
     first, *copies = stages
-    meta = one.meta.of_shape(first.shape)
-    return FullTensor(meta, first, one.known_by, tuple(copies), is_corrected=one.is_corrected)
+    meta = broken.meta.of_shape(first.shape)
+    return FullTensor(meta, first, broken.known_by, tuple(copies), is_corrected=broken.is_corrected)
 
 
-def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
+def _limit(tensor: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
     """Return a tensor as the first stage holds it that has all slices that are needed of it.
 
     If no stage does, the gaps are those of the first stage that are needed.
     """
-    if not isinstance(one, BrokenTensor):
-        return one
+    if not isinstance(tensor, BrokenTensor):
+        return tensor
     gaps = []
-    for slicing in one.stages:
+    for slicing in tensor.stages:
         missing = (each.owners for each in slicing.holdings() if not each.holders)
         gaps.append(tuple(owners for owners in missing if owners in needed))
         if not gaps[-1]:
-            return _of_stages(one, [slicing])
-    return replace(one, gaps=gaps[0]) if gaps else one
+            return _of_stages(tensor, [slicing])
+    return replace(tensor, gaps=gaps[0]) if gaps else tensor

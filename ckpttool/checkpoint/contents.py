@@ -118,16 +118,16 @@ def sample_ranks(
     """
     from ckpttool.storage.sampling import sample
 
-    found = []
+    sampled = []
     for name, contents in (yield from _group(catalog, names, sample)).items():
         metas = catalog.metas_of(name)
         groups: dict[object, list[int]] = defaultdict(list)
-        for one, ranks in contents.items():
+        for content, ranks in contents.items():
             for rank in ranks:
-                groups[one, metas[rank]].append(rank)
+                groups[content, metas[rank]].append(rank)
         is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
-        found.append((name, tuple(map(tuple, groups.values())), is_constant))
-    return found
+        sampled.append((name, tuple(map(tuple, groups.values())), is_constant))
+    return sampled
 
 
 def find_differing_ends(
@@ -143,7 +143,7 @@ def find_differing_ends(
     tensors = {
         name: [catalog.files[rank].tensors[name] for rank in ranks] for name, ranks in ends.items()
     }
-    samples = yield from ask(sample, (one for pair in tensors.values() for one in pair))
+    samples = yield from ask(sample, (tensor for pair in tensors.values() for tensor in pair))
     return {name: ends[name] for name, (a, b) in tensors.items() if samples[a] != samples[b]}
 
 
@@ -221,8 +221,8 @@ def find_counting(
         numbers = yield from ask(read_number, stored.values())
     except UnreadEvidenceError:
         return frozenset()
-    values = {name: numbers[one] for name, one in stored.items()}
-    return frozenset(n for n, one in values.items() if one > LEAST_COUNT and one.is_integer())
+    values = {name: numbers[tensor] for name, tensor in stored.items()}
+    return frozenset(n for n, value in values.items() if value > LEAST_COUNT and value.is_integer())
 
 
 def read_number(tensor: StoredTensor) -> float:
@@ -245,13 +245,13 @@ def read_weight_block(root: str, belongings: Belongings) -> Asking[tuple[int, in
 
     It is a config.json, or else the manifest of a set that was written from such a source.
     """
-    if not any(one.role == "scale" for one in belongings.values()):
+    if not any(what.role == "scale" for what in belongings.values()):
         return None
     folder = Path(root).absolute()
     paths = [str(at / "config.json") for at in (folder, folder.parent)]
     paths += [str(folder / MANIFEST), f"{folder}.{MANIFEST}"]
-    found = yield from ask(_read_block, paths)
-    return next(filter(None, map(found.__getitem__, paths)), None)
+    blocks = yield from ask(_read_block, paths)
+    return next(filter(None, map(blocks.__getitem__, paths)), None)
 
 
 def _read_block(path: str) -> tuple[int, int] | None:
@@ -335,9 +335,13 @@ def find_running_statistics(
         for name in names
         if name in least
     }
-    minima = yield from ask(find_least, (one for held in tensors.values() for one in held))
+    minima = yield from ask(
+        find_least, (tensor for stored in tensors.values() for tensor in stored)
+    )
     return frozenset(
-        name for name, held in tensors.items() if all(minima[one] >= least[name] for one in held)
+        name
+        for name, stored in tensors.items()
+        if all(minima[tensor] >= least[name] for tensor in stored)
     )
 
 
@@ -355,7 +359,7 @@ def find_statistic_candidates(
     dict
         Name to the least value that the statistic may have.
     """
-    found: dict[str, float] = {}
+    least: dict[str, float] = {}
     for name, meta in metas.items():
         layer, last = parse_name(name).layer, parse_name(name).last
         pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last, "")))
@@ -368,8 +372,8 @@ def find_statistic_candidates(
             for layout in strategy.layouts.get(_join_name(layer, weight), ())
         )
         if meta.dtype in _FLOAT_DTYPES and len(meta.shape) == 1 and not may_be_sliced:
-            found |= {name: -math.inf, pair.name: 0.0}
-    return found
+            least |= {name: -math.inf, pair.name: 0.0}
+    return least
 
 
 def _join_name(layer: str, name: str) -> str:

@@ -56,12 +56,14 @@ class Evidence(Struct, frozen=True):
         known = self.answers.setdefault(question.read, {})
         are_samples = _is_sample(question.read)
         tasks: dict[str | int, list[Hashable]] = {}
-        for one in dict.fromkeys(question.of):
-            if one not in known:
+        for subject in dict.fromkeys(question.of):
+            if subject not in known:
                 task: str | int = len(tasks)
-                if are_samples and isinstance(one, StoredTensor):
-                    task = one.file.path  # all samples of a file are one task, which opens it once
-                tasks.setdefault(task, []).append(one)
+                if are_samples and isinstance(subject, StoredTensor):
+                    task = (
+                        subject.file.path
+                    )  # all samples of a file are one task, which opens it once
+                tasks.setdefault(task, []).append(subject)
         futures = [
             (group, executor.submit(_read, question.read, group)) for group in tasks.values()
         ]
@@ -69,11 +71,11 @@ class Evidence(Struct, frozen=True):
         shared: dict[object, object] = {}  # replicas have equal samples: one object for both
         for group, future in futures:
             answers = wait_result(future)
-            for one, found in zip(group, answers, strict=True):
-                if isinstance(found, UnreadableError):
-                    unread[one] = found
+            for subject, content in zip(group, answers, strict=True):
+                if isinstance(content, UnreadableError):
+                    unread[subject] = content
                 else:
-                    known[one] = shared.setdefault(found, found) if are_samples else found
+                    known[subject] = shared.setdefault(content, content) if are_samples else content
         if unread:
             raise UnreadEvidenceError(unread)
 
@@ -84,14 +86,14 @@ class UnreadEvidenceError(CombinedError):
     def __init__(self, unread: Mapping[Hashable, UnreadableError]) -> None:
         super().__init__([*{str(error): error for error in unread.values()}.values()])
         self.args = (unread,)
-        names = ((_names_of(one), error) for one, error in unread.items())
+        names = ((_names_of(subject), error) for subject, error in unread.items())
         self.tensors = {name: error for of, error in names for name in of}
 
 
 def _names_of(subject: Hashable) -> tuple[str, ...]:
     """Return the names of the tensors that were to be read; "" for what is not a tensor."""
     if isinstance(subject, tuple):
-        return tuple(name for one in subject for name in _names_of(one))
+        return tuple(name for part in subject for name in _names_of(part))
     meta = getattr(subject, "meta", None)
     return (meta.name if isinstance(meta, TensorMeta) else "",)
 
@@ -102,12 +104,14 @@ def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence
         if _is_sample(read):
             from ckpttool.storage.sampling import take_samples
 
-            return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
-        return [read(one) for one in subjects]
+            return take_samples(
+                [subject for subject in subjects if isinstance(subject, StoredTensor)]
+            )
+        return [read(subject) for subject in subjects]
     except OSError as error:
         if len(subjects) == 1:
             return [unreadable(str(error.filename), error)]
-        return [*chain.from_iterable(_read(read, [one]) for one in subjects)]
+        return [*chain.from_iterable(_read(read, [subject]) for subject in subjects)]
 
 
 def _is_sample(read: Callable[..., object]) -> bool:

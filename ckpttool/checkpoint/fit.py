@@ -46,7 +46,9 @@ def fit_to_slices(
         lambda name, layout: layout.settled_by_slices(shapes(name, layout))
     )
     problems = list(_patterns_without_prefix(strategy.rules, catalog.metas))
-    problems += [_split_problem(name, one, shapes(name, one)) for name, one in unfit.items()]
+    problems += [
+        _split_problem(name, layout, shapes(name, layout)) for name, layout in unfit.items()
+    ]
     resolved, reasons = strategy.resolve(catalog.metas)
     if reasons and not tensors.are_all_wanted:
         belongings = find_belongings(resolved.layouts, catalog.metas)
@@ -91,8 +93,8 @@ def fit_to_full_tensors(
     strategy = _with_all_axes(strategy, full)
     strategy, unfit = strategy.settle_splits(settle)
     problems = [
-        _split_problem(name, one, [full[name].shape])
-        for name, one in unfit.items()
+        _split_problem(name, layout, [full[name].shape])
+        for name, layout in unfit.items()
         if name in judged
     ]
     _, reasons = strategy.resolve({name: names[name] for name in judged}, is_rest_decided)
@@ -129,9 +131,9 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
         return f"{name.removesuffix(parameter)}{added}{parameter.removeprefix(removed)}"
 
     example = min(parameters)
-    text = f"names in the strategy {'lack' if added else 'begin with'} {added or removed}"
+    message = f"names in the strategy {'lack' if added else 'begin with'} {added or removed}"
     facts = f"{example} in {strategy.origin} is {rename(example)} in {holder}"
-    note = Diagnostic("corrected", f"{text}; read as those of {holder}", facts=facts)
+    note = Diagnostic("corrected", f"{message}; read as those of {holder}", facts=facts)
     return replace(
         strategy,
         layouts={rename(name): layouts for name, layouts in strategy.layouts.items()},
@@ -160,8 +162,10 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
     for name in layouts.keys() & metas.keys():
         ndim = len(metas[name].shape)
         layouts[name] = tuple(
-            replace(one, tensor_map=(*one.tensor_map, *((),) * (ndim - len(one.tensor_map))))
-            for one in layouts[name]
+            replace(
+                layout, tensor_map=(*layout.tensor_map, *((),) * (ndim - len(layout.tensor_map)))
+            )
+            for layout in layouts[name]
         )
     return replace(strategy, layouts=layouts, is_of_group=False)
 
@@ -181,10 +185,10 @@ def _patterns_without_prefix(
     for prefix, _ in parse_name(min(weights, default="")).splits():
         inside = [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
         if len(inside) == len(weights) and any(map(rules.find, inside)):
-            text = f"the names in the files begin with {prefix}, which the patterns lack"
+            message = f"the names in the files begin with {prefix}, which the patterns lack"
             hint = f'"{prefix}{rules.rules[0].pattern}" and so on'
             facts = f"such as {min(weights)}"
-            yield Diagnostic("strategy", text, hint=hint, facts=facts, where=rules.path)
+            yield Diagnostic("strategy", message, hint=hint, facts=facts, where=rules.path)
             return
 
 
@@ -198,13 +202,13 @@ def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
     >>> _find_prefix({"encoder.0.w", "decoder.0.w"}, {"0.w"})
     ''
     """
-    found = Counter(
+    prefixes = Counter(
         start for name in longer for start, rest in parse_name(name).splits() if rest in shorter
     )
-    prefix = max(sorted(found), key=found.__getitem__, default="")
+    prefix = max(sorted(prefixes), key=prefixes.__getitem__, default="")
     explained = {name for name in longer if prefix and name.removeprefix(prefix) in shorter}
-    others = (name for name in longer if name not in explained)
-    if any(rest in shorter for name in others for _, rest in parse_name(name).splits()):
+    rest_of_names = (name for name in longer if name not in explained)
+    if any(rest in shorter for name in rest_of_names for _, rest in parse_name(name).splits()):
         return ""
     return prefix if 2 * len(explained) > min(len(longer), len(shorter)) else ""
 
@@ -212,6 +216,6 @@ def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
 def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]]) -> Diagnostic:
     facts = f"it is {list(layout.split_shape)}, and the shape {shorten(map(str, shapes), 3)}; "
     facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
-    text = "param_split_shape is neither its shape nor the rows of its slices"
+    message = "param_split_shape is neither its shape nor the rows of its slices"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)
+    return Diagnostic("shape", message, hint=hint, facts=facts, tensor=name)

@@ -44,39 +44,41 @@ from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_ranks, shorten
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
     from ckpttool.storage.sampling import Sample
 
-    Contents = Mapping[int, Sample]  # rank to sample, for one tensor
+    SampleOfRank = Mapping[int, Sample]
 
 
 def ambiguity_reason(
-    listed: Sequence[FullTensor],
-    contents: Sequence[Contents],
+    tensors: Sequence[FullTensor],
+    contents: Sequence[SampleOfRank],
     shards: Mapping[str, int],
 ) -> Asking[str | None]:
     """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
-    sharded = [tensor for tensor in listed if shards.get(tensor.name, 1) > 1]
-    if not sharded or shards_by_gradients(listed):  # shapes prove the shard
+    sharded = [tensor for tensor in tensors if shards.get(tensor.name, 1) > 1]
+    if not sharded or shards_by_gradients(tensors):  # shapes prove the shard
         return None
     replicas = [tensor.layout.replicas for tensor in sharded if shards[tensor.name] == 2]
     if len(replicas) == len(sharded) and set(replicas) == {2}:
         return "two replicas only"
-    smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.name])
+    smallest = min(sharded, key=lambda tensor: tensor.meta.nbytes * shards[tensor.name])
     nbytes = smallest.meta.nbytes * shards[smallest.name]
     is_all = shards[smallest.name] == smallest.layout.replicas
     unsharded = [
         tensor.name
-        for tensor, held in zip(listed, contents, strict=True)
+        for tensor, samples in zip(tensors, contents, strict=True)
         if shards.get(tensor.name) == 1
-        and not all(sample.is_constant for sample in held.values())
+        and not all(sample.is_constant for sample in samples.values())
         and not parse_name(tensor.name).is_gradient
         and tensor.meta.nbytes >= nbytes
         and _is_divisible(tensor, tensor.layout.replicas if is_all else shards[smallest.name])
     ]
     if unsharded:
         return f"{shorten(unsharded, 3)}, as large as {smallest.name}, equal on these ranks"
-    of_sharded = [held for one, held in zip(listed, contents, strict=True) if one in sharded]
+    of_sharded = [
+        samples for tensor, samples in zip(tensors, contents, strict=True) if tensor in sharded
+    ]
     return (yield from _nearness_reason(sharded, of_sharded))
 
 
@@ -85,15 +87,15 @@ def _is_divisible(tensor: FullTensor, shard: int) -> bool:
 
 
 def _nearness_reason(
-    sharded: Sequence[FullTensor], contents: Sequence[Contents]
+    sharded: Sequence[FullTensor], contents: Sequence[SampleOfRank]
 ) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
     from ckpttool.storage.sampling import nearness
 
     pairs = [
         (tensor, pair)
-        for tensor, held in zip(sharded, contents, strict=True)
-        if (pair := _differing_pair(tensor, held)) is not None
+        for tensor, samples in zip(sharded, contents, strict=True)
+        if (pair := _differing_pair(tensor, samples)) is not None
     ]
     weights = [
         pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
@@ -108,17 +110,19 @@ def _nearness_reason(
     return "most numbers nearly equal" if near * 2 > total else None
 
 
-def _differing_pair(tensor: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+def _differing_pair(
+    tensor: FullTensor, samples: SampleOfRank
+) -> tuple[StoredTensor, StoredTensor] | None:
     """Return two replicas of a slice that differ, neither of them constant; None without any."""
     for replicas in tensor.slicing.replicas():
-        ranks = [rank for rank in replicas if not held[rank].is_constant]
-        other = next((rank for rank in ranks if held[rank] != held[ranks[0]]), None)
+        ranks = [rank for rank in replicas if not samples[rank].is_constant]
+        other = next((rank for rank in ranks if samples[rank] != samples[ranks[0]]), None)
         if other is not None:
             return replicas[ranks[0]], replicas[other]
     return None
 
 
-def infer_shard(layout: Layout, contents: Contents) -> int | None:
+def infer_shard(layout: Layout, contents: SampleOfRank) -> int | None:
     """Return the optimizer shard that the contents of ranks show.
 
     The result is None if all elements are equal, which fits every shard.  It is 0 if no shard
@@ -133,7 +137,7 @@ def infer_shard(layout: Layout, contents: Contents) -> int | None:
     return shard if are_distinct else 0
 
 
-def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
+def possible_shards(tensor: FullTensor, contents: SampleOfRank) -> list[int]:
     """Return the optimizer shards that explain the contents, if missing ranks leave several.
 
     The result is empty if all ranks have the tensor, since their contents decide.
@@ -147,40 +151,42 @@ def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
 def missing_ranks(tensor: FullTensor) -> list[int]:
     """Return the ranks of a layout without a file, or with one that lacks the tensor."""
     slices = tensor.slicing.holdings()
-    return sorted(chain(*({*one.owners}.difference(one.holders) for one in slices)))
+    return sorted(chain(*({*it.owners}.difference(it.holders) for it in slices)))
 
 
-def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
+def _explains(layout: Layout, contents: SampleOfRank, shard: int) -> tuple[bool, bool]:
     """Return whether equal slices of a shard are equal, and whether distinct ones differ."""
     cut = replace(layout, optimizer_shard=shard)
     slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice before the shard
     is_consistent = True
     for index in cut.slice_indices():
-        held = {contents[rank] for rank in cut.owners(index) if rank in contents}
-        is_consistent = is_consistent and len(held) <= 1
-        slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
-    telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
+        equal = {contents[rank] for rank in cut.owners(index) if rank in contents}
+        is_consistent = is_consistent and len(equal) <= 1
+        slices.setdefault((index[0] // shard, *index[1:]), []).extend(equal)
+    telling = [
+        [sample for sample in samples if not sample.is_constant] for samples in slices.values()
+    ]
     return is_consistent, all(len(set(samples)) == len(samples) for samples in telling)
 
 
-def shards_by_gradients(listed: Sequence[FullTensor]) -> dict[str, int]:
+def shards_by_gradients(tensors: Sequence[FullTensor]) -> dict[str, int]:
     """Return name to optimizer shard above 1, where the shapes of gradients prove it.
 
     Accumulated gradients have as many elements as their parameter.  The same shard splits them, or
     none does.
     """
-    shapes = {tensor.name: tensor.meta.shape for tensor in listed}
+    shapes = {tensor.name: tensor.meta.shape for tensor in tensors}
     if not any(parse_name(name).is_gradient for name in shapes):
         return {}
-    parameters = match_parameters(listed)
-    found: dict[str, int] = {}
-    for tensor in listed:
+    parameters = match_parameters(tensors)
+    shards: dict[str, int] = {}
+    for tensor in tensors:
         name, (own, *rest) = tensor.name, tensor.meta.shape
-        whole, *others = shapes.get(GRADIENTS + parameters[name], (own, *rest))
-        if others == rest and whole > own and whole % own == 0:
+        whole, *rest_of_whole = shapes.get(GRADIENTS + parameters[name], (own, *rest))
+        if rest_of_whole == rest and whole > own and whole % own == 0:
             shard = whole // own
-            found |= {name: shard} if tensor.layout.replicas % shard == 0 else {}
-    return found
+            shards |= {name: shard} if tensor.layout.replicas % shard == 0 else {}
+    return shards
 
 
 def limit_shard(layout: Layout, requested: int) -> int:
@@ -194,7 +200,7 @@ def limit_shard(layout: Layout, requested: int) -> int:
 
 
 def complete_shards(
-    listed: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
+    tensors: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
 ) -> tuple[dict[str, int], list[FullTensor], list[str]]:
     """Add the shards of tensors whose own contents do not decide.
 
@@ -207,12 +213,12 @@ def complete_shards(
     by_request
         The names that only ``requested`` decides.
     """
-    rows, parameters = _rows(listed, shards), match_parameters(listed)
+    rows, parameters = _rows(tensors, shards), match_parameters(tensors)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
     completed = dict(shards)
     undecided: list[FullTensor] = []
     by_request: list[str] = []
-    for tensor in listed:
+    for tensor in tensors:
         name = tensor.name
         if name in shards:
             continue
@@ -228,23 +234,23 @@ def complete_shards(
     return completed, undecided, by_request
 
 
-def inconsistent_states(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> list[str]:
+def inconsistent_states(tensors: Sequence[FullTensor], shards: Mapping[str, int]) -> list[str]:
     """Return the names of states whose full rows differ from those of their parameter."""
-    rows, parameters = _rows(listed, shards), match_parameters(listed)
+    rows, parameters = _rows(tensors, shards), match_parameters(tensors)
     return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
 
 
-def _rows(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
+def _rows(tensors: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
     return {
         tensor.name: tensor.meta.shape[0] * shards[tensor.name]
-        for tensor in listed
+        for tensor in tensors
         if tensor.name in shards
     }
 
 
-def match_parameters(listed: Sequence[FullTensor]) -> dict[str, str]:
+def match_parameters(tensors: Sequence[FullTensor]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
-    metas = {tensor.name: tensor.meta for tensor in listed}
+    metas = {tensor.name: tensor.meta for tensor in tensors}
     owners = drop_unlike_shapes(match_states(metas, metas), metas)
     return {
         name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
@@ -283,8 +289,8 @@ _OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 
 
 def _shapes(tensor: FullTensor, shards: Sequence[int]) -> str:
-    rows, *others = tensor.meta.shape
-    return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
+    rows, *rest = tensor.meta.shape
+    return "it may become " + " or ".join(str((rows * shard, *rest)) for shard in shards)
 
 
 def divisors(number: int) -> list[int]:
@@ -335,32 +341,32 @@ def infer_strategy(
         Whether to read samples only.
     """
     tensors = list(tensors)
-    listed = _candidates(strategy, tensors)
-    if not listed and requested in _shards_by_full_shapes(strategy, tensors).values():
+    candidates = _candidates(strategy, tensors)
+    if not candidates and requested in _shards_by_full_shapes(strategy, tensors).values():
         return None  # their layouts have it
-    inferred = yield from _infer_from(strategy, listed, requested, by_samples)
+    inferred = yield from _infer_from(strategy, candidates, requested, by_samples)
     if requested is not None or strategy.lists_states:
         return inferred
     return _refuse_untrained(strategy, tensors, inferred)
 
 
 def _infer_from(
-    strategy: Strategy, listed: Sequence[FullTensor], requested: int | None, by_samples: bool
+    strategy: Strategy, candidates: Sequence[FullTensor], requested: int | None, by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Infer the strategy from the contents of ``listed``, its candidates."""
     if requested is not None:
-        problem = _indivisible_problem(listed, requested, len(strategy.ranks))
+        problem = _indivisible_problem(candidates, requested, len(strategy.ranks))
         if problem is not None:
-            return _undecided(strategy, problem, [tensor.name for tensor in listed])
+            return _undecided(strategy, problem, [tensor.name for tensor in candidates])
     if requested == 1:
         return None
     if requested is None or by_samples:
-        contents = yield from read_contents(listed, by_samples=True)
-        inferred = yield from _infer(strategy, listed, contents, requested)
-        if by_samples or (yield from _is_final(inferred, listed, contents)):
+        contents = yield from read_contents(candidates, by_samples=True)
+        inferred = yield from _infer(strategy, candidates, contents, requested)
+        if by_samples or (yield from _is_final(inferred, candidates, contents)):
             return inferred
-    contents = yield from read_contents(listed, by_samples=False)
-    return (yield from _infer(strategy, listed, contents, requested))
+    contents = yield from read_contents(candidates, by_samples=False)
+    return (yield from _infer(strategy, candidates, contents, requested))
 
 
 def has_proven_shard(strategy: Strategy, tensors: Sequence[FullTensor]) -> bool:
@@ -399,10 +405,10 @@ def _refuse_untrained(
     problems: tuple[Diagnostic, ...] = () if inferred is None else inferred.problems
     if shards:
         numbers = ", ".join(map(str, sorted({*shards.values()})))
-        text = f"slices of an optimizer shard ({numbers})"
+        message = f"slices of an optimizer shard ({numbers})"
         hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
         problems = (
-            Diagnostic("contradicted", text, hint=hint, options=_SHARD, facts=shorten(names, 3)),
+            Diagnostic("contradicted", message, hint=hint, options=_SHARD, facts=shorten(names, 3)),
         )
     elif not problems:
         return None
@@ -411,13 +417,15 @@ def _refuse_untrained(
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
     refused = tuple(
         replace(
-            contradiction(strategy, f"{one.message}, {_NO_STATES}", f"{one.facts}; {facts}"),
-            hint=f"-s with the strategy of the training run, or {one.hint}",
-            options=one.options,
-            tensor=one.tensor,
-            ranks=one.ranks,
+            contradiction(
+                strategy, f"{problem.message}, {_NO_STATES}", f"{problem.facts}; {facts}"
+            ),
+            hint=f"-s with the strategy of the training run, or {problem.hint}",
+            options=problem.options,
+            tensor=problem.tensor,
+            ranks=problem.ranks,
         )
-        for one in problems
+        for problem in problems
     )
     about = {*names, *undecided}
     following = {tensor.name for tensor in tensors if tensor.parameter in about}
@@ -440,77 +448,85 @@ def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) ->
 
 
 def _is_final(
-    inferred: InferredStrategy | None, listed: Sequence[FullTensor], contents: Sequence[Contents]
+    inferred: InferredStrategy | None,
+    candidates: Sequence[FullTensor],
+    contents: Sequence[SampleOfRank],
 ) -> Asking[bool]:
     """Return whether reading everything cannot change what samples show.
 
     A problem is final if every tensor shows a shard; a corrected strategy never is.  No shard is
     final if the smallest unexplained tensor stays unexplained when it is read in full.
     """
-    found = shown_shards(listed, contents)
+    shards = shown_shards(candidates, contents)
     if inferred is not None:
-        return bool(inferred.problems) and None not in found
-    unexplained = [tensor for tensor, shard in zip(listed, found, strict=True) if shard == 0]
+        return bool(inferred.problems) and None not in shards
+    unexplained = [tensor for tensor, shard in zip(candidates, shards, strict=True) if shard == 0]
     smallest = sorted(unexplained, key=lambda tensor: tensor.meta.nbytes)[:1]
     in_full = yield from read_contents(smallest, by_samples=False)
     return 0 in shown_shards(smallest, in_full)
 
 
-def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> list[int | None]:
+def shown_shards(
+    tensors: Sequence[FullTensor], contents: Sequence[SampleOfRank]
+) -> list[int | None]:
     """Return the shard that the contents of each tensor show, else that of its gradients."""
-    by_shape = shards_by_gradients(listed)
+    by_shape = shards_by_gradients(tensors)
     by_contents = [
-        None if possible_shards(one, held) else infer_shard(one.layout, held)
-        for one, held in zip(listed, contents, strict=True)
+        None if possible_shards(tensor, samples) else infer_shard(tensor.layout, samples)
+        for tensor, samples in zip(tensors, contents, strict=True)
     ]
     return [
         by_shape.get(tensor.name) if shard is None else shard
-        for tensor, shard in zip(listed, by_contents, strict=True)
+        for tensor, shard in zip(tensors, by_contents, strict=True)
     ]
 
 
 def _infer(
     strategy: Strategy,
-    listed: Sequence[FullTensor],
-    contents: Sequence[Contents],
+    candidates: Sequence[FullTensor],
+    contents: Sequence[SampleOfRank],
     requested: int | None,
 ) -> Asking[InferredStrategy | None]:
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
-    found = shown_shards(listed, contents)
+    found = shown_shards(candidates, contents)
     possible = {
         tensor.name: several
-        for tensor, shard, held in zip(listed, found, contents, strict=True)
-        if shard is None and (several := possible_shards(tensor, held))
+        for tensor, shard, samples in zip(candidates, found, contents, strict=True)
+        if shard is None and (several := possible_shards(tensor, samples))
     }
     may_be_unsharded = all(shard in (None, 1) for shard in found)
     may_be_unsharded = may_be_unsharded and all(1 in several for several in possible.values())
     if requested is None and (0 in found or may_be_unsharded):
         return None
-    if requested is not None and (result := _contradicted(strategy, listed, found, requested)):
+    if requested is not None and (result := _contradicted(strategy, candidates, found, requested)):
         return result
-    if requested is None and not _is_one_shard(strategy, listed, found):
+    if requested is None and not _is_one_shard(strategy, candidates, found):
         return None
     shown = {
-        tensor.name: shard for tensor, shard in zip(listed, found, strict=True) if shard is not None
+        tensor.name: shard
+        for tensor, shard in zip(candidates, found, strict=True)
+        if shard is not None
     }
-    shards, undecided, by_request = complete_shards(listed, shown, requested)
-    states = inconsistent_states(listed, shards)
+    shards, undecided, by_request = complete_shards(candidates, shown, requested)
+    states = inconsistent_states(candidates, shards)
     if states and requested is not None:
-        text = f"optimizer shard {requested} gives optimizer state other rows than its parameters"
+        message = (
+            f"optimizer shard {requested} gives optimizer state other rows than its parameters"
+        )
         problem = Diagnostic(
-            "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
+            "undecided_shard", message, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
         )
         return _undecided(strategy, problem, states)
     if states:
         return None
     if requested is None:
-        reason = yield from ambiguity_reason(listed, contents, shards)
+        reason = yield from ambiguity_reason(candidates, contents, shards)
         if reason is not None:
-            return _ambiguous(strategy, listed, shards, reason)
+            return _ambiguous(strategy, candidates, shards, reason)
     sharded = {name: shard for name, shard in shards.items() if shard > 1}
     names = frozenset(tensor.name for tensor in undecided)
     notes = (
-        *_limited_notes(listed, requested),
+        *_limited_notes(candidates, requested),
         *_inferred_notes(sharded, by_request),
         *_requested_notes(shards, by_request, requested),
     )
@@ -519,7 +535,7 @@ def _infer(
 
 
 def _is_one_shard(
-    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None]
+    strategy: Strategy, tensors: Sequence[FullTensor], shards: Sequence[int | None]
 ) -> bool:
     """Return whether one optimizer shard of the run explains the shards of all tensors.
 
@@ -528,7 +544,7 @@ def _is_one_shard(
     """
     sharded = {
         (tensor.layout, shard)
-        for tensor, shard in zip(listed, found, strict=True)
+        for tensor, shard in zip(tensors, shards, strict=True)
         if shard is not None and shard > 1 and not parse_name(tensor.name).is_gradient
     }
     if sharded and _lists_shard(strategy):
@@ -551,53 +567,53 @@ def set_shards(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
 
 
 def _indivisible_problem(
-    listed: Sequence[FullTensor], requested: int, ranks: int
+    tensors: Sequence[FullTensor], requested: int, ranks: int
 ) -> Diagnostic | None:
     """Return a problem if the requested shard divides no number of replicas; else None.
 
     A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
     shard larger than the number of ranks.
     """
-    replicas = [tensor.layout.replicas for tensor in listed]
+    replicas = [tensor.layout.replicas for tensor in tensors]
     if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
         return None
-    if not listed:
-        text = f"optimizer shard {requested}: no parameter has replicas that it could shard"
+    if not tensors:
+        message = f"optimizer shard {requested}: no parameter has replicas that it could shard"
         return Diagnostic(
-            "undecided_shard", text, hint="the same command without --optimizer-shard"
+            "undecided_shard", message, hint="the same command without --optimizer-shard"
         )
     most = max(replicas)
-    named = shorten((one.name for one in listed if one.layout.replicas == most), 3)
-    text = f"optimizer shard {requested} does not divide the {most} replicas"
+    named = shorten((tensor.name for tensor in tensors if tensor.layout.replicas == most), 3)
+    message = f"optimizer shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
-    return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
+    return Diagnostic("undecided_shard", message, hint=hint, options=_SHARD, facts=named)
 
 
 def _contradicted(
-    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None], requested: int
+    strategy: Strategy, tensors: Sequence[FullTensor], shown: Sequence[int | None], requested: int
 ) -> InferredStrategy | None:
     """Return the problem of tensors that show another shard than ``requested``, if any do."""
-    others = {
+    unlike = {
         tensor.name: shard
-        for tensor, shard in zip(listed, found, strict=True)
+        for tensor, shard in zip(tensors, shown, strict=True)
         if shard not in (None, 1, limit_shard(tensor.layout, requested))
     }
-    if not others:
+    if not unlike:
         return None
-    named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
-    text = f"optimizer shard {requested}, but files hold slices of another optimizer shard"
+    named = shorten((f"{name} ({shard or 'none'})" for name, shard in unlike.items()), 3)
+    message = f"optimizer shard {requested}, but files hold slices of another optimizer shard"
     return _undecided(
         strategy,
-        Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
-        others,
+        Diagnostic("undecided_shard", message, hint=_OTHER_SHARD, options=_SHARD, facts=named),
+        unlike,
     )
 
 
 def _ambiguous(
-    strategy: Strategy, listed: Sequence[FullTensor], shards: Mapping[str, int], reason: str
+    strategy: Strategy, tensors: Sequence[FullTensor], shards: Mapping[str, int], reason: str
 ) -> InferredStrategy:
     """Return the problem of replicas that differ and may be slices of a hidden shard."""
-    sharded = [tensor for tensor in listed if shards.get(tensor.name, 1) > 1]
+    sharded = [tensor for tensor in tensors if shards.get(tensor.name, 1) > 1]
     names = [tensor.name for tensor in sharded]
     first, shard = sharded[0], shards[names[0]]
     index = next(iter(first.layout.slice_indices()))
@@ -615,35 +631,40 @@ def _ambiguous(
     return _undecided(strategy, problem, names)
 
 
-def rest_on_states(found: Checkpoint) -> Iterator[FullTensor]:
+def shown_by_unread_states(checkpoint: Checkpoint, contents: Contents) -> Iterator[FullTensor]:
     """Yield the tensors of equal elements that only states show which the system cannot read.
 
     Equal elements fit every shard, so states of a tensor decide, unless others of them are there.
     """
-    sampled = {one.tensor.name: one for one in found.sampled}
-    unread = {found.states.get(name, "") for name in found.no_evidence}
-    shown = {found.states.get(name, name) for name, one in sampled.items() if not one.is_constant}
-    for one in found.tensors:
-        if one.name in unread and one.name not in shown:
-            yield one
+    states = checkpoint.states
+    unread = {states.get(name, "") for name in contents.no_evidence}
+    shown = {
+        states.get(s.tensor.name, s.tensor.name) for s in contents.sampled if not s.is_constant
+    }
+    for tensor in checkpoint.tensors:
+        if tensor.name in unread and tensor.name not in shown:
+            yield tensor
 
 
-def ask_for_shard(found: Checkpoint, doubtful: Iterable[FullTensor]) -> InferredStrategy | None:
+def ask_for_shard(
+    checkpoint: Checkpoint, contents: Contents, doubtful: Iterable[FullTensor]
+) -> InferredStrategy | None:
     """Return the problem of states that the system cannot read, if ``doubtful`` may be sharded."""
-    names = [one.name for one in hiding_tensors(found.strategy, doubtful)]
-    wanted = [name for name in names if name in found.wanted]
+    strategy, unread = checkpoint.strategy, contents.no_evidence
+    names = [tensor.name for tensor in hiding_tensors(strategy, doubtful)]
+    wanted = [name for name in names if name in checkpoint.wanted]
     if not wanted:
         return None
-    number, error = len(found.no_evidence), next(iter(found.no_evidence.values()))
+    error = next(iter(unread.values()))
     problem = Diagnostic(
         "undecided_shard",
         f"{count(len(wanted), 'parameter')}: perhaps slices of an optimizer shard",
         hint=f"restore the files, or --optimizer-shard N, 1 for none; {_EXPLAINED}",
         options=_SHARD,
-        facts=f"{shorten(wanted, 3)}; {count(number, 'optimizer state')} that would show it cannot "
-        f"be read: {shorten(found.no_evidence, 2)}; {error}",
+        facts=f"{shorten(wanted, 3)}; {count(len(unread), 'optimizer state')} that would show it "
+        f"cannot be read: {shorten(unread, 2)}; {error}",
     )
-    return _undecided(found.strategy, problem, wanted)
+    return _undecided(strategy, problem, wanted)
 
 
 def may_be_sharded(tensor: FullTensor) -> bool:
@@ -664,9 +685,9 @@ def hiding_tensors(strategy: Strategy, tensors: Iterable[FullTensor]) -> Iterato
     A strategy hides the shard of all tensors or of none.
     """
     if not _lists_shard(strategy):
-        for one in _candidates(strategy, tensors):
-            if not parse_name(one.name).is_gradient:
-                yield one
+        for tensor in _candidates(strategy, tensors):
+            if not parse_name(tensor.name).is_gradient:
+                yield tensor
 
 
 def _lists_shard(strategy: Strategy) -> bool:
@@ -678,7 +699,7 @@ def _lists_shard(strategy: Strategy) -> bool:
     )
 
 
-def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
+def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
     """Return few more ranks, ascending, whose slices would show a hidden shard of each layout.
 
     Parameters
@@ -690,7 +711,7 @@ def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[in
 
     Examples
     --------
-    >>> telling_ranks([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
+    >>> ranks_that_show_shards([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
     (1, 2)
     """
     telling: list[set[int]] = []  # for each layout the ranks of which one is enough
@@ -698,15 +719,15 @@ def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[in
         unseen = layout.unseen_shard(ranks)
         if unseen == 1:
             continue
-        held: dict[tuple[int, ...], int] = {}
+        position_of: dict[tuple[int, ...], int] = {}
         for rank in ranks:
             if rank in layout.ranks:
                 index = layout.slice_index(rank)
-                held.setdefault(index, layout.owners(index).index(rank))
+                position_of.setdefault(index, layout.owners(index).index(rank))
         telling.append(
             {
                 rank
-                for index, first in held.items()
+                for index, first in position_of.items()
                 for position, rank in enumerate(layout.owners(index))
                 if math.gcd(unseen, position - first) == 1
             }
@@ -720,11 +741,11 @@ def cover(groups: Iterable[Collection[int]]) -> tuple[int, ...]:
     Numbers without a choice are taken first, then the lowest of those that most groups have.
     """
     sets = [set(group) for group in groups]
-    taken = [*{number for one in sets if len(one) == 1 for number in one}]
-    left = [one for one in sets if one.isdisjoint(taken)]
+    taken = [*{number for group in sets if len(group) == 1 for number in group}]
+    left = [group for group in sets if group.isdisjoint(taken)]
     while left:
         counts = Counter(chain.from_iterable(left))
-        best = min(counts, key=lambda one: (-counts[one], one))
+        best = min(counts, key=lambda number: (-counts[number], number))
         taken.append(best)
         left = [group for group in left if best not in group]
     return tuple(sorted(taken))
@@ -736,32 +757,32 @@ def read_contents(
     """Return the sample or the digest of each rank's slice, for each tensor."""
     from ckpttool.storage.sampling import digest, sample
 
-    held = [
-        {rank: one for ranks in tensor.slicing.replicas() for rank, one in ranks.items()}
+    stored_of = [
+        {rank: stored for ranks in tensor.slicing.replicas() for rank, stored in ranks.items()}
         for tensor in tensors
     ]
-    stored = chain.from_iterable(by_rank.values() for by_rank in held)
+    stored = chain.from_iterable(by_rank.values() for by_rank in stored_of)
     contents = yield from ask(sample if by_samples else digest, stored)
-    return [{rank: contents[one] for rank, one in by_rank.items()} for by_rank in held]
+    return [{rank: contents[stored] for rank, stored in by_rank.items()} for by_rank in stored_of]
 
 
 def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
     proven = {name: shard for name, shard in sharded.items() if name not in by_request}
     if proven:
         shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
-        text = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
-        text += "that the strategy does not list"
+        message = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
+        message += "that the strategy does not list"
         facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
         hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
+        yield Diagnostic("inferred", message, hint=hint, options=_SHARD, facts=facts)
 
 
-def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
-    most = max((tensor.layout.replicas for tensor in listed), default=1)
+def _limited_notes(tensors: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
+    most = max((tensor.layout.replicas for tensor in tensors), default=1)
     if requested is not None and requested > most:
-        text = f"optimizer shard {requested}: no parameter has more than {most} replicas"
+        message = f"optimizer shard {requested}: no parameter has more than {most} replicas"
         facts = "each is sharded by all of its own, as in MindSpore"
-        yield Diagnostic("corrected", text, facts=facts)
+        yield Diagnostic("corrected", message, facts=facts)
 
 
 def _requested_notes(
@@ -772,6 +793,6 @@ def _requested_notes(
     groups = {"sharded": sharded, "in full": unsharded}
     named = "; ".join(f"{how}: {shorten(names, 3)}" for how, names in groups.items() if names)
     if named:
-        text = f"{count(len(by_request), 'parameter')} decided by the requested shard alone"
+        message = f"{count(len(by_request), 'parameter')} decided by the requested shard alone"
         hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
-        yield Diagnostic("inferred", text, hint=hint, facts=named)
+        yield Diagnostic("inferred", message, hint=hint, facts=named)

@@ -79,12 +79,12 @@ def interpret(
     """
     states = catalog.match_states(listed_names(catalog, strategy))
     ranks = _Ranks(catalog, strategy, states, contents, catalog.find_kinds())
-    before = {one.name: one for one in known}
+    before = {tensor.name: tensor for tensor in known}
     return tuple(
         before[name]
         if name in before and contents.keys().isdisjoint(_components(name))
-        else ranks.tensor(name, held)
-        for name, held in catalog.holders.items()
+        else ranks.tensor(name, ranks_of)
+        for name, ranks_of in catalog.holders.items()
     )
 
 
@@ -157,18 +157,18 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
         Name to the parameter whose state it is by name and shape, unless contents contradict it;
         None for any other tensor.
     """
-    found: dict[str, str | None] = {}
-    for one in tensors:
-        parameter = one.known_by.parameter if isinstance(one.known_by, Follows) else None
-        if parameter is None and not isinstance(one.known_by, Whole | Unlisted):
+    decided: dict[str, str | None] = {}
+    for tensor in tensors:
+        parameter = tensor.known_by.parameter if isinstance(tensor.known_by, Follows) else None
+        if parameter is None and not isinstance(tensor.known_by, Whole | Unlisted):
             continue
-        if parameter is not None and parse_name(one.name).parameter is not None:
+        if parameter is not None and parse_name(tensor.name).parameter is not None:
             continue
-        if one.meta.text is None and len(catalog.holders[one.name]) > 1:
-            headers = (header for header in catalog.headers.values() if one.name in header)
-            if len({header[one.name].meta for header in headers}) == 1:
-                found[one.name] = parameter
-    return found
+        if tensor.meta.text is None and len(catalog.holders[tensor.name]) > 1:
+            headers = (header for header in catalog.headers.values() if tensor.name in header)
+            if len({header[tensor.name].meta for header in headers}) == 1:
+                decided[tensor.name] = parameter
+    return decided
 
 
 class _Stage(Struct, frozen=True):
@@ -211,20 +211,22 @@ class _Ranks(Struct, frozen=True):
     kinds: Mapping[str, Hashable]
     cases: dict[Hashable, _Case] = {}  # thousands of tensors have few
 
-    def tensor(self, name: str, held: Sequence[int]) -> Tensor:
+    def tensor(self, name: str, ranks: Sequence[int]) -> Tensor:
         """Return the record of a tensor that some ranks hold."""
-        return self._described(name, held) or self._laid_out(name, held) or self._full(name, held)
+        return (
+            self._described(name, ranks) or self._laid_out(name, ranks) or self._full(name, ranks)
+        )
 
-    def _described(self, name: str, held: Sequence[int]) -> Tensor | None:
+    def _described(self, name: str, ranks: Sequence[int]) -> Tensor | None:
         """Return a tensor that the checkpoint describes, or a state of one."""
         description = self.catalog.description
         if description is None:
             return None
         if name in description.tensors:
             return description.tensors[name]
-        tensors = {rank: self.catalog.files[rank].tensors[name] for rank in held}
+        tensors = {rank: self.catalog.files[rank].tensors[name] for rank in ranks}
         if name in description.broken:
-            return BrokenTensor(tensors[held[0]].meta, _LISTED)
+            return BrokenTensor(tensors[ranks[0]].meta, _LISTED)
         parameter = self._described_parameter(name)
         state = None if parameter is None else follow(parameter, name, tensors)
         if state is None or self._is_contradicted(name, state.slicing.owners()):
@@ -258,15 +260,15 @@ class _Ranks(Struct, frozen=True):
         is_handwritten = name in self.strategy.handwritten
         return self.kinds.get(name), layouts, full_shapes, is_handwritten
 
-    def _find_case(self, name: str, held: Sequence[int]) -> _Case:
+    def _find_case(self, name: str, ranks: Sequence[int]) -> _Case:
         """Return how a tensor is laid out."""
         catalog, strategy, states = self.catalog, self.strategy, self.states
-        listed = layouts = strategy.layouts.get(name, ())
-        if listed:
+        listed_layouts = layouts = strategy.layouts.get(name, ())
+        if listed_layouts:
             layouts = correct_layouts(catalog, strategy, name, states)
-        elif followed_parameter(catalog, strategy, name, held, states) is not None:
+        elif followed_parameter(catalog, strategy, name, ranks, states) is not None:
             layouts = state_layouts(strategy, name, states)
-        case = _Case(layouts, is_corrected=bool(listed) and layouts != listed)
+        case = _Case(layouts, is_corrected=bool(listed_layouts) and layouts != listed_layouts)
         metas = catalog.metas_of(name)
         if layouts and len({meta.dtype for meta in metas.values()}) > 1:
             dtypes = group_by_meta(metas, lambda meta: meta.dtype)
@@ -280,15 +282,17 @@ class _Ranks(Struct, frozen=True):
             stages.append(stage)
         return replace(case, stages=tuple(stages))
 
-    def _join_stage(self, listed: Layout, metas: Mapping[int, TensorMeta]) -> _Stage | Diagnostic:
-        held = {rank: meta for rank, meta in metas.items() if rank in listed.ranks}
-        if not held:
-            return _Stage(listed)
-        joined = infer_full_tensor(self.catalog, listed, held)
+    def _join_stage(
+        self, layout_listed: Layout, metas: Mapping[int, TensorMeta]
+    ) -> _Stage | Diagnostic:
+        slices = {rank: meta for rank, meta in metas.items() if rank in layout_listed.ranks}
+        if not slices:
+            return _Stage(layout_listed)
+        joined = infer_full_tensor(self.catalog, layout_listed, slices)
         if isinstance(joined, Diagnostic):
             return joined
         layout, meta = joined
-        return _Stage(layout, meta.shape, layout.gaps(tuple(held)))
+        return _Stage(layout, meta.shape, layout.gaps(tuple(slices)))
 
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
         """Return the tensor that its slices make, one for each stage.
@@ -336,14 +340,14 @@ class _Ranks(Struct, frozen=True):
             return True
         return len(groups) == 1 and len(groups_by_slice) > 1
 
-    def _full(self, name: str, held: Sequence[int]) -> FullTensor:
-        groups = self._group_equal(name, held)
-        known_by: KnownBy = Unlisted(groups, self._odd_shapes(name, held[0]))
+    def _full(self, name: str, ranks: Sequence[int]) -> FullTensor:
+        groups = self._group_equal(name, ranks)
+        known_by: KnownBy = Unlisted(groups, self._odd_shapes(name, ranks[0]))
         if not self.strategy.layouts and self.catalog.description is None:
             known_by = Whole(groups)
-        return full_tensor(self.catalog, name, known_by, held[0])
+        return full_tensor(self.catalog, name, known_by, ranks[0])
 
-    def _group_equal(self, name: str, held: Sequence[int]) -> RankGroups:
+    def _group_equal(self, name: str, ranks: Sequence[int]) -> RankGroups:
         """Group ranks by equal headers and known equal contents, of a whole map parameter."""
         names = _components(name)
 
@@ -356,7 +360,7 @@ class _Ranks(Struct, frozen=True):
             ]
             return (*(tensor and tensor.meta for tensor in tensors), *own_groups)
 
-        return tuple(group_ranks(held, content).values())
+        return tuple(group_ranks(ranks, content).values())
 
     def _odd_shapes(self, name: str, rank: int) -> str:
         """Return the shapes that show that a state is not a full tensor; "" if it may be one."""
@@ -384,7 +388,7 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
     """
     metas = catalog.metas
     parameter_of_state = catalog.match_states()
-    found = {}
+    perhaps = {}
     for name, is_named in catalog.common_tensors.items():
         if name not in metas:  # its file is cut short, and not read
             continue
@@ -393,10 +397,10 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
             continue
         if parameter is not None and parameter.name not in catalog.common_tensors:
             if meta.shape != parameter.shape:
-                found[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
+                perhaps[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
         elif math.prod(meta.shape) != 1:
-            found[name] = f"{name} {meta.shape}"
-    return found
+            perhaps[name] = f"{name} {meta.shape}"
+    return perhaps
 
 
 def _find_parameter(
@@ -439,10 +443,10 @@ def infer_full_tensor(
     slice_shape = metas[ranks[0]].shape
     ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
     if len(ways) > 1:
-        text = "the JSON strategy fits several full shapes"
+        message = "the JSON strategy fits several full shapes"
         hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
         facts = ambiguity(layout, ways)
-        return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
+        return Diagnostic("shape", message, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
     layout = ways[0] if ways else layout
     # A slice of a manual split may have a wrong number of axes.  The full shape follows from
     # another slice, so that the message below names the wrong one.
@@ -467,9 +471,9 @@ def infer_full_tensor(
 
 
 def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
-    text = "the slices do not fit the strategy"
+    message = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
+    return Diagnostic("shape", message, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
 
 
 def disagreement(

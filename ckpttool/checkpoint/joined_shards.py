@@ -43,12 +43,13 @@ def _names(strategy: Strategy) -> list[str]:
     return [
         name
         for name, layouts in strategy.layouts.items()
-        if name not in strategy.handwritten and any(one.optimizer_shard > 1 for one in layouts)
+        if name not in strategy.handwritten
+        and any(layout.optimizer_shard > 1 for layout in layouts)
     ]
 
 
 def find_joined_shards(
-    listed: Strategy, tensors: Sequence[FullTensor], by_samples: bool
+    strategy: Strategy, tensors: Sequence[FullTensor], by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
 
@@ -61,24 +62,24 @@ def find_joined_shards(
     by_samples
         Whether to read samples only.
     """
-    names = frozenset(_names(listed))
+    names = frozenset(_names(strategy))
     if not names:
         return None
     present = [tensor for tensor in tensors if tensor.name in names and tensor.is_listed]
-    shards = {tensor.name: _shard_of(listed, tensor) for tensor in present}
+    shards = {tensor.name: _shard_of(strategy, tensor) for tensor in present}
     shown = yield from _shown(present, shards, by_samples)
     kept = {name: shards[name] for name, shard in shown.items() if shard == shards[name] > 1}
     joined = [name for name, shard in shown.items() if shard == 1]
     for name in inconsistent_states(present, {**dict.fromkeys(joined, 1), **kept}):
         kept.pop(name, None)  # replicas that diverged
         kept.pop(match_parameters(present)[name], None)
-    bare = without_listed_shards(listed)
+    bare = without_listed_shards(strategy)
     if kept and not joined:
-        text = f"{_NONE}, but files hold slices of the optimizer shard in the strategy"
+        message = f"{_NONE}, but files hold slices of the optimizer shard in the strategy"
         hint = "the same command without --optimizer-shard"
         problem = Diagnostic(
             "undecided_shard",
-            text,
+            message,
             hint=hint,
             options=("--optimizer-shard",),
             facts=shorten(kept, 3),
@@ -89,9 +90,9 @@ def find_joined_shards(
     return InferredStrategy(set_shards(bare, kept), notes)
 
 
-def _shard_of(listed: Strategy, tensor: FullTensor) -> int:
-    layouts = listed.layouts[tensor.name]
-    return next(one.optimizer_shard for one in layouts if one.ranks == tensor.layout.ranks)
+def _shard_of(strategy: Strategy, tensor: FullTensor) -> int:
+    layouts = strategy.layouts[tensor.name]
+    return next(layout.optimizer_shard for layout in layouts if layout.ranks == tensor.layout.ranks)
 
 
 def _shown(
@@ -103,8 +104,8 @@ def _shown(
     """
     compared = [tensor for tensor in present if may_be_sharded(tensor)]
     contents = yield from read_contents(compared, by_samples)
-    found = zip(compared, shown_shards(compared, contents), strict=True)
-    shown = {tensor.name: shard for tensor, shard in found if shard is not None}
+    pairs = zip(compared, shown_shards(compared, contents), strict=True)
+    shown = {tensor.name: shard for tensor, shard in pairs if shard is not None}
     by_name = {tensor.name: tensor for tensor in present}
     for tensor in present:
         if tensor not in compared:  # the strategy lists its full shape
@@ -130,23 +131,25 @@ def _notes(
 ) -> Iterator[Diagnostic]:
     """Yield what became of the optimizer shards in the strategy, and what shows it."""
     if joined:
-        text = f"{_NONE}: {count(len(joined), 'parameter', 'are')} read without the "
-        text += "optimizer shard in the strategy"
-        yield Diagnostic("corrected", text, facts=shorten(joined, 3))
+        message = f"{_NONE}: {count(len(joined), 'parameter', 'are')} read without the "
+        message += "optimizer shard in the strategy"
+        yield Diagnostic("corrected", message, facts=shorten(joined, 3))
     if kept:
-        text = f"{_NONE}: {count(len(kept), 'parameter', 'keep')} the optimizer shard in the "
+        message = f"{_NONE}: {count(len(kept), 'parameter', 'keep')} the optimizer shard in the "
         facts = f"{shorten(kept, 3)}: slices show that it was not joined"
-        yield Diagnostic("corrected", f"{text}strategy", facts=facts)
+        yield Diagnostic("corrected", f"{message}strategy", facts=facts)
     if assumed:
-        text = f"{_NONE} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
-        shapes = (f"{_shape(one, 1)} or {_shape(one, shards[one.name])}" for one in assumed)
-        named = (f"{one.name} {both}" for one, both in zip(assumed, shapes, strict=True))
+        message = f"{_NONE} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
+        shapes = (
+            f"{_shape(tensor, 1)} or {_shape(tensor, shards[tensor.name])}" for tensor in assumed
+        )
+        named = (f"{tensor.name} {both}" for tensor, both in zip(assumed, shapes, strict=True))
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
         facts += "no other rank shows it, or all elements are equal"
         hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint=hint, facts=facts)
+        yield Diagnostic("inferred", message, hint=hint, facts=facts)
 
 
 def _shape(tensor: FullTensor, shard: int) -> tuple[int, ...]:
-    rows, *others = tensor.meta.shape
-    return (rows * shard, *others)
+    rows, *rest = tensor.meta.shape
+    return (rows * shard, *rest)

@@ -49,8 +49,8 @@ def state_layouts(
     layouts = () if parameter is None else strategy.layouts.get(parameter, ())
     if axis is None:
         return layouts
-    found = [without_axis(layout, axis) for layout in layouts]
-    return () if None in found else tuple(layout for layout in found if layout is not None)
+    reduced = [without_axis(layout, axis) for layout in layouts]
+    return () if None in reduced else tuple(layout for layout in reduced if layout is not None)
 
 
 def followed_parameter(
@@ -111,13 +111,13 @@ def target_layouts(
 
     The layouts of a state are corrected by those of its parameter, see `correct_layouts`.
     """
-    listed, followed = strategy.layouts[name], state_layouts(strategy, name, parameter_of_state)
+    layouts, followed = strategy.layouts[name], state_layouts(strategy, name, parameter_of_state)
     is_statistic = parse_name(name).is_second_moment and name not in strategy.handwritten
     parameter = parameter_of_state.get(name, name)
     has_shard = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(parameter, ()))
     if followed and is_statistic and has_shard:
         return followed  # the entries of statistics omit the optimizer shard
-    return copy_manual_split(listed, followed)
+    return copy_manual_split(layouts, followed)
 
 
 def correct_layouts(
@@ -158,15 +158,15 @@ def correct_layouts(
         return with_shard
     expected = _expected_shapes(catalog, strategy, name, parameter_of_state[name])
     full_shape = next((shape for _, shape in expected), None)
-    listed = {layout.ranks: layout for layout in layouts}
+    by_ranks = {layout.ranks: layout for layout in layouts}
     followed = {
         layout.ranks: layout
         for layout in parameter_layouts
         if not layout.rows
-        and layout.ranks in listed
+        and layout.ranks in by_ranks
         and (
             parse_name(name).reduced_axis is not None
-            or _are_equal_without_shard(layout, listed[layout.ranks])
+            or _are_equal_without_shard(layout, by_ranks[layout.ranks])
         )
     }
     return tuple(
@@ -255,13 +255,9 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     contradictions, suspicious = [], []
     metas = catalog.metas
     judged = () if strategy.is_as_written else strategy.layouts
-    listed = dict.fromkeys(name for name in judged if name in metas)
-    for name, parameter in drop_unlike_shapes(catalog.match_states(listed), metas).items():
-        if (
-            name not in listed
-            or parameter not in listed
-            or parse_name(name).reduced_axis is not None
-        ):
+    names = dict.fromkeys(name for name in judged if name in metas)
+    for name, parameter in drop_unlike_shapes(catalog.match_states(names), metas).items():
+        if name not in names or parameter not in names or parse_name(name).reduced_axis is not None:
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[parameter]}
         for state_layout in strategy.layouts[name]:
@@ -279,12 +275,12 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
                 suspicious.append(f"{parameter} and {name}")
             break
     if contradictions:
-        text = "the strategy gives parameters and their optimizer state different full shapes"
-        yield contradiction(strategy, text, shorten(contradictions, 3))
+        message = "the strategy gives parameters and their optimizer state different full shapes"
+        yield contradiction(strategy, message, shorten(contradictions, 3))
     if suspicious:
-        text = "the strategy shards parameters and their optimizer state differently"
+        message = "the strategy shards parameters and their optimizer state differently"
         hint = "the strategy of this run; `ckpttool help unlike_states` explains"
-        yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
+        yield Diagnostic("unlike_states", message, hint=hint, facts=shorten(suspicious, 3))
 
 
 FIND_FITTING = "`ckpttool strategy check SRC STRATEGY...` says which fits"
@@ -323,8 +319,10 @@ def _mismatched_full_shapes(
     if slice_shape != state_slice_shape:
         return slice_shape, slice_shape
     return tuple(
-        replace(one, optimizer_shard=shard if are_equal else 1, rows=()).implied_shape(slice_shape)
-        for one, shard in zip((folded, folded_state), shards, strict=True)
+        replace(layout, optimizer_shard=shard if are_equal else 1, rows=()).implied_shape(
+            slice_shape
+        )
+        for layout, shard in zip((folded, folded_state), shards, strict=True)
     )
 
 
@@ -450,8 +448,8 @@ class GradientShards(Struct):
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
         if not parse_name(name).is_gradient or not is_claimed:
             return layouts
-        listed = strategy.layouts.get(name, ())
-        of_stage = [one for one in listed if one.first_rank == source.layout.first_rank]
+        of_name = strategy.layouts.get(name, ())
+        of_stage = [layout for layout in of_name if layout.first_rank == source.layout.first_rank]
         if not any(layout.optimizer_shard > 1 for layout in of_stage):
             self.sharded.append(name)
             return layouts
@@ -464,11 +462,11 @@ class GradientShards(Struct):
         """Yield the notes on gradients with and without their shards."""
         if self.unsharded:
             gradients = count(len(self.unsharded), "gradient")
-            text = f"{gradients} without the optimizer shard of the target strategy, as in SRC"
-            yield Diagnostic("corrected", text, facts=shorten(self.unsharded, 3))
+            message = f"{gradients} without the optimizer shard of the target strategy, as in SRC"
+            yield Diagnostic("corrected", message, facts=shorten(self.unsharded, 3))
         if self.sharded:
             gradients = count(len(self.sharded), "gradient")
-            text = f"{gradients} with the optimizer shard of the target strategy"
+            message = f"{gradients} with the optimizer shard of the target strategy"
             facts = "MindSpore shards them only under gradient_accumulation_shard: "
             facts += shorten(self.sharded, 3)
-            yield Diagnostic("doubt", text, facts=facts)
+            yield Diagnostic("doubt", message, facts=facts)

@@ -31,7 +31,6 @@ from msgspec.structs import replace
 
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
@@ -131,9 +130,9 @@ def quarantine_all_empty(catalog: Catalog) -> Catalog:
 
 
 def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
-    text, facts = "empty (0 bytes)", "a full disk or a crash leaves such files"
+    message, facts = "empty (0 bytes)", "a full disk or a crash leaves such files"
     damaged = {
-        rank: FormatError(catalog.files[rank].path, None, text, facts=facts)
+        rank: FormatError(catalog.files[rank].path, None, message, facts=facts)
         for rank in sorted(empty)
     }
     if not damaged:
@@ -148,17 +147,7 @@ def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
 # ----------------------------------------------------------------------- files that are cut short
 
 
-def take_remains(
-    catalog: Catalog, tensors: TensorOptions, *, checks_bytes: bool = False
-) -> Catalog:
-    """Return the catalog with what is left of files that are cut short, if not all is wanted.
-
-    ``checks_bytes`` says whether checksums are verified, which nothing of such a file can pass.
-    """
-    return catalog if tensors.are_all_wanted or checks_bytes else catalog.with_remains()
-
-
-def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
+def with_lost_tensors(catalog: Catalog, strategy: Strategy) -> Catalog:
     """Return the catalog with all that is known of what files that are cut short have lost.
 
     The header of a ``.ckpt`` does not list its tensors.  A manifest may.  The ranks of a stage run
@@ -171,17 +160,17 @@ def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
         remains = error.remains
         if remains.are_all_known:
             continue
-        left = [one.meta for one in remains.index.tensors.values()]
-        held = [(one.name, one.dtype, one.shape) for one in left]
-        others = chain(_of_manifests(catalog, error.path), _of_stage(catalog, strategy, rank))
-        found = [names[len(held) :] for names in others if held and names[: len(held)] == held]
-        names = {name for name, *_ in found[0]} if found else {*strategy.layouts}
-        if found and all({name for name, *_ in one} == names for one in found):
-            lost = {one[0]: _meta_of(one) for one in found[0]}
+        left = [tensor.meta for tensor in remains.index.tensors.values()]
+        begin = [(meta.name, meta.dtype, meta.shape) for meta in left]
+        sources = chain(_of_manifests(catalog, error.path), _of_stage(catalog, strategy, rank))
+        rests = [names[len(begin) :] for names in sources if begin and names[: len(begin)] == begin]
+        names = {name for name, *_ in rests[0]} if rests else {*strategy.layouts}
+        if rests and all({name for name, *_ in rest} == names for rest in rests):
+            lost = {it[0]: _meta_of(it) for it in rests[0]}
             known = replace(remains, lost=lost, are_all_known=names >= remains.lost.keys())
         else:
-            listed = dict.fromkeys(_find_listed(catalog, strategy, rank, remains.index))
-            known = replace(remains, lost={**listed, **remains.lost})
+            of_strategy = dict.fromkeys(_find_listed(catalog, strategy, rank, remains.index))
+            known = replace(remains, lost={**of_strategy, **remains.lost})
         damaged[rank] = error.knowing(known)
     return replace(catalog, damaged=damaged)
 
@@ -189,8 +178,8 @@ def know_lost(catalog: Catalog, strategy: Strategy) -> Catalog:
 _Listed: TypeAlias = tuple[str, str, tuple[int, ...]]  # name, element type and shape of a tensor
 
 
-def _meta_of(listed: _Listed) -> TensorMeta:
-    name, dtype, shape = listed
+def _meta_of(tensor: _Listed) -> TensorMeta:
+    name, dtype, shape = tensor
     return TensorMeta(name, TEXT, (), "") if dtype == TEXT else TensorMeta(name, dtype, shape)
 
 
@@ -200,18 +189,18 @@ def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
             outputs = ManifestFile.read(manifest).outputs()
         except FormatError:
             continue  # `ckpttool.checks.manifest_hashes.check_source` reports it
-        for one in outputs:
-            if os.path.abspath(manifest.parent / one.path) == os.path.abspath(path):  # noqa: PTH100
-                yield [(t.name, t.dtype, t.shape) for t in one.tensors]
+        for output in outputs:
+            if os.path.abspath(manifest.parent / output.path) == os.path.abspath(path):  # noqa: PTH100
+                yield [(t.name, t.dtype, t.shape) for t in output.tensors]
 
 
 def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[_Listed]]:
     ranks_of_stage = strategy.stage_ranks if strategy.layouts else len(strategy.ranks)
     for ranks, header in catalog.headers.items():
-        stages = {one // ranks_of_stage for one in ranks if one not in catalog.damaged}
+        stages = {rank_of // ranks_of_stage for rank_of in ranks if rank_of not in catalog.damaged}
         if rank // ranks_of_stage in stages:
-            metas = (one.meta for one in header.values())
-            yield [(one.name, one.dtype, one.shape) for one in metas]
+            metas = (tensor.meta for tensor in header.values())
+            yield [(meta.name, meta.dtype, meta.shape) for meta in metas]
 
 
 def _find_listed(catalog: Catalog, strategy: Strategy, rank: int, left: FileIndex) -> Iterator[str]:
@@ -228,8 +217,8 @@ def is_rest_known(catalog: Catalog, strategy: Strategy, error: CutShortError) ->
 
     So it is if a strategy lists all that the other files hold, which are those of the same run.
     """
-    held = {*chain.from_iterable(file.header for file in catalog.whole_files.values())}
-    is_listed = bool(strategy.layouts) and bool(held) and held <= strategy.layouts.keys()
+    names = {*chain.from_iterable(file.header for file in catalog.whole_files.values())}
+    is_listed = bool(strategy.layouts) and bool(names) and names <= strategy.layouts.keys()
     return error.remains.are_all_known or is_listed
 
 
@@ -240,20 +229,20 @@ def without_harmless(
 
     The catalog has only the ``wanted`` tensors; ``are_named`` if the user named each of them.
     """
-    damaged, found = dict(catalog.damaged), list[Diagnostic]()
+    damaged, notes = dict(catalog.damaged), list[Diagnostic]()
     for number, error in catalog.cut_short.items():
         lost = error.remains.lost
         is_left = number in catalog.files or catalog.description is not None
         is_known = are_named or is_rest_known(catalog, strategy, error)
         if is_left and is_known and wanted.isdisjoint(lost):
             del damaged[number]
-            (one,) = error.diagnostics
-            facts = join_clauses(one.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
-            found.append(replace(one, code="cut_short", hint="", facts=facts))
+            (cut_short,) = error.diagnostics
+            facts = join_clauses(cut_short.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
+            notes.append(replace(cut_short, code="cut_short", hint="", facts=facts))
         else:
-            of_wanted = {name: one for name, one in lost.items() if name in wanted}
+            of_wanted = {name: meta for name, meta in lost.items() if name in wanted}
             damaged[number] = error.knowing(replace(error.remains, lost=of_wanted))
-    diagnostics = (*catalog.diagnostics, *found)
+    diagnostics = (*catalog.diagnostics, *notes)
     return replace(catalog, damaged=damaged, diagnostics=diagnostics)
 
 
@@ -309,8 +298,8 @@ def find_missing(
         is_replaced &= bool(catalog.documents)  # else only the file says what is in it
         return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
     missing: MissingNames = defaultdict(list)
-    listed = strategy if wanted is None else strategy.with_only(wanted)
-    unsaved = _find_absent(catalog, listed, deduplicated, missing, needed)
+    listed_strategy = strategy if wanted is None else strategy.with_only(wanted)
+    unsaved = _find_absent(catalog, listed_strategy, deduplicated, missing, needed)
     for tensor in tensors:
         for owners in tensor.gaps if isinstance(tensor, BrokenTensor) else ():
             expected = tuple(filter(catalog.is_expected, owners))
@@ -386,7 +375,7 @@ def _find_absent(
             if not slices:
                 continue
             at_hand = {rank // strategy.stage_ranks for rank in catalog.files}
-            layouts = tuple(one for one in layouts if one.stage in at_hand) or layouts
+            layouts = tuple(layout for layout in layouts if layout.stage in at_hand) or layouts
         is_weight = parameter not in strategy.layouts
         is_conclusive = not deduplicated or (is_weight and are_filled)
         is_conclusive &= all(_is_conclusive(catalog, layout, slices) for layout in layouts)
@@ -465,25 +454,26 @@ def find_partly_held(
         stages[rank // strategy.stage_ranks].add(rank)
     missing: dict[tuple[int, ...], tuple[int, ...]] = {}
     for ranks in names:
-        held = {rank // strategy.stage_ranks for rank in ranks}
-        members = {*chain(*(stages[stage] for stage in held))}
+        stages_of = {rank // strategy.stage_ranks for rank in ranks}
+        members = {*chain(*(stages[stage] for stage in stages_of))}
         missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()
     unlisted = {
-        one.name
-        for one in tensors
-        if isinstance(one.known_by, Unlisted) and map_of_component(one.name) is None
+        tensor.name
+        for tensor in tensors
+        if isinstance(tensor.known_by, Unlisted) and map_of_component(tensor.name) is None
     }
-    found = []
+    partly = []
     for ranks, others in missing.items():
         of_ranks = tuple(name for name in names[ranks] if name in unlisted)
         if others and of_ranks:
-            same = (names[held] for held, without in missing.items() if without == ranks)
+            same = (names[holders] for holders, without in missing.items() if without == ranks)
             instead = tuple(chain(*same)) if len(ranks) == 1 else ()
-            found.append(PartlyHeld(of_ranks, ranks, others, instead))
+            partly.append(PartlyHeld(of_ranks, ranks, others, instead))
     if deduplicated and all(
-        len(one.ranks) == len({rank // strategy.stage_ranks for rank in one.ranks}) for one in found
+        len(part.ranks) == len({rank // strategy.stage_ranks for rank in part.ranks})
+        for part in partly
     ):
         return ()
-    return tuple(found)
+    return tuple(partly)

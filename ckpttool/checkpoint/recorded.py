@@ -39,8 +39,8 @@ def limit_to_written_ranks(catalog: Catalog, strategy: Strategy | None) -> Catal
     if written is None:
         return catalog
     ranks, note = written
-    others = sorted(_expected_ranks(catalog, strategy) - ranks)
-    note = replace(note, facts=f"{format_ranks(others)}: not expected")
+    missing = sorted(_expected_ranks(catalog, strategy) - ranks)
+    note = replace(note, facts=f"{format_ranks(missing)}: not expected")
     return replace(catalog, expected_ranks=ranks, diagnostics=(*catalog.diagnostics, note))
 
 
@@ -55,7 +55,7 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
-def miss_listed_ranks(catalog: Catalog) -> Catalog:
+def with_missing_ranks(catalog: Catalog) -> Catalog:
     """Return the catalog that misses the ranks of its manifest without a file, and no others.
 
     For who writes each file again: without a strategy, nothing else tells which were the last.
@@ -69,13 +69,13 @@ def miss_listed_ranks(catalog: Catalog) -> Catalog:
         outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
         return catalog
-    listed = {os.path.normpath(path.parent / output.path) for output in outputs}
+    paths = {os.path.normpath(path.parent / output.path) for output in outputs}
     known = {*catalog.files, *catalog.damaged, *catalog.missing_ranks}
     lost = tuple(sorted({output.rank for output in outputs} - known))
-    if not lost or not listed.issuperset(map(os.path.normpath, catalog.paths)):
+    if not lost or not paths.issuperset(map(os.path.normpath, catalog.paths)):
         return catalog  # of another set than the files
-    one = Diagnostic("missing_rank", f"listed in {path}", ranks=lost)
-    return replace(catalog, diagnostics=(*catalog.diagnostics, one))
+    note = Diagnostic("missing_rank", f"listed in {path}", ranks=lost)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
 def read_kept(catalog: Catalog, is_ignored: bool) -> tuple[Kept, PlanError | None]:
@@ -136,31 +136,31 @@ def _compared(
     renamed, other = recorded.provenance.renamed, recorded.other_than(given)
     is_named = recorded.named is not None and other is None
     if recorded.provenance.has_unknown_names:
-        listed = {new: old for new, old in renamed.items() if given.has_entry(old)}
-        problem = recorded.unknown_names(listed, f"{option} with the new names only")
-        notes = [replace(problem, path=given.files[0])] if listed else []
+        old_of = {new: old for new, old in renamed.items() if given.has_entry(old)}
+        problem = recorded.unknown_names(old_of, f"{option} with the new names only")
+        notes = [replace(problem, path=given.files[0])] if old_of else []
         return replace(given, is_recorded=is_set and is_named, notes=(*given.notes, *notes))
-    found = () if other is None else other.find()
-    hint = " ".join(f"{option} {quote(name)}" for name in found) or f"{option} STRATEGY"
+    files = () if other is None else other.find()
+    hint = " ".join(f"{option} {quote(name)}" for name in files) or f"{option} STRATEGY"
     read, against = given, recorded.written if is_set else None
     if against is not None:
         read = replace(against, files=given.files, notes=given.notes)
         hint = f"the same command without {option}"
     elif other is None:
         return replace(given, is_recorded=is_set and is_named)
-    elif is_set and found:
+    elif is_set and files:
         from ckpttool.strategy_files.reader import read_strategy  # late, as few sets need it
 
-        against = _with_source_names(catalog, read_strategy(found), recorded)
+        against = _with_source_names(catalog, read_strategy(files), recorded)
     is_compared = renamed or not is_named
     kinds = _compare(catalog, given, against) if against and is_compared else {}
     if not any(kinds.values()) and (is_named or kinds):
         return replace(read, is_recorded=True)
-    text = f"{given.origin_is} not the strategy of {catalog.root}"
-    text += "" if other is None else f", which was written for {other}"
+    message = f"{given.origin_is} not the strategy of {catalog.root}"
+    message += "" if other is None else f", which was written for {other}"
     hint += "; `ckpttool help other_strategy` explains"
-    facts = other.why_not_found if other and not (found or against) else ""
-    note = Diagnostic("other_strategy", text, hint=hint, facts=facts, path=given.files[0])
+    facts = other.why_not_found if other and not (files or against) else ""
+    note = Diagnostic("other_strategy", message, hint=hint, facts=facts, path=given.files[0])
     if unlike := [name for name, kind in kinds.items() if kind in _DECISIVE]:
         facts = f"it shards {count(len(unlike), 'tensor')} otherwise: {shorten(unlike, 3)}"
         note, read = replace(note, code="strategy", facts=facts), given
@@ -195,9 +195,9 @@ def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedS
     read = [f"{old} as {new}" for new, old in called.items() if strategy.has_entry(old)]
     if not read:
         return strategy
-    text = "the strategy has the old names, read as the new ones"
+    message = "the strategy has the old names, read as the new ones"
     facts = f"{shorten(read, 2)}, as {recorded.manifest.path} says"
-    note = Diagnostic("corrected", text, facts=facts, where=strategy.origin)
+    note = Diagnostic("corrected", message, facts=facts, where=strategy.origin)
     return replace(strategy.with_names(called), notes=(*strategy.notes, note))
 
 
@@ -212,15 +212,15 @@ def _compare(catalog: Catalog, *both: Strategy) -> Mapping[str, Kind | None]:
     from ckpttool.checkpoint.optimizer_state import correct_layouts
     from ckpttool.model.layout_difference import kind_of_difference, layouts_of_rest
 
-    fitted = [fit_to_slices(catalog, one)[0] for one in both]
-    sides = [(one, catalog.match_states(one.layouts)) for one in fitted]
+    fitted = [fit_to_slices(catalog, strategy)[0] for strategy in both]
+    sides = [(fit, catalog.match_states(fit.layouts)) for fit in fitted]
     kinds = {}
     for name, meta in catalog.metas.items():
         a, b = (
-            correct_layouts(catalog, one, name, states)
-            if name in one.layouts
-            else layouts_of_rest(one, len(meta.shape))
-            for one, states in sides
+            correct_layouts(catalog, fit, name, states)
+            if name in fit.layouts
+            else layouts_of_rest(fit, len(meta.shape))
+            for fit, states in sides
         )
         if a and b:
             kinds[name] = kind_of_difference(a, b)
@@ -233,8 +233,8 @@ def noted_other_strategy(strategy: Strategy) -> Diagnostic | None:
     The code is ``strategy`` if it is known to shard otherwise.  A note on a manifest that cannot be
     read has the place of that manifest.
     """
-    noted = (one for one in strategy.notes if one.code in ("other_strategy", "strategy"))
-    return next((one for one in noted if one.path in strategy.files), None)
+    noted = (note for note in strategy.notes if note.code in ("other_strategy", "strategy"))
+    return next((note for note in noted if note.path in strategy.files), None)
 
 
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
@@ -249,9 +249,9 @@ def _written_ranks(
     `ckpttool.checks.manifest_hashes.check_set` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
-    found = catalog.files.keys() | catalog.damaged.keys()
+    there = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, strategy)
-    if catalog.expected_ranks is not None or expected <= found:
+    if catalog.expected_ranks is not None or expected <= there:
         return None
     try:
         recorded = RecordedSet.read(catalog.root)
@@ -260,8 +260,8 @@ def _written_ranks(
         outputs = recorded.manifest.manifest().outputs
     except FormatError:
         return None
-    ranks = frozenset({*found, *(output.rank for output in outputs)})
+    ranks = frozenset({*there, *(output.rank for output in outputs)})
     if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
         return None
-    text = f"written only for {format_ranks([output.rank for output in outputs])}"
-    return ranks, Diagnostic("part", text, where=str(path))
+    message = f"written only for {format_ranks([output.rank for output in outputs])}"
+    return ranks, Diagnostic("part", message, where=str(path))

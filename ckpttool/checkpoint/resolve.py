@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from shlex import quote
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.contents import (
     EqualContents,
     compare_contents,
@@ -25,11 +25,11 @@ from ckpttool.checkpoint.contents import (
 )
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
-from ckpttool.checkpoint.presence import know_lost, quarantine_all_empty, quarantine_empty
+from ckpttool.checkpoint.presence import quarantine_all_empty, quarantine_empty, with_lost_tensors
 from ckpttool.checkpoint.recorded import (
     as_recorded,
-    miss_listed_ranks,
     note_written_ranks,
+    with_missing_ranks,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
@@ -44,8 +44,12 @@ from ckpttool.problems import (
 )
 from ckpttool.wording import count, shorten
 
-Contents = Literal["samples", "slices", "all"]
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
+
+Depth = Literal["samples", "slices", "all"]  # how much of the contents is read
 FindNeeded: TypeAlias = Callable[[Checkpoint], NeededSlices]
+Resolved: TypeAlias = tuple[Checkpoint, Contents]
 
 
 def resolving(
@@ -53,12 +57,12 @@ def resolving(
     strategy: Strategy | None,
     options: ResolveOptions,
     *,
-    contents: Contents,
+    contents: Depth,
     is_refused: Callable[[Checkpoint], bool],
     files: Files = "joined",
     option: str = "-s",
     find_needed: FindNeeded | None = None,
-) -> Asking[Checkpoint]:
+) -> Asking[Resolved]:
     """Resolve a checkpoint; `answer` answers its questions, with what was read of the files before.
 
     Parameters
@@ -95,20 +99,22 @@ def resolving(
     catalog = replace(catalog, one_of_several=several)
     if files == "joined" and strategy is None and catalog.is_merged:
         files = "full"
-    if files != "joined":
-        by_samples = contents == "samples"
-        found = yield from _resolve_files(catalog, options, files, by_samples, is_refused)
-        return found.chosen
-    from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
+    if files == "joined":
+        from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
-    strategy = choose_strategy(catalog, strategy, options, option)
-    strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
-    if misfits:  # other problems would follow from these
-        return Checkpoint(
+        strategy = choose_strategy(catalog, strategy, options, option)
+        strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
+        checkpoint = Checkpoint(
             catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
         )
-    found = yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, find_needed)
-    return found.chosen
+        if misfits:  # other problems would follow from these
+            return checkpoint, Contents(is_refused=True)
+        resolved = _resolve_ranks(checkpoint, contents, is_refused, find_needed)
+    else:
+        resolved = _resolve_files(catalog, options, files, contents == "samples", is_refused)
+    checkpoint, shown = yield from resolved
+    chosen = checkpoint.chosen
+    return chosen, shown if chosen is checkpoint else shown.of_wanted(chosen.wanted)
 
 
 def _resolve_files(
@@ -117,14 +123,14 @@ def _resolve_files(
     files: Files,
     by_samples: bool,
     is_refused: Callable[[Checkpoint], bool],
-) -> Asking[Checkpoint]:
+) -> Asking[Resolved]:
     """Resolve a checkpoint whose files are not joined."""
     catalog = quarantine_all_empty(catalog)
     strategy = Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1)
-    catalog = know_lost(catalog, strategy)
+    catalog = with_lost_tensors(catalog, strategy)
     if files == "kept" and options.manifest != "ignore":
-        catalog = miss_listed_ranks(catalog)
-    found = Checkpoint(
+        catalog = with_missing_ranks(catalog)
+    checkpoint = Checkpoint(
         catalog=catalog,
         strategy=strategy,
         options=options,
@@ -132,79 +138,82 @@ def _resolve_files(
         files=files,
     )
     try:
-        found = yield from _know_numbers(found)
-        found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))
-        return found.knowing(is_refused=is_refused(found.chosen))
+        checkpoint = yield from _with_numbers(checkpoint)
+        copies = yield from compare_copies(catalog, by_samples)
+        return checkpoint, Contents(is_refused=is_refused(checkpoint.chosen), copies=copies)
     except CkptToolError as error:
-        return found.knowing(unread=error)
+        return checkpoint, Contents(unread=error)
 
 
 def _resolve_ranks(
-    catalog: Catalog,
-    strategy: Strategy,
-    options: ResolveOptions,
-    contents: Contents,
+    fitted: Checkpoint,
+    depth: Depth,
     is_refused: Callable[[Checkpoint], bool],
     find_needed: FindNeeded | None,
-) -> Asking[Checkpoint]:
-    """Resolve the files of ranks; `answer` reads what is asked."""
+) -> Asking[Resolved]:
+    """Resolve the files of ranks, whose strategy fits their names and shapes."""
     from ckpttool.checkpoint.joined_shards import without_listed_shards
 
-    listed = strategy
-    if options.optimizer_shard == 1:
-        strategy = without_listed_shards(strategy)
-    catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
-    catalog = know_lost(catalog, strategy)
-    found = Checkpoint(
+    options, as_read = fitted.options, fitted.strategy
+    strategy = without_listed_shards(as_read) if options.optimizer_shard == 1 else as_read
+    catalog = note_written_ranks(quarantine_empty(fitted.catalog, strategy), strategy)
+    catalog = with_lost_tensors(catalog, strategy)
+    checkpoint = Checkpoint(
         catalog=catalog,
         strategy=strategy,
         options=options,
         is_recorded=strategy.is_recorded,
     )
-    found = found.with_strategy(strategy, EqualContents()).limited(find_needed)
-    found = yield from _know_numbers(found)
+    checkpoint = checkpoint.with_strategy(strategy, EqualContents()).limited(find_needed)
+    checkpoint = yield from _with_numbers(checkpoint)
     names = {
         name: parameter
-        for name, parameter in decided_by_contents(catalog, found.records).items()
-        if parameter is not None or name in found.wanted
+        for name, parameter in decided_by_contents(catalog, checkpoint.records).items()
+        if parameter is not None or name in checkpoint.wanted
     }
+    shown = Contents()
     while True:
-        evident = {name: one for name, one in names.items() if name not in found.no_evidence}
+        readable = {name: of for name, of in names.items() if name not in shown.no_evidence}
         try:
-            if contents == "all":
-                equal = yield from compare_contents(catalog, strategy, evident)
+            if depth == "all":
+                equal = yield from compare_contents(catalog, strategy, readable)
             else:
-                equal = yield from sample_states(catalog, evident)
-            found = found.with_strategy(strategy, equal).limited(find_needed)
-            found = found.knowing(is_refused=is_refused(found.chosen))
-            if found.is_refused or options.trust_strategy:
-                return found
-            return (yield from _check_layouts(found, listed, contents == "samples", find_needed))
+                equal = yield from sample_states(catalog, readable)
+            checkpoint = checkpoint.with_strategy(strategy, equal).limited(find_needed)
+            if is_refused(checkpoint.chosen):
+                return checkpoint, replace(shown, is_refused=True)
+            if options.trust_strategy:
+                return checkpoint, shown
+            by_samples = depth == "samples"
+            return (yield from _check_layouts(checkpoint, shown, as_read, by_samples, find_needed))
         except UnreadEvidenceError as error:
-            new = error.tensors
-            if (
-                "" in new
-                or not found.wanted.isdisjoint(new)
-                or new.keys() <= found.no_evidence.keys()
-            ):
-                return found.knowing(unread=error)
-            found = found.knowing(no_evidence={**found.no_evidence, **new})
+            new, known = error.tensors, shown.no_evidence
+            is_wanted = "" in new or not checkpoint.wanted.isdisjoint(new)
+            if is_wanted or new.keys() <= known.keys():
+                return checkpoint, replace(shown, unread=error)
+            shown = replace(shown, no_evidence={**known, **new})
         except CkptToolError as error:
-            return found.knowing(unread=error)
+            return checkpoint, replace(shown, unread=error)
 
 
-def _know_numbers(found: Checkpoint) -> Asking[Checkpoint]:
-    catalog = found.catalog
-    found = found.knowing(counting=(yield from find_counting(catalog, *found.old_names)))
-    if not any(meta.dtype in FLOAT8 for meta in found.metas.values()):
-        return found
-    block = yield from read_weight_block(catalog.root, found.belongings)
-    return found.knowing(weight_block=block)
+def _with_numbers(checkpoint: Checkpoint) -> Asking[Checkpoint]:
+    """Return the checkpoint with the counters, and with the block of Float8 if it has some."""
+    catalog = checkpoint.catalog
+    counting = yield from find_counting(catalog, *checkpoint.old_names)
+    checkpoint = replace(checkpoint, counting=counting)
+    if not any(meta.dtype in FLOAT8 for meta in checkpoint.metas.values()):
+        return checkpoint
+    block = yield from read_weight_block(catalog.root, checkpoint.belongings)
+    return replace(checkpoint, weight_block=block)
 
 
 def _check_layouts(
-    found: Checkpoint, listed: Strategy, by_samples: bool, find_needed: FindNeeded | None
-) -> Asking[Checkpoint]:
+    checkpoint: Checkpoint,
+    shown: Contents,
+    as_read: Strategy,
+    by_samples: bool,
+    find_needed: FindNeeded | None,
+) -> Asking[Resolved]:
     """Sample the slices, and correct a strategy where contents prove that it is wrong.
 
     ``listed`` is the strategy as it was read.
@@ -213,51 +222,57 @@ def _check_layouts(
         ask_for_shard,
         has_proven_shard,
         infer_strategy,
-        rest_on_states,
+        shown_by_unread_states,
     )
     from ckpttool.checkpoint.joined_shards import find_joined_shards
 
-    requested = found.options.optimizer_shard
+    requested, strategy = checkpoint.options.optimizer_shard, checkpoint.strategy
+    readable = [tensor for tensor in checkpoint.tensors if tensor.name not in shown.no_evidence]
     correction = None
     if requested == 1:
-        correction = yield from find_joined_shards(listed, found.evident, by_samples)
-    found = found.knowing(indexes=(yield from read_indexes_beside(found.catalog.root)))
+        correction = yield from find_joined_shards(as_read, readable, by_samples)
+    indexes = yield from read_indexes_beside(checkpoint.catalog.root)
+    shown = replace(shown, indexes=indexes)
     if correction is None:
-        found = yield from _sample(found)
-        is_suspect = found.has_differing_replicas or has_proven_shard(found.strategy, found.tensors)
-        if found.no_evidence and requested is None:
-            doubtful = found.tensors if is_suspect else rest_on_states(found)
-            correction = ask_for_shard(found, doubtful)
+        shown = yield from _sample(checkpoint, shown)
+        is_suspect = shown.has_differing_replicas or has_proven_shard(strategy, checkpoint.tensors)
+        if shown.no_evidence and requested is None:
+            tensors = checkpoint.tensors
+            doubtful = tensors if is_suspect else shown_by_unread_states(checkpoint, shown)
+            correction = ask_for_shard(checkpoint, shown, doubtful)
         elif is_suspect or requested is not None:
-            correction = yield from infer_strategy(
-                *(found.strategy, found.evident, requested, by_samples)
-            )
+            correction = yield from infer_strategy(strategy, readable, requested, by_samples)
     if correction is None:
-        return found
-    found = found.with_strategy(correction.strategy, found.contents).limited(find_needed)
-    return (yield from _sample(found.knowing(correction=correction)))
+        return checkpoint, shown
+    corrected = checkpoint.with_strategy(correction.strategy, checkpoint.equal).limited(find_needed)
+    return corrected, (yield from _sample(corrected, replace(shown, correction=correction)))
 
 
-def _sample(found: Checkpoint) -> Asking[Checkpoint]:
+def _sample(checkpoint: Checkpoint, shown: Contents) -> Asking[Contents]:
     """Sample the slices of all tensors whose layouts are decided."""
     from ckpttool.checkpoint.samples import sample_stages, sample_tensors, stage_pairs
 
-    undecided = () if found.correction is None else found.correction.undecided
-    decided = [one for one in found.evident if one.name not in undecided]
-    sampled = yield from sample_tensors(decided, found.strategy.handwritten)
+    catalog, handwritten = checkpoint.catalog, checkpoint.strategy.handwritten
+    undecided = {*shown.no_evidence, *(shown.correction.undecided if shown.correction else ())}
+    decided = [tensor for tensor in checkpoint.tensors if tensor.name not in undecided]
+    sampled = yield from sample_tensors(decided, handwritten)
     differing = yield from sample_stages(decided)
-    others = (other for _, other in stage_pairs(decided))
-    replicated = [one for one in others if one.layout.replicas > one.layout.optimizer_shard]
-    copies = yield from sample_tensors(replicated, found.strategy.handwritten)
-    found = found.knowing(
-        sampled=tuple(sampled), sampled_copies=tuple(copies), differing_stages=differing
-    )
-    is_ours = found.is_recorded and found.options.manifest != "ignore"
-    if is_ours or all(one.format != "safetensors" for one in found.catalog.files.values()):
-        return found
-    from ckpttool.checkpoint.scrambled_slices import find_scrambled
+    copies = (copy for _, copy in stage_pairs(decided))
+    replicated = [copy for copy in copies if copy.layout.replicas > copy.layout.optimizer_shard]
+    sampled_copies = yield from sample_tensors(replicated, handwritten)
+    scrambled: tuple[ScrambledTensor, ...] = ()
+    is_ours = checkpoint.is_recorded and checkpoint.options.manifest != "ignore"
+    if not is_ours and any(file.format == "safetensors" for file in catalog.files.values()):
+        from ckpttool.checkpoint.scrambled_slices import find_scrambled
 
-    return found.knowing(scrambled=(yield from find_scrambled(found.catalog, decided)))
+        scrambled = yield from find_scrambled(catalog, decided)
+    return replace(
+        shown,
+        sampled=tuple(sampled),
+        sampled_copies=tuple(sampled_copies),
+        differing_stages=differing,
+        scrambled=scrambled,
+    )
 
 
 def choose_strategy(
@@ -318,16 +333,16 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
             hint = hint.replace("STRATEGY", quote(note.path))
         elif note.code == "strategy_file":
             facts = join_clauses(note.message, note.facts)
-    text = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
+    message = f"no strategy for {ranks}"
+    problem = Diagnostic("no_strategy", message, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
-        text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
+        message, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
-        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+        problem = Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)
     elif catalog.is_merged:
-        text = "already merged, and reshard reads the files of ranks"
+        message = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
+        problem = Diagnostic("strategy", message, hint=hint, where=catalog.root)
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing

@@ -54,8 +54,8 @@ class SampledTensor(Struct, frozen=True, gc=False):
     @property
     def samples(self) -> tuple[Mapping[int, Sample], ...]:
         """Rank to sample, for each slice."""
-        found = iter(self.found)
-        return tuple(dict(zip(ranks, found, strict=False)) for ranks in self.sampled)
+        samples = iter(self.found)
+        return tuple(dict(zip(ranks, samples, strict=False)) for ranks in self.sampled)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -66,8 +66,8 @@ class SampledTensor(Struct, frozen=True, gc=False):
     def slice_shape(self) -> tuple[int, ...]:
         """The shape of the first sampled slice."""
         first = next(chain(*self.sampled))
-        held = (ranks[first] for ranks in self.tensor.slicing.replicas() if first in ranks)
-        return next(held).meta.shape
+        slices = (ranks[first] for ranks in self.tensor.slicing.replicas() if first in ranks)
+        return next(slices).meta.shape
 
     @property
     def differing_groups(self) -> RankGroups:
@@ -109,24 +109,28 @@ def sample_tensors(
     """Sample the largest tensors of each layout, and spot-check the others."""
     from ckpttool.storage.sampling import sample
 
-    chosen, others = _choose_tensors(tensors, handwritten)
+    chosen, rest = _choose_tensors(tensors, handwritten)
     known: dict[Hashable, Collection[int]] = {}
 
     def to_sample() -> Iterator[tuple[FullTensor, Replicas, bool]]:
         """Yield the tensors with their slices, made each time: those of all take much memory."""
         for tensor in chosen:
             yield tensor, [*tensor.slicing.replicas()], False
-        for tensor in others:
+        for tensor in rest:
             yield tensor, [_first_and_last(tensor, known)], True
 
-    stored = (one for _, slices, _ in to_sample() for ranks in slices for one in ranks.values())
+    stored = (
+        tensor for _, slices, _ in to_sample() for ranks in slices for tensor in ranks.values()
+    )
     samples = yield from ask(sample, stored)
     shared: dict[RankGroups, RankGroups] = {}  # one object for all tensors of a layout
     sampled = []
     for tensor, slices, is_spot_check in to_sample():
         ranks = tuple(map(tuple, slices))
-        found = tuple(samples[one] for held in slices for one in held.values())
-        sampled.append(SampledTensor(tensor, shared.setdefault(ranks, ranks), found, is_spot_check))
+        of_tensor = tuple(samples[stored] for ranks_of in slices for stored in ranks_of.values())
+        sampled.append(
+            SampledTensor(tensor, shared.setdefault(ranks, ranks), of_tensor, is_spot_check)
+        )
     return sampled
 
 
@@ -147,14 +151,16 @@ def _choose_tensors(
             chosen.append(tensor)
         elif tensor.has_layout:
             by_layout[tensor.slicing.distribution_key].append(tensor)
-    others: list[FullTensor] = []
+    spot_checked: list[FullTensor] = []
     for group in by_layout.values():
         group.sort(key=sampling_order)
         chosen += group[:TENSORS_PER_LAYOUT]
         rest = group[TENSORS_PER_LAYOUT:]
         if any(len(ranks) > 1 for ranks in group[0].slicing.owners()):
-            others += [one for one in rest if not parse_name(one.meta.name).is_gradient]
-    return chosen, others
+            spot_checked += [
+                tensor for tensor in rest if not parse_name(tensor.meta.name).is_gradient
+            ]
+    return chosen, spot_checked
 
 
 def sampling_order(tensor: FullTensor) -> tuple[bool, int]:
@@ -176,11 +182,13 @@ def _first_and_last(
     if not isinstance(slicing, LayoutSlicing):
         largest = max(slicing.replicas(), key=len)
         return {rank: largest[rank] for rank in _ends(largest, slicing)}
-    held = slicing.files
-    key = slicing.layout, tuple(held)
+    files = slicing.files
+    key = slicing.layout, tuple(files)
     if key not in known:
-        known[key] = _ends(max((one.holders for one in slicing.holdings()), key=len), slicing)
-    return {rank: held[rank][slicing.name] for rank in known[key]}
+        known[key] = _ends(
+            max((holding.holders for holding in slicing.holdings()), key=len), slicing
+        )
+    return {rank: files[rank][slicing.name] for rank in known[key]}
 
 
 def _ends(ranks: Collection[int], slicing: Slicing) -> Collection[int]:

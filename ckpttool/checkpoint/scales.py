@@ -39,13 +39,17 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     Without any scale in the checkpoint, nothing says what the stored numbers mean: no Float8 weight
     is cast, and none is a problem.
     """
-    options, tensors = checkpoint.options.tensors, {one.name: one for one in checkpoint.tensors}
+    options, tensors = (
+        checkpoint.options.tensors,
+        {tensor.name: tensor for tensor in checkpoint.tensors},
+    )
     weights = {
         name: what
-        for name, one in tensors.items()
-        if options.casts and one.meta.dtype in FLOAT8
+        for name, tensor in tensors.items()
+        if options.casts and tensor.meta.dtype in FLOAT8
         if (what := checkpoint.belonging(name)).is_trained
-        and options.dtype_of(one.meta, replace(what, scale=what.scale or "")) != one.meta.dtype
+        and options.dtype_of(tensor.meta, replace(what, scale=what.scale or ""))
+        != tensor.meta.dtype
     }
     beside = {name: _scales_of_activations(name, tensors) for name in weights}
     scales: dict[str, Term] = {}
@@ -53,16 +57,16 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     if not any(checkpoint.belonging(name).scale for name in tensors) and not any(beside.values()):
         return scales, problems
 
-    def add(name: str, text: str, facts: str = "", hint: str = "") -> None:
+    def add(name: str, message: str, facts: str = "", hint: str = "") -> None:
         hint = hint or "--exclude, or --dtype with patterns of other tensors"
-        problems.append(Diagnostic("scale", text, hint=hint, facts=facts, tensor=name))
+        problems.append(Diagnostic("scale", message, hint=hint, facts=facts, tensor=name))
 
     size = checkpoint.weight_block or BLOCK
     for name, what in weights.items():
         weight, scale = tensors[name], tensors.get(what.scale or "")
         shape = weight.meta.shape
-        if others := beside[name]:
-            add(name, "the scale of an activation would lose its meaning", ", ".join(others))
+        if activations := beside[name]:
+            add(name, "the scale of an activation would lose its meaning", ", ".join(activations))
         if scale is None:
             facts = f"expected {name}_scale_inv or {name}_scale"
             if what.scale:
@@ -86,7 +90,7 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
 
 def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
     layer = name.rpartition(".")[0]
-    return [one for part in _ACTIVATION_SCALES if (one := f"{layer}.{part}") in names]
+    return [scale for part in _ACTIVATION_SCALES if (scale := f"{layer}.{part}") in names]
 
 
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:

@@ -81,8 +81,8 @@ class _Line(Struct, frozen=True):
 
         Rows that are equal, and slices that another one equals, show nothing.
         """
-        heads = [samples[one] for one in self.heads]
-        tails = [samples[one] for one in self.tails]
+        heads = [samples[part] for part in self.heads]
+        tails = [samples[part] for part in self.tails]
         if len({*tails}) < len(tails):
             return None
         number_of = {head: number for number, head in enumerate(heads)}
@@ -137,12 +137,12 @@ def _line(catalog: Catalog, tensor: FullTensor) -> _Line | None:
     slicing, layout = tensor.slicing, tensor.layout
     assert isinstance(slicing, LayoutSlicing), "it has a layout"
     axis = max(axis for axis, number in enumerate(layout.slice_counts) if number > 1)
-    held: dict[int, StoredTensor] = {}
+    stored: dict[int, StoredTensor] = {}
     for index in layout.slice_indices():
         if not any(index[:axis]):
             owners = (rank for rank in layout.owners(index) if rank in slicing.files)
-            held |= {rank: slicing.files[rank][slicing.name] for rank in islice(owners, 1)}
-    if any(catalog.files[rank].format != "safetensors" for rank in held):
+            stored |= {rank: slicing.files[rank][slicing.name] for rank in islice(owners, 1)}
+    if any(catalog.files[rank].format != "safetensors" for rank in stored):
         return None
     shape = layout.slice_shape(layout.first_rank, slicing.shape)
     row = math.prod(shape[axis:])
@@ -151,9 +151,9 @@ def _line(catalog: Catalog, tensor: FullTensor) -> _Line | None:
         return None
     return _Line(
         tensor,
-        tuple(held),
-        tuple(_part(one, 0, size) for one in held.values()),
-        tuple(_part(one, row, size) for one in held.values()),
+        tuple(stored),
+        tuple(_part(tensor_of_rank, 0, size) for tensor_of_rank in stored.values()),
+        tuple(_part(tensor_of_rank, row, size) for tensor_of_rank in stored.values()),
     )
 
 

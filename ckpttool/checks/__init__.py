@@ -1,18 +1,19 @@
 """The checks of a checkpoint, in the order in which they run.
 
-A check takes a `Checkpoint`, reads nothing, and yields diagnostics.  How grave each of them is for
-a command stands in the table of codes, `ckpttool.problems.CODES`.
+A check takes a `Checkpoint`, and what its contents show if it needs them.  It reads nothing, and
+yields diagnostics.  How grave each of them is for a command stands in the table of codes,
+`ckpttool.problems.CODES`.  The table here says what is checked, in which order, for whom and why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import chain
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.recorded import noted_other_strategy
 from ckpttool.checks import headers, layout_samples, layouts, missing, readings, unlisted
@@ -21,11 +22,21 @@ from ckpttool.wording import count
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
 _DECIDING: tuple[Command, ...] = ("verify", "diff", "convert")
+_CHOOSING: tuple[Command, ...] = ("verify", "inspect", "convert")
+_LOOKING: tuple[Command, ...] = ("verify", "inspect")
+_CASTING: tuple[Command, ...] = ("diff", "convert")
+_VERIFY: tuple[Command, ...] = ("verify",)
+_CONVERT: tuple[Command, ...] = ("convert",)
+_INSPECT: tuple[Command, ...] = ("inspect",)
+_READING: tuple[Command, ...] = ("verify", "convert")
 _ALL: tuple[Command, ...] = (*_EXAMINING, "convert")
 _FILES: tuple[Files, ...] = ("full",)
 _KEPT: tuple[Files, ...] = ("kept",)
 _BOTH: tuple[Files, ...] = ("joined", "full")
 _ANY: tuple[Files, ...] = (*_BOTH, *_KEPT)
+
+
+Find: TypeAlias = Callable[..., Iterable[Diagnostic]]
 
 
 class Check(Struct, frozen=True):
@@ -36,148 +47,101 @@ class Check(Struct, frozen=True):
     find
         Yields what is wrong or worth knowing.
     why
-        Why it stands in this place.
+        Why it is checked, and why in this place.
     commands
         The commands that run it.
     of
         How the files are taken that it is about; see `Checkpoint`.
+    takes_contents
+        Whether it takes the `Contents` beside the checkpoint.
     needs_contents
         Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
         of a strategy that the user trusts.
-    supersedes
-        Checks that say the same with less detail, if every byte was read.
     """
 
-    find: Callable[[Checkpoint], Iterable[Diagnostic]]
+    find: Find
     why: str
     commands: tuple[Command, ...] = _ALL
     of: tuple[Files, ...] = ("joined",)
+    takes_contents: bool = False
     needs_contents: bool = False
-    supersedes: tuple[Callable[[Checkpoint], Iterable[Diagnostic]], ...] = ()
+
+    def run(self, checkpoint: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
+        """Yield what the check finds."""
+        return self.find(checkpoint, contents) if self.takes_contents else self.find(checkpoint)
 
 
-def _of_contents(find: Callable[[Checkpoint], Iterable[Diagnostic]], why: str) -> Check:
-    return Check(find, why, needs_contents=True)
+def _contents(
+    find: Find, why: str, commands: tuple[Command, ...] = _ALL, of: tuple[Files, ...] = ("joined",)
+) -> Check:
+    return Check(find, why, commands, of, takes_contents=True)
+
+
+def _samples(find: Find, why: str) -> Check:
+    return Check(find, why, takes_contents=True, needs_contents=True)
 
 
 CHECKS = (
-    Check(
-        readings.check_files,
-        "what else is wrong may follow from these files",
-        ("verify", "inspect"),
-        _BOTH,
+    Check(readings.check_files, "Files of several runs cause problems below.", _LOOKING, _BOTH),
+    _contents(readings.check_damage, "Damaged files cause many problems below.", _VERIFY, _BOTH),
+    _contents(readings.check_checksums, "Changed bytes cause many problems below.", _VERIFY, _BOTH),
+    Check(missing.check_scan, "The scan chose the files that all other checks are about.", of=_ANY),
+    Check(missing.check_missing_files, "Only gaps in the numbers show missing files.", of=_FILES),
+    Check(missing.check_kept_files, "convert writes only files that are there.", _CONVERT, _KEPT),
+    Check(layouts.check_strategy, "The strategy decides how the files are joined."),
+    _contents(unlisted.check_copies, "The index decides which copy is read.", _EXAMINING, _FILES),
+    _contents(unlisted.check_ignored_copies, "Only one copy is written.", _CONVERT, _FILES + _KEPT),
+    Check(layouts.check_options, "An option that cannot apply is a mistake.", of=_BOTH),
+    Check(missing.check_choice, "A pattern that matches nothing is a mistake.", _CHOOSING, _ANY),
+    Check(missing.check_casts, "A cast that matches nothing is a mistake.", _CHOOSING, _ANY),
+    Check(missing.check_left_out, "Tensors that the user leaves out are not checked.", of=_ANY),
+    Check(missing.check_counters, "A cast would round large counters.", _CASTING, _ANY),
+    Check(missing.check_scales, "Float8 numbers mean nothing without their scale.", _CASTING, _ANY),
+    Check(missing.check_narrowed, "Weights in a wider type than most may need it.", _CONVERT, _ANY),
+    Check(missing.check_lost_evidence, "Only state shows a hidden shard.", _CONVERT, _KEPT),
+    Check(missing.check_renamed, "All other messages use the old names.", _CASTING, _ANY),
+    _contents(missing.check_ranks, "Files of another run explain why tensors are missing."),
+    Check(layouts.check_fit, "Slices with wrong shapes cannot be joined, but are not missing."),
+    Check(unlisted.check_odd_states, "Only the user knows whether a state of odd shape is full."),
+    Check(unlisted.check_rank_slices, "MindSpore did not merge these tensors.", _DECIDING, _FILES),
+    Check(unlisted.check_perhaps_slices, "MindSpore did not merge these.", _INSPECT, _FILES),
+    Check(unlisted.check_differing, "Wrong ranks make tensors differ, so ranks are checked first."),
+    Check(layouts.check_handwritten, "A person may have written a wrong layout."),
+    _contents(missing.check_missing, "The checks above explain why slices are missing."),
+    Check(unlisted.check_single_file, "One file may be one rank of several.", of=_FILES),
+    Check(missing.check_unsaved, "A tensor that was never saved is not lost."),
+    Check(missing.check_partly_held, "A tensor that some ranks lack is read from another rank."),
+    _contents(missing.check_replaced, "The slices of missing ranks are read from replicas."),
+    Check(missing.check_own_values, "Values that only one rank has are in no replica."),
+    Check(layouts.check_followed, "State that the strategy omits is sharded like its parameter."),
+    Check(layouts.check_guessed, "Only a name says that this is state, and it may be wrong."),
+    Check(layouts.check_stages, "Each stage is read from its own ranks only."),
+    Check(missing.check_redundancy, "Files may be empty if they were saved without redundancy."),
+    Check(missing.check_empty, "Nothing says what an empty file should hold.", _INSPECT, _FILES),
+    Check(unlisted.check_constant, "Slices of equal elements look like full tensors.", _CASTING),
+    _contents(layouts.check_trusted, "A trusted strategy is not compared with contents."),
+    _contents(layouts.check_no_evidence, "Tensors that cannot be read could show a wrong layout."),
+    Check(layouts.check_states, "A state has the shape of its parameter.", needs_contents=True),
+    Check(layouts.check_misplaced, "Each stage holds its own tensors.", needs_contents=True),
+    _samples(layouts.check_index, "An index beside the files lists the true full shapes."),
+    _contents(layouts.check_hidden_shard, "Only the file of another rank would show such a shard."),
+    _samples(layouts.check_corrections, "Samples are compared with the corrected layouts."),
+    _samples(layout_samples.check_replicas, "If replicas differ, other comparisons mean little."),
+    _contents(readings.check_contents, "Every byte shows more than samples.", _READING, _BOTH),
+    _samples(
+        layout_samples.check_scrambled, "The elements are wrong, but the layout may be right."
     ),
-    Check(readings.check_damage, "the same of files that cannot be read", ("verify",), _BOTH),
-    Check(readings.check_checksums, "the same of files whose bytes changed", ("verify",), _BOTH),
-    Check(missing.check_scan, "which files were chosen explains all that follows", of=_ANY),
-    Check(missing.check_missing_files, "files that are not there are not read", of=_FILES),
-    Check(
-        missing.check_kept_files, "the same for who writes each of them again", ("convert",), _KEPT
-    ),
-    Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
-    Check(
-        unlisted.check_copies,
-        "which file of an index is read, before its tensors",
-        _EXAMINING,
-        _FILES,
-    ),
-    Check(
-        unlisted.check_ignored_copies,
-        "the same for who writes one copy anyway",
-        ("convert",),
-        (*_FILES, *_KEPT),
-    ),
-    Check(layouts.check_options, "an option that cannot apply changes all that follows", of=_BOTH),
-    Check(
-        missing.check_choice,
-        "a pattern is an option, too",
-        ("verify", "inspect", "convert"),
-        _ANY,
-    ),
-    Check(
-        missing.check_casts,
-        "a pattern of a cast is an option, too",
-        ("verify", "inspect", "convert"),
-        _ANY,
-    ),
-    Check(missing.check_left_out, "what is not wanted is not judged", of=_ANY),
-    Check(missing.check_counters, "what is not cast is no weight", ("diff", "convert"), _ANY),
-    Check(missing.check_scales, "a number is only one with its scale", ("diff", "convert"), _ANY),
-    Check(missing.check_narrowed, "a cast may narrow what was kept wide", ("convert",), _ANY),
-    Check(
-        missing.check_lost_evidence,
-        "with it goes what contents would show later",
-        ("convert",),
-        _KEPT,
-    ),
-    Check(missing.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
-    Check(missing.check_ranks, "files of other ranks or another model explain what is missing"),
-    Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
-    Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
-    Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING, _FILES),
-    Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",), _FILES),
-    Check(unlisted.check_differing, "wrong ranks make tensors differ, so it needs the right ones"),
-    Check(layouts.check_handwritten, "a line of a person is compared with slices that fit it"),
-    Check(missing.check_missing, "what explains a lost slice stands before it"),
-    Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice", of=_FILES),
-    Check(missing.check_unsaved, "what was never saved is not lost"),
-    Check(missing.check_partly_held, "what some ranks lack is read from others"),
-    Check(missing.check_replaced, "what whole ranks lack is read from others"),
-    Check(missing.check_own_values, "values of single ranks have no replica"),
-    Check(layouts.check_followed, "layouts that the strategy omits follow from slices"),
-    Check(layouts.check_guessed, "some of these only a name shows"),
-    Check(layouts.check_stages, "what one stage provides is not read from another"),
-    Check(missing.check_redundancy, "how it was saved explains empty files"),
-    Check(
-        missing.check_empty,
-        "without a strategy, nothing says what they hold",
-        ("inspect",),
-        _FILES,
-    ),
-    Check(unlisted.check_constant, "here contents show nothing", ("diff", "convert")),
-    Check(layouts.check_trusted, "the user excludes all questions about the strategy"),
-    Check(layouts.check_no_evidence, "what cannot be read shows nothing of the layouts"),
-    _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
-    _of_contents(layouts.check_misplaced, "whole stages contradict it"),
-    _of_contents(layouts.check_index, "an index beside the files contradicts it"),
-    Check(layouts.check_hidden_shard, "a file that is not there would show what no sample shows"),
-    _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
-    _of_contents(layout_samples.check_replicas, "slices whose replicas differ show nothing else"),
-    Check(
-        readings.check_contents,
-        "every byte says more than samples",
-        ("verify", "convert"),
-        _BOTH,
-        supersedes=(layout_samples.check_replicas,),
-    ),
-    _of_contents(
-        layout_samples.check_scrambled, "its elements are wrong, the layouts may be right"
-    ),
-    _of_contents(layout_samples.check_shards, "a shard that is not there makes tensors too large"),
-    _of_contents(layout_samples.check_slices, "other equal slices may be equal by chance"),
-    Check(
-        unlisted.check_not_full,
-        "only who writes full tensors needs all of them",
-        ("convert",),
-        _BOTH,
-    ),
-    Check(
-        headers.check_unjoined,
-        "what is not joined is compared by headers alone",
-        ("verify",),
-        _FILES,
-    ),
-    Check(headers.check_kept, "a file that was cut short stays so", ("convert",), _KEPT),
-    Check(
-        headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
-    ),
-    Check(
-        missing.check_lacking, "a replica is read, so the result is right", ("verify", "convert")
-    ),
-    Check(missing.check_lacking_names, "a conversion reads another rank", ("verify",)),
-    Check(readings.check_unlisted_samples, "every byte says it of all ranks", ("verify",)),
-    Check(readings.check_manifest, "what it lists may no longer be there", ("verify",), _BOTH),
-    Check(missing.check_nothing, "all else says why there is nothing", ("verify",), _BOTH),
+    _samples(layout_samples.check_shards, "Equal slices of a shard make the tensor too large."),
+    _samples(layout_samples.check_slices, "Other slices may be equal by chance."),
+    Check(unlisted.check_not_full, "Only a conversion needs full tensors.", _CONVERT, _BOTH),
+    Check(headers.check_unjoined, "Only headers of separate files are compared.", _VERIFY, _FILES),
+    Check(headers.check_kept, "convert keeps a file that was cut short as it is.", _CONVERT, _KEPT),
+    Check(headers.check_unlisted, "A conversion reads one rank, and others may differ.", _VERIFY),
+    Check(missing.check_lacking, "A replica is read, so the result is right.", _READING),
+    Check(missing.check_lacking_names, "A conversion reads another rank in silence.", _VERIFY),
+    _contents(readings.check_unlisted_samples, "Two ranks can show that tensors differ.", _VERIFY),
+    _contents(readings.check_manifest, "Files may change after they were written.", _VERIFY, _BOTH),
+    Check(missing.check_nothing, "The checks above say why nothing is there.", _VERIFY, _BOTH),
 )
 
 
@@ -214,6 +178,7 @@ _OF_WRONG_STRATEGY = frozenset(
 
 def run_checks(
     checkpoint: Checkpoint,
+    contents: Contents,
     command: Command,
     without: Collection[str] = (),
     misfits: Iterable[Diagnostic] = (),
@@ -226,7 +191,7 @@ def run_checks(
 
     Parameters
     ----------
-    checkpoint
+    checkpoint, contents
         The checkpoint.  If the strategy does not fit it, only that is yielded.
     command
         The command.
@@ -236,52 +201,53 @@ def run_checks(
         Further problems of the strategy.
     """
     other = noted_other_strategy(checkpoint.strategy)
-    of_checks = _find(checkpoint, command, without, "" if other is None else other.hint)
-    found = chain(checkpoint.misfits or of_checks, misfits)
+    hint = "" if other is None else other.hint
+    of_checks = _find(checkpoint, contents, command, without, hint)
+    diagnostics = [*(checkpoint.misfits or of_checks), *misfits]
     if other is None:
-        yield from found
+        yield from diagnostics
         return
-    listed, errors = [*found], severities("convert")
-    following = [one for one in listed if one.code in _OF_WRONG_STRATEGY]
-    wrong = [one for one in following if errors[one.code] == "error" and one != other]
+    errors = severities("convert")
+    following = [problem for problem in diagnostics if problem.code in _OF_WRONG_STRATEGY]
+    wrong = [
+        problem for problem in following if errors[problem.code] == "error" and problem != other
+    ]
     if not wrong and other.code != "strategy":
-        yield from listed
+        yield from diagnostics
         return
     facts = f"it does not fit: {wrong[0].message}" if wrong else ""
     if len(wrong) > 1:
         facts = f"{count(len(wrong), 'problem')} with it, the first: {wrong[0].message}"
     yield replace(other, code="strategy", facts=join_clauses(other.facts, facts))
-    yield from (one for one in listed if one not in following)
+    yield from (problem for problem in diagnostics if problem not in following)
 
 
 def _find(
-    checkpoint: Checkpoint, command: Command, without: Collection[str], other: str
+    checkpoint: Checkpoint,
+    contents: Contents,
+    command: Command,
+    without: Collection[str],
+    other: str,
 ) -> Iterator[Diagnostic]:
     """Yield what the checks find; ``other`` is the hint with the strategy of the manifest."""
     steps = checkpoint.catalog.steps_of_other_runs
-    for check in _checks_of(checkpoint, command):
-        for one in check.find(checkpoint):
-            if check.needs_contents and one.code in without:
+    is_closed = contents.is_refused or checkpoint.options.trust_strategy
+    for check in CHECKS:
+        is_for = command in check.commands and checkpoint.files in check.of
+        if not is_for or (check.needs_contents and is_closed):
+            continue
+        for diagnostic in check.run(checkpoint, contents):
+            if check.needs_contents and diagnostic.code in without:
                 continue
-            overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
+            overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(diagnostic.options)
             if overrules and other:
-                yield replace(one, hint=other, options=())
+                yield replace(diagnostic, hint=other, options=())
             elif check.needs_contents and overrules and steps is not None:
                 hint = f"--step {steps[0]}, of another run" if steps else ""
                 hint = hint or "`ckpttool help mixed_runs`"
-                yield replace(one, hint=hint, options=())
+                yield replace(diagnostic, hint=hint, options=())
             else:
-                yield one
-
-
-def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
-    is_closed = checkpoint.is_refused or checkpoint.options.trust_strategy
-    superseded = {find for check in CHECKS for find in check.supersedes}
-    for check in CHECKS:
-        is_said = "contents" in checkpoint.read and check.find in superseded
-        is_for = command in check.commands and checkpoint.files in check.of
-        if is_for and not is_said and not (check.needs_contents and is_closed):
-            yield check
+                yield diagnostic
 
 
 def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
@@ -290,15 +256,15 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
     inspect and conversions stop at any error.  verify and diff go on as far as they can.
     """
     errors = severities("convert")
-    found = (
-        one
+    wrong = (
+        problem
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
         if check.find is not missing.check_unsaved  # contents of other tensors are not repeated
         if checkpoint.files in check.of
-        for one in check.find(checkpoint)
-        if errors[one.code] == "error"
+        for problem in check.run(checkpoint, Contents())
+        if errors[problem.code] == "error"
     )
     if command in ("verify", "diff"):
-        return any(one.code in ("strategy", "options") for one in found)
-    return bool(checkpoint.damage) or any(True for _ in found)
+        return any(problem.code in ("strategy", "options") for problem in wrong)
+    return bool(checkpoint.damage) or any(True for _ in wrong)

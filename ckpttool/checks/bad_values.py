@@ -40,19 +40,19 @@ class _Tally(Struct):
     zero_ranks: list[int] = []
     zeros: int = 0
 
-    def add(self, one: Slice, stats: TensorStats) -> None:
+    def add(self, part: Slice, stats: TensorStats) -> None:
         """Add the counts of a slice, and the ranks that hold what was counted."""
-        others = zip(one.ranks[1:], stats.differences, strict=True)
-        ranks = (one.ranks[0], *(rank for rank, other in others if not other.differs))
+        replicas = zip(part.ranks[1:], stats.differences, strict=True)
+        ranks = (part.ranks[0], *(rank for rank, other in replicas if not other.differs))
         self.elements += stats.elements
         self.nans += stats.nans
         self.infinities += stats.infinities
         if stats.nans:
-            first = one.index_in_full(stats.first_nan)
+            first = part.index_in_full(stats.first_nan)
             self.first_nan = _lower_index(self.first_nan, first)
             self.nan_ranks += ranks
         if stats.infinities:
-            first = one.index_in_full(stats.first_infinity)
+            first = part.index_in_full(stats.first_infinity)
             self.first_infinity = _lower_index(self.first_infinity, first)
             self.infinity_ranks += ranks
         if stats.elements and stats.is_zero:
@@ -86,13 +86,13 @@ def check_contents(
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
     options = CompareOptions(wants_counts=True, wants_hashes=fingerprints is not None)
-    for one, stats in compare_replicas(slices, executor, options, on_progress):
+    for part, stats in compare_replicas(slices, executor, options, on_progress):
         if fingerprints is not None:
-            fingerprints.update(map(fingerprint, one.tensors, stats.hashes))
-        tensor, name = one.tensor, one.tensor.name
-        (in_statistics if name in running else findings).extend(find_differences(one, stats))
+            fingerprints.update(map(fingerprint, part.tensors, stats.hashes))
+        tensor, name = part.tensor, part.tensor.name
+        (in_statistics if name in running else findings).extend(find_differences(part, stats))
         stage = 0 if isinstance(tensor.known_by, Whole) else next(tensor.slicing.owners())[0]
-        tallies.setdefault((name, stage), _Tally()).add(one, stats)
+        tallies.setdefault((name, stage), _Tally()).add(part, stats)
         metas[name] = tensor.meta
     belongings = find_belongings((), metas)
     zeros: list[str] = []
@@ -108,25 +108,25 @@ def check_contents(
         ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
         findings.append(running_statistics_problem(names, ranks))
     if zeros:
-        text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
-        findings.append(Diagnostic("zero_state", text))
+        message = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
+        findings.append(Diagnostic("zero_state", message))
     return findings
 
 
 DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
 
 
-def find_differences(one: Slice, stats: TensorStats) -> Iterator[Diagnostic]:
+def find_differences(part: Slice, stats: TensorStats) -> Iterator[Diagnostic]:
     """Yield a finding if the replicas of a slice differ and should not."""
-    name = one.tensor.name
+    name = part.tensor.name
     if name in RANK_SPECIFIC_NAMES:
         return
     code, claim = "replica", "replicas differ"
-    if isinstance(one.tensor.known_by, Unlisted):
+    if isinstance(part.tensor.known_by, Unlisted):
         code, claim = "unlisted", DIFFERENT_UNLISTED
         if name in STEP_NAMES:
             code, claim = "mixed_steps", "ranks are not of one step: different"
-    if (finding := find_difference(one, stats, code, claim)) is not None:
+    if (finding := find_difference(part, stats, code, claim)) is not None:
         yield finding
 
 
@@ -140,17 +140,17 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
             with_some = tuple(sorted(ranks))
             facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(with_some)}; "
             facts += f"first at {first}"
-            text = f"elements are {word}"
-            found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
-            yield replace(found, count=number, first=first)
+            message = f"elements are {word}"
+            problem = Diagnostic(kind, message, facts=facts, tensor=name, ranks=with_some)
+            yield replace(problem, count=number, first=first)
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
     ranks = tuple(sorted(tally.zero_ranks))
-    text, facts = "all elements are zero", ""
+    message, facts = "all elements are zero", ""
     if tally.zeros < tally.elements:
-        text, facts = "all elements of some ranks are zero", format_ranks(ranks)
-    return Diagnostic("zero", text, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
+        message, facts = "all elements of some ranks are zero", format_ranks(ranks)
+    return Diagnostic("zero", message, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
 
 
 def _lower_index(a: Index | None, b: Index | None) -> Index | None:

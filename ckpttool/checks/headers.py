@@ -22,10 +22,10 @@ def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note if files of ranks are verified by themselves, and where these disagree."""
     catalog = checkpoint.catalog
     if not catalog.is_merged:
-        text = "without a strategy every rank is verified by itself"
+        message = "without a strategy every rank is verified by itself"
         facts = "not known: whether slices fit together and replicas are equal"
         hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-        yield Diagnostic("doubt", text, hint=hint, facts=facts)
+        yield Diagnostic("doubt", message, hint=hint, facts=facts)
     for name in catalog.metas:
         yield from _check_types(catalog, catalog.metas_of(name))
     yield from _truncated_files(catalog)
@@ -41,11 +41,11 @@ def check_kept(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         return
     empty = [r for r, file in catalog.files.items() if file.tensors and not chosen[r].tensors]
     if empty and checkpoint.catalog.metas:
-        text = f"{format_ranks(empty)}: no tensor is chosen, so the files hold none"
-        yield Diagnostic("empty", text, ranks=tuple(empty))
+        message = f"{format_ranks(empty)}: no tensor is chosen, so the files hold none"
+        yield Diagnostic("empty", message, ranks=tuple(empty))
     if not has_redundancy_mark(catalog):
         hint = f"ckpttool verify {quote(catalog.root)} -s STRATEGY, which shows it"
-        yield from (replace(one, hint=hint) for one in _truncated_files(catalog))
+        yield from (replace(problem, hint=hint) for problem in _truncated_files(catalog))
 
 
 def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -55,17 +55,17 @@ def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         if tensor.has_layout:
             continue
         metas = catalog.metas_of(tensor.name)
-        found = [*_check_types(catalog, metas)]
+        problems = [*_check_types(catalog, metas)]
         shapes = group_ranks(tuple(metas), lambda rank: metas[rank].text or metas[rank].shape)  # noqa: B023
-        if not found and len(shapes) > 1:
+        if not problems and len(shapes) > 1:
             code, what = "shape", "text" if tensor.meta.text else "shape"
             if isinstance(tensor.known_by, Unlisted):
                 code, what = "unlisted", f"{what}, which no strategy describes,"
-            found = [disagreement(code, catalog, tensor.name, what, shapes)]
-        if not found and isinstance(tensor.known_by, Unlisted) and tensor.known_by.odd_shapes:
-            one = odd_state_problem(checkpoint, tensor.name, tensor.known_by.odd_shapes)
-            found = [replace(one, ranks=tuple(metas))]
-        yield from found
+            problems = [disagreement(code, catalog, tensor.name, what, shapes)]
+        if not problems and isinstance(tensor.known_by, Unlisted) and tensor.known_by.odd_shapes:
+            problem = odd_state_problem(checkpoint, tensor.name, tensor.known_by.odd_shapes)
+            problems = [replace(problem, ranks=tuple(metas))]
+        yield from problems
 
 
 def _check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
@@ -87,20 +87,20 @@ def _truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
     )
     for metas, ranks in headers.items():
         longer = [
-            others
-            for more, others in headers.items()
+            longer_ranks
+            for more, longer_ranks in headers.items()
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:
             files = [catalog.files[rank] for rank in ranks]
-            text = f"only the first {count(len(metas), 'tensor')} of what other ranks hold"
+            message = f"only the first {count(len(metas), 'tensor')} of what other ranks hold"
             facts = f"{shorten((file.path for file in files), 1)}; "
             facts += f"{format_ranks(longer[0])}: {len(catalog.files[longer[0][0]].header)} tensors"
             if not metas:
-                text = f"no tensor in {files[0].nbytes} bytes, and other ranks hold some"
+                message = f"no tensor in {files[0].nbytes} bytes, and other ranks hold some"
             yield Diagnostic(
                 "lacking",
-                f"{format_ranks(ranks)}: {text}",
+                f"{format_ranks(ranks)}: {message}",
                 hint="-s STRATEGY, which shows whether replicas hold the others",
                 facts=facts,
                 ranks=ranks,

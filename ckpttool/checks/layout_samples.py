@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.checks.fitting_layouts import fitting_layouts
@@ -39,26 +39,33 @@ if TYPE_CHECKING:
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 
 
-def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_replicas(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose replicas differ, on ranks of a stage or between stages.
 
-    One of the replicas would be written, perhaps the wrong one.
+    One of the replicas would be written, perhaps the wrong one.  If every byte was read,
+    `ckpttool.checks.readings.check_contents` says the same with more detail.
     """
-    sampled = chain(checkpoint.sampled, checkpoint.sampled_copies)
-    differing = [(one, groups) for one in sampled if (groups := one.differing_groups)]
+    if "contents" in contents.read:
+        return
+    sampled = chain(contents.sampled, contents.sampled_copies)
+    differing = [
+        (sampled_tensor, groups)
+        for sampled_tensor in sampled
+        if (groups := sampled_tensor.differing_groups)
+    ]
     problems = []
-    for one, groups in differing:
+    for sampled_tensor, groups in differing:
         facts, ranks = format_difference(groups), odd_ranks(groups)
-        if (by_design := own_values_note(one.tensor, facts, ranks)) is not None:
+        if (by_design := own_values_note(sampled_tensor.tensor, facts, ranks)) is not None:
             yield by_design
         else:
-            problems.append(one)
+            problems.append(sampled_tensor)
     is_other_run = bool(checkpoint.strategy.files) and any(
-        min(map(len, one.differing_groups)) > 1 for one in problems
+        min(map(len, tensor.differing_groups)) > 1 for tensor in problems
     )
-    for one in problems:
-        yield _replica_problem(checkpoint, one, is_other_run)
-    for tensor, other in checkpoint.differing_stages:
+    for sampled_tensor in problems:
+        yield _replica_problem(checkpoint, sampled_tensor, is_other_run)
+    for tensor, other in contents.differing_stages:
         stages = tensor.layout.ranks, other.layout.ranks
         yield Diagnostic(
             "replica",
@@ -72,17 +79,17 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         )
 
 
-def check_scrambled(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_scrambled(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose slices were written from the wrong place of memory."""
-    for one in checkpoint.scrambled:
+    for tensor in contents.scrambled:
         yield Diagnostic(
             "scrambled_slices",
             "slices are scrambled, as MindSpore 2.10 writes them with safetensors 0.8",
             hint="write them again with safetensors 0.7 or as .ckpt, or ckpttool split SRC "
             "-d STRATEGY; `ckpttool help scrambled_slices` explains",
-            facts=f"{format_ranks(one.ranks)} hold the same elements, one row further",
-            tensor=one.tensor.name,
-            ranks=one.ranks,
+            facts=f"{format_ranks(tensor.ranks)} hold the same elements, one row further",
+            tensor=tensor.tensor.name,
+            ranks=tensor.ranks,
         )
 
 
@@ -90,35 +97,35 @@ def own_values_note(tensor: FullTensor, facts: str, ranks: tuple[int, ...]) -> D
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not has_own_values(tensor):
         return None
-    text = "every rank has values of its own, and those of the lowest rank are read"
-    return Diagnostic("own_values", text, facts=facts, tensor=tensor.name, ranks=ranks)
+    message = "every rank has values of its own, and those of the lowest rank are read"
+    return Diagnostic("own_values", message, facts=facts, tensor=tensor.name, ranks=ranks)
 
 
 def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the ranks outside the largest group, or all ranks if several groups are largest."""
     by_size = sorted(groups, key=len)
-    others = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
-    return tuple(sorted(rank for group in others for rank in group))
+    odd = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
+    return tuple(sorted(rank for group in odd for rank in group))
 
 
-def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose full shape would be too large: slices of a shard are equal."""
-    too_far = [one for one in _sampled_in_full(checkpoint) if _is_sharded_too_far(one)]
+    too_far = [tensor for tensor in _sampled_in_full(contents) if _is_sharded_too_far(tensor)]
     unlike = _unlike_states(checkpoint) if too_far else set()
-    for one in too_far:
-        text = "sharded further in the strategy than in the files"
+    for tensor in too_far:
+        message = "sharded further in the strategy than in the files"
         hints = [OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
         options: tuple[str, ...] = ("--optimizer-shard",)
-        if place := _place_by_hand(checkpoint.strategy, one.tensor):
+        if place := _place_by_hand(checkpoint.strategy, tensor.tensor):
             hints, options = [_correct(place)], ()
-        if one.tensor.name not in unlike:
+        if tensor.tensor.name not in unlike:
             hints, options = [*hints, _REPEATING], (*options, *_TRUST)
         hint = f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints[1:] else hints[0]
         hint += f"; {_CONTRADICTED_EXPLAINED}"
-        yield _too_large_problem(checkpoint.strategy, one, text, hint, options)
+        yield _too_large_problem(checkpoint.strategy, tensor, message, hint, options)
 
 
-def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors with equal slices that should differ.
 
     It is a warning, since they may be equal by chance.  It is a problem if most of the sampled
@@ -126,59 +133,59 @@ def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     equal = [
-        (one, groups)
-        for one in _sampled_in_full(checkpoint)
-        if not _is_sharded_too_far(one) and (groups := _equal_slices(one))
+        (tensor, groups)
+        for tensor in _sampled_in_full(contents)
+        if not _is_sharded_too_far(tensor) and (groups := _equal_slices(tensor))
     ]
-    in_full = [one for one, groups in equal if groups == (one.ranks,)]
-    by_rule = [one for one in checkpoint.sampled if not _differs_by_design(one)]
+    in_full = [tensor for tensor, groups in equal if groups == (tensor.ranks,)]
+    by_rule = [tensor for tensor in contents.sampled if not _differs_by_design(tensor)]
     if in_full and _are_all_equal(by_rule):
-        text = "sharded in the strategy, and in full on all ranks"
+        message = "sharded in the strategy, and in full on all ranks"
         hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
-        for one in in_full:
-            yield _too_large_problem(strategy, one, text, hint, _TRUST)
+        for tensor in in_full:
+            yield _too_large_problem(strategy, tensor, message, hint, _TRUST)
         return
     problems = _equal_slices_problems(strategy, by_rule, equal)
     yield from problems
     refused = {problem.tensor for problem in problems}
-    for one, groups in equal:
-        if one.tensor.name in refused:
+    for tensor, groups in equal:
+        if tensor.tensor.name in refused:
             continue
-        note = _equal_slices_note(strategy, one, groups)
-        missing = tuple(sorted({*chain(*one.tensor.slicing.owners())} - catalog.files.keys()))
-        if missing and not checkpoint.is_deduplicated and not one.may_be_equal_by_chance:
+        note = _equal_slices_note(strategy, tensor, groups)
+        missing = tuple(sorted({*chain(*tensor.tensor.slicing.owners())} - catalog.files.keys()))
+        if missing and not checkpoint.is_deduplicated and not tensor.may_be_equal_by_chance:
             # Either may be by chance; both together show a strategy of other files.
             facts = f"{format_ranks(missing)} without a file; {note.facts}"
             note = replace(note, facts=facts, ranks=missing)
-            note = _contradict(strategy, note, _place_by_hand(strategy, one.tensor))
+            note = _contradict(strategy, note, _place_by_hand(strategy, tensor.tensor))
         yield note
 
 
-def _sampled_in_full(checkpoint: Checkpoint) -> Iterator[SampledTensor]:
+def _sampled_in_full(contents: Contents) -> Iterator[SampledTensor]:
     """Yield the tensors whose slices were all sampled, and whose replicas are equal.
 
     Boxes that a checkpoint describes need no proof.
     """
-    for one in checkpoint.sampled:
-        is_laid_out = isinstance(one.tensor.slicing, LayoutSlicing)
-        if is_laid_out and not one.is_spot_check and not one.differing_groups:
-            yield one
+    for tensor in contents.sampled:
+        is_laid_out = isinstance(tensor.tensor.slicing, LayoutSlicing)
+        if is_laid_out and not tensor.is_spot_check and not tensor.differing_groups:
+            yield tensor
 
 
-def _differs_by_design(one: SampledTensor) -> bool:
-    return bool(one.differing_groups) and has_own_values(one.tensor)
+def _differs_by_design(tensor: SampledTensor) -> bool:
+    return bool(tensor.differing_groups) and has_own_values(tensor.tensor)
 
 
-def _contradict(strategy: Strategy, one: Diagnostic, place: str) -> Diagnostic:
+def _contradict(strategy: Strategy, note: Diagnostic, place: str) -> Diagnostic:
     """Return the problem that the slices of a tensor contradict the strategy.
 
     ``place`` is that of its hand-written layout; "" if it has none.
     """
-    problem = contradiction(strategy, one.message, one.facts, one.ranks)
+    problem = contradiction(strategy, note.message, note.facts, note.ranks)
     hint = OF_THE_RUN
     if place:
         hint, problem = _correct(place), replace(problem, where=place)
-    return replace(problem, tensor=one.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
+    return replace(problem, tensor=note.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
 
 
 _REPEATING = "--trust-strategy if slices repeat by design"
@@ -192,7 +199,7 @@ def _unlike_states(checkpoint: Checkpoint) -> set[str]:
 
     No slices that repeat by design explain that.
     """
-    metas = {one.name: one.meta for one in checkpoint.tensors}
+    metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
     pairs = match_states(checkpoint.strategy.layouts, metas).items()
     return {
         name
@@ -203,16 +210,16 @@ def _unlike_states(checkpoint: Checkpoint) -> set[str]:
     }
 
 
-def _is_sharded_too_far(one: SampledTensor) -> bool:
+def _is_sharded_too_far(tensor: SampledTensor) -> bool:
     """Return whether all slices of an optimizer shard are equal.
 
     Slices with equal elements, or with missing ranks, show nothing.
     """
-    by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
-    layout = one.tensor.layout
+    by_rank = {rank: sample for samples in tensor.samples for rank, sample in samples.items()}
+    layout = tensor.tensor.layout
     if layout.optimizer_shard == 1 or len(by_rank) < len(layout.ranks):
         return False
-    if one.may_be_equal_by_chance:
+    if tensor.may_be_equal_by_chance:
         return False
     bare = replace(layout, optimizer_shard=1)
     groups = [{by_rank[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
@@ -221,14 +228,14 @@ def _is_sharded_too_far(one: SampledTensor) -> bool:
     )
 
 
-def _equal_slices(one: SampledTensor) -> RankGroups:
+def _equal_slices(tensor: SampledTensor) -> RankGroups:
     """Return the groups of ranks that should hold different slices and hold equal ones.
 
     Slices of one value show nothing.
     """
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
-    for samples in one.samples:
+    for samples in tensor.samples:
         for content in dict.fromkeys(samples.values()):
             slices[content] += 1
             ranks[content] += samples
@@ -245,12 +252,12 @@ def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
     Constant tensors do not count.
     """
     nbytes = 0.0
-    for one in sampled:
-        if one.is_spot_check or len(one.sampled) == 1 or one.is_constant:
+    for tensor in sampled:
+        if tensor.is_spot_check or len(tensor.sampled) == 1 or tensor.is_constant:
             continue
-        if len(one.groups) > 1:
+        if len(tensor.groups) > 1:
             return False
-        nbytes += one.nbytes / len(one.sampled)
+        nbytes += tensor.nbytes / len(tensor.sampled)
     return nbytes >= MIN_EQUAL_BYTES
 
 
@@ -267,36 +274,38 @@ def _equal_slices_problems(
     judged together.
     """
     tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
-    for one in sampled:
-        is_sharded = not one.is_spot_check and len(one.sampled) > 1
-        if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
-            tensors[_place_by_hand(strategy, one.tensor)].append(one)
-    groups_of = {one.tensor.name: groups for one, groups in equal}
+    for tensor in sampled:
+        is_sharded = not tensor.is_spot_check and len(tensor.sampled) > 1
+        if is_sharded and not tensor.is_constant and not tensor.may_be_equal_by_chance:
+            tensors[_place_by_hand(strategy, tensor.tensor)].append(tensor)
+    groups_of = {tensor.tensor.name: groups for tensor, groups in equal}
     problems = []
     for place, of_place in tensors.items():
-        wrong = [one for one in of_place if one.tensor.name in groups_of]
-        nbytes = sum(one.nbytes for one in wrong)
+        wrong = [tensor for tensor in of_place if tensor.tensor.name in groups_of]
+        nbytes = sum(tensor.nbytes for tensor in wrong)
         if 2 * len(wrong) <= len(of_place) or (nbytes < MIN_EQUAL_BYTES and not place):
             continue
-        text = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
-        for one in wrong:
-            note = _equal_slices_note(strategy, one, groups_of[one.tensor.name])
-            problems.append(_contradict(strategy, replace(note, message=text), place))
+        message = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
+        for tensor in wrong:
+            note = _equal_slices_note(strategy, tensor, groups_of[tensor.tensor.name])
+            problems.append(_contradict(strategy, replace(note, message=message), place))
     return problems
 
 
-def _replica_problem(checkpoint: Checkpoint, one: SampledTensor, of_other_run: bool) -> Diagnostic:
+def _replica_problem(
+    checkpoint: Checkpoint, tensor: SampledTensor, of_other_run: bool
+) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
     Whole groups of ranks differ in this or another tensor if the strategy may be ``of_other_run``.
     """
-    strategy, groups = checkpoint.strategy, one.differing_groups
+    strategy, groups = checkpoint.strategy, tensor.differing_groups
     facts = format_difference(groups)
     hint = f"`{_verify_command(checkpoint)}`, which shows the elements"
     options: tuple[str, ...] = ()
-    if place := _place_by_hand(strategy, one.tensor):
+    if place := _place_by_hand(strategy, tensor.tensor):
         hint = _correct(place)
-        if fitting := _fitting_text(one):
+        if fitting := _fitting_text(tensor):
             facts += fitting
         else:
             hint, options = f"{hint}, or --trust-strategy", _TRUST
@@ -310,7 +319,7 @@ def _replica_problem(checkpoint: Checkpoint, one: SampledTensor, of_other_run: b
         hint=f"{hint}; {_REPLICA_EXPLAINED}",
         options=options,
         facts=facts,
-        tensor=one.tensor.name,
+        tensor=tensor.tensor.name,
         ranks=odd_ranks(groups),
         where=checkpoint.catalog.root,
     )
@@ -326,11 +335,11 @@ def _correct(place: str) -> str:
     return f"correct {place}, or add a line above it for one tensor"
 
 
-def _fitting_text(one: SampledTensor) -> str:
+def _fitting_text(tensor: SampledTensor) -> str:
     """Say whether a tensor fits as replicated or as sharded; "" if no layout fits."""
-    layout, groups = one.tensor.layout, one.groups
-    is_known = not any(sample.is_constant for sample in one.found) and not one.is_spot_check
-    if not is_known or not layout.is_even or len(layout.tensor_map) != len(one.slice_shape):
+    layout, groups = tensor.tensor.layout, tensor.groups
+    is_known = not any(sample.is_constant for sample in tensor.found) and not tensor.is_spot_check
+    if not is_known or not layout.is_even or len(layout.tensor_map) != len(tensor.slice_shape):
         return ""
     if len(groups) == 1:
         return "; replicated fits"
@@ -351,26 +360,26 @@ def _verify_command(checkpoint: Checkpoint) -> str:
 
 
 def _too_large_problem(
-    strategy: Strategy, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
+    strategy: Strategy, tensor: SampledTensor, message: str, hint: str, options: tuple[str, ...]
 ) -> Diagnostic:
-    facts = f"{one.slice_shape} would become {one.tensor.meta.shape}"
-    problem = contradiction(strategy, text, facts, one.ranks)
-    return replace(problem, tensor=one.tensor.name, hint=hint, options=options)
+    facts = f"{tensor.slice_shape} would become {tensor.tensor.meta.shape}"
+    problem = contradiction(strategy, message, facts, tensor.ranks)
+    return replace(problem, tensor=tensor.tensor.name, hint=hint, options=options)
 
 
 _EQUAL = "slices that should differ are equal"
 
 
-def _equal_slices_note(strategy: Strategy, one: SampledTensor, groups: RankGroups) -> Diagnostic:
+def _equal_slices_note(strategy: Strategy, tensor: SampledTensor, groups: RankGroups) -> Diagnostic:
     """Return the note on a tensor with equal slices."""
-    are_all = groups == (one.ranks,)
+    are_all = groups == (tensor.ranks,)
     facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
     hint = "the strategy of this run"
-    place = _place_by_hand(strategy, one.tensor)
+    place = _place_by_hand(strategy, tensor.tensor)
     if place:
-        facts, hint = facts + _fitting_text(one), _correct(place)
+        facts, hint = facts + _fitting_text(tensor), _correct(place)
     elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
-    ranks, name = tuple(sorted(chain(*groups))), one.tensor.name
+    ranks, name = tuple(sorted(chain(*groups))), tensor.tensor.name
     return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)

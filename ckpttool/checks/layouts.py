@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import (
     contradiction,
     find_mismatched_states,
@@ -28,43 +28,49 @@ def check_strategy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_fit(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield why the slices of a tensor make no full tensor."""
-    for one in checkpoint.records:
-        if isinstance(one, BrokenTensor) and one.problem is not None:
-            yield one.problem
+    for tensor in checkpoint.records:
+        if isinstance(tensor, BrokenTensor) and tensor.problem is not None:
+            yield tensor.problem
 
 
 def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the hand-written layouts of states whose full shapes contradict their parameters."""
     handwritten = checkpoint.strategy.handwritten
-    shapes = {one.name: one.meta.shape for one in checkpoint.tensors if handwritten}
-    for one in checkpoint.tensors:
-        name, parameter = one.name, parse_name(one.name).parameter or ""
+    shapes = {tensor.name: tensor.meta.shape for tensor in checkpoint.tensors if handwritten}
+    for tensor in checkpoint.tensors:
+        name, parameter = tensor.name, parse_name(tensor.name).parameter or ""
         are_by_hand = name in handwritten and parameter in handwritten
-        if are_by_hand and shape_difference(one.meta, shapes) is not None:
-            text = "its hand-written layout gives another shape than its parameter's"
-            facts = f"{handwritten[name]}: {one.meta.shape}; "
+        if are_by_hand and shape_difference(tensor.meta, shapes) is not None:
+            message = "its hand-written layout gives another shape than its parameter's"
+            facts = f"{handwritten[name]}: {tensor.meta.shape}; "
             facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
             hint = "correct one of the two layouts"
-            yield Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)
+            yield Diagnostic("shape", message, hint=hint, facts=facts, tensor=name)
 
 
 def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield notes on tensors whose layout the strategy omits or lists wrongly."""
     tensors, listing = checkpoint.tensors, checkpoint.listing
-    following = [f"{one.name} (as {one.parameter})" for one in tensors if one.parameter is not None]
+    following = [
+        f"{tensor.name} (as {tensor.parameter})"
+        for tensor in tensors
+        if tensor.parameter is not None
+    ]
     if following:
-        text = f"{count(len(following), 'optimizer state', 'are')} sharded like the parameter"
+        message = f"{count(len(following), 'optimizer state', 'are')} sharded like the parameter"
         facts = f"not in {listing}: {shorten(following, 3)}"
-        yield Diagnostic("follows", text, facts=facts)
-    if corrected := [one.name for one in checkpoint.records if one.is_corrected]:
-        text = f"{count(len(corrected), 'parameter', 'are')} sharded as shapes show, "
-        text += f"not as in {listing}"
-        yield Diagnostic("corrected", text, facts=shorten(corrected, 3))
-    shapes = {one.name: one.meta.shape for one in tensors}
-    if differences := [*filter(None, (shape_difference(one.meta, shapes) for one in tensors))]:
+        yield Diagnostic("follows", message, facts=facts)
+    if corrected := [tensor.name for tensor in checkpoint.records if tensor.is_corrected]:
+        message = f"{count(len(corrected), 'parameter', 'are')} sharded as shapes show, "
+        message += f"not as in {listing}"
+        yield Diagnostic("corrected", message, facts=shorten(corrected, 3))
+    shapes = {tensor.name: tensor.meta.shape for tensor in tensors}
+    if differences := [
+        *filter(None, (shape_difference(tensor.meta, shapes) for tensor in tensors))
+    ]:
         states = count(len(differences), "optimizer state", "have")
-        text = f"{states} another shape than the parameter"
-        yield Diagnostic("doubt", text, facts=f"{shorten(differences, 3)}; perhaps slices")
+        message = f"{states} another shape than the parameter"
+        yield Diagnostic("doubt", message, facts=f"{shorten(differences, 3)}; perhaps slices")
 
 
 def check_guessed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -76,21 +82,23 @@ def check_guessed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """
     states = checkpoint.states
     unknown = [
-        one
-        for one in checkpoint.tensors
-        if one.parameter is not None and parse_name(one.name).parameter is None
+        tensor
+        for tensor in checkpoint.tensors
+        if tensor.parameter is not None and parse_name(tensor.name).parameter is None
     ]
     counts = Counter(name.removesuffix(parameter) for name, parameter in states.items() if unknown)
     parameters = sum(name not in states for name in checkpoint.listed) if unknown else 0
     names = [
-        f"{one.name} (as {one.parameter})"
-        for one in unknown
-        if 2 * counts[one.name.removesuffix(states[one.name])] < parameters
+        f"{tensor.name} (as {tensor.parameter})"
+        for tensor in unknown
+        if 2 * counts[tensor.name.removesuffix(states[tensor.name])] < parameters
     ]
     if names:
-        text = f"{count(len(names), 'tensor', 'are')} taken for optimizer state by name and shape"
+        message = (
+            f"{count(len(names), 'tensor', 'are')} taken for optimizer state by name and shape"
+        )
         hint = "-s MORE.yaml with the layout if it is not; `ckpttool help guessed` explains"
-        yield Diagnostic("guessed", text, hint=hint, facts=shorten(names, 3))
+        yield Diagnostic("guessed", message, hint=hint, facts=shorten(names, 3))
 
 
 def check_stages(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -105,8 +113,8 @@ def check_stages(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     ]
     if misplaced:
         parameters = count(len(misplaced), "parameter", "are")
-        text = f"{parameters} also on ranks of other stages, and not read there"
-        yield Diagnostic("skipped", text, facts=shorten(misplaced, 3))
+        message = f"{parameters} also on ranks of other stages, and not read there"
+        yield Diagnostic("skipped", message, facts=shorten(misplaced, 3))
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -127,8 +135,8 @@ def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for stage in range(strategy.stages if strategy.stages > 1 else 0):
         ranks = strategy.ranks_of(stage)
         header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
-        listed = sum(stage in strategy.stages_of(name) for name in header)
-        others = [
+        own = sum(stage in strategy.stages_of(name) for name in header)
+        foreign = [
             name
             for name, tensor in header.items()
             if stage not in (stages := strategy.stages_of(name))
@@ -138,79 +146,80 @@ def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
                 if rank // strategy.stage_ranks in stages
             )
         ]
-        if len(others) > listed:
+        if len(foreign) > own:
             ranks_of += ranks
-            misplaced |= dict.fromkeys(others)
+            misplaced |= dict.fromkeys(foreign)
     if misplaced:
-        text = f"{format_ranks(ranks_of)} hold {count(len(misplaced), 'parameter')} that the "
-        text += "strategy lists for other stages"
-        yield contradiction(strategy, text, shorten(misplaced, 3), ranks_of)
+        message = f"{format_ranks(ranks_of)} hold {count(len(misplaced), 'parameter')} that the "
+        message += "strategy lists for other stages"
+        yield contradiction(strategy, message, shorten(misplaced, 3), ranks_of)
 
 
-def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_index(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the full shapes that differ from those of an index beside the files."""
-    for path, full in checkpoint.indexes.items():
+    for path, full in contents.indexes.items():
         if isinstance(full, Exception):
-            text = "full shapes were not compared with this index"
-            yield Diagnostic("not_compared", text, facts=str(full), where=path)
+            message = "full shapes were not compared with this index"
+            yield Diagnostic("not_compared", message, facts=str(full), where=path)
             continue
         different = [
-            f"{one.name} {one.meta.shape}, in the index {full[one.name].shape}"
-            for one in checkpoint.tensors
-            if one.name in full and one.meta.shape != full[one.name].shape
+            f"{tensor.name} {tensor.meta.shape}, in the index {full[tensor.name].shape}"
+            for tensor in checkpoint.tensors
+            if tensor.name in full and tensor.meta.shape != full[tensor.name].shape
         ]
         if different:
-            text = f"the strategy makes other full shapes than {path} lists"
-            problem = contradiction(checkpoint.strategy, text, shorten(different, 3))
+            message = f"the strategy makes other full shapes than {path} lists"
+            problem = contradiction(checkpoint.strategy, message, shorten(different, 3))
             yield replace(problem, path=path)
 
 
-def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_trusted(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a note that contents were not compared because the user trusts the strategy."""
-    if checkpoint.options.trust_strategy and not checkpoint.is_incomplete:
-        text = "the strategy is trusted, so replicas were not compared; the lowest rank is read"
-        yield Diagnostic("doubt", text)
+    if checkpoint.options.trust_strategy and not contents.is_incomplete:
+        message = "the strategy is trusted, so replicas were not compared; the lowest rank is read"
+        yield Diagnostic("doubt", message)
 
 
-def check_no_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_no_evidence(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a note on tensors that are not wanted, and that the system cannot read."""
-    if unread := checkpoint.no_evidence:
-        text = f"{count(len(unread), 'tensor')} that are left out cannot be read"
+    if unread := contents.no_evidence:
+        message = f"{count(len(unread), 'tensor')} that are left out cannot be read"
         reasons = dict.fromkeys(str(error) for error in unread.values())
         facts = f"{shorten(unread, 3)}, which may show the layout of others; {shorten(reasons, 2)}"
-        yield Diagnostic("doubt", text, facts=facts)
+        yield Diagnostic("doubt", message, facts=facts)
 
 
-def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_hidden_shard(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a warning on an optimizer shard that only a missing or a damaged rank would show.
 
     Two owners of a slice show it.  A manifest, the full shapes of an index, and a shard that the
     strategy lists prove the layouts without them.
     """
-    from ckpttool.checkpoint.hidden_shards import hiding_tensors, telling_ranks
+    from ckpttool.checkpoint.hidden_shards import hiding_tensors, ranks_that_show_shards
 
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     options = checkpoint.options
     is_recorded = checkpoint.is_recorded and options.manifest != "ignore"
-    if checkpoint.is_refused or is_recorded or options.optimizer_shard is not None:
+    if contents.is_refused or is_recorded or options.optimizer_shard is not None:
         return
     are_all_there = not (ranks_without_file(catalog, strategy) or catalog.damaged)
     if are_all_there or shows_deduplication(catalog, strategy):
         return  # other ranks of a deduplicated checkpoint have no replicas that would show it
     unseen: dict[Layout, int] = {}
     names: dict[Layout, list[str]] = defaultdict(list)
-    metas = {one.name: one.meta for one in checkpoint.tensors}
-    for one in hiding_tensors(strategy, checkpoint.tensors):
-        if checkpoint.needed is None or checkpoint.needed.get(one.name):
-            listed = (full for full in checkpoint.indexes.values() if isinstance(full, Mapping))
-            is_proven = any(full.get(one.name) == one.meta for full in listed)
-            shard = 1 if is_proven else one.layout.unseen_shard(catalog.holders[one.name])
-            unseen[one.layout] = min(shard, unseen.get(one.layout, shard))
-            names[one.layout].append(one.name)
+    metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
+    for tensor in hiding_tensors(strategy, checkpoint.tensors):
+        if checkpoint.needed is None or checkpoint.needed.get(tensor.name):
+            is_proven = any(
+                full.get(tensor.name) == tensor.meta for full in contents.readable_indexes
+            )
+            shard = 1 if is_proven else tensor.layout.unseen_shard(catalog.holders[tensor.name])
+            unseen[tensor.layout] = min(shard, unseen.get(tensor.layout, shard))
+            names[tensor.layout].append(tensor.name)
     hiding = [layout for layout, shard in unseen.items() if shard > 1]
     if not hiding:
         return
-    more = telling_ranks(hiding, [*catalog.files])
+    more = ranks_that_show_shards(hiding, [*catalog.files])
     would = "one more rank" if len(more) == 1 else f"{len(more)} more ranks"
     number, name = sum(len(names[layout]) for layout in hiding), names[hiding[0]][0]
     shape = metas[name].shape
@@ -227,11 +236,11 @@ def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     )
 
 
-def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_corrections(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield what contents show of optimizer shards."""
-    if checkpoint.correction is not None:
-        yield from checkpoint.correction.problems
-        yield from checkpoint.correction.notes
+    if contents.correction is not None:
+        yield from contents.correction.problems
+        yield from contents.correction.notes
 
 
 def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -239,8 +248,11 @@ def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     shard = checkpoint.options.optimizer_shard
     where, hint = "optimizer shard", "the same command without --optimizer-shard"
     if shard is not None and not checkpoint.strategy.layouts:
-        text = "it corrects a strategy, and none is read"
-        yield Diagnostic("options", text, hint=hint, where=where)
+        message = "it corrects a strategy, and none is read"
+        yield Diagnostic("options", message, hint=hint, where=where)
     elif shard is not None and checkpoint.options.trust_strategy:
-        text, hint = "a trusted strategy is not corrected", f"{hint}, or without --trust-strategy"
-        yield Diagnostic("options", text, hint=hint, where=where)
+        message, hint = (
+            "a trusted strategy is not corrected",
+            f"{hint}, or without --trust-strategy",
+        )
+        yield Diagnostic("options", message, hint=hint, where=where)

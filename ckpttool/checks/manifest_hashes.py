@@ -42,7 +42,7 @@ class _File(Struct, frozen=True):
 
     path: str
     index: FileIndex
-    listed: ListedOutput
+    output: ListedOutput
 
 
 def _files_to_check(catalog: Catalog, path: Path) -> set[str] | None:
@@ -76,52 +76,56 @@ def check_source(
     given = {
         _absolute(name): (name, file) for file in catalog.files.values() for name in file.paths
     }
-    found: dict[str, ListedOutput] = {}
+    entries: dict[str, ListedOutput] = {}
     for path in find_manifests(catalog):
         try:
-            listed = _list_outputs(ManifestFile.read(path))
+            outputs = _list_outputs(ManifestFile.read(path))
         except FormatError as error:
-            text, facts = "no file was compared with this manifest", error.reason
+            message, facts = "no file was compared with this manifest", error.reason
             hint = remedy_for(error)
             diagnostics.add(
-                Diagnostic("not_compared", text, hint=hint, facts=facts, where=str(path))
+                Diagnostic("not_compared", message, hint=hint, facts=facts, where=str(path))
             )
             continue
-        cut_short = {one.path for one in catalog.cut_short.values()}
-        comparison = _Comparison(path.parent, listed, executor, cut_short)
+        cut_short = {error.path for error in catalog.cut_short.values()}
+        comparison = _Comparison(path.parent, outputs, executor, cut_short)
         files = [
             _File(*given[name], output)
-            for output in listed
+            for output in outputs
             if (name := _absolute(path.parent / output.entry.path)) in given
         ]
         names = {file.path for file in files}
-        diagnostics.add(*_in_place_of_listed(path, listed, given.values(), names))
+        diagnostics.add(*_in_place_of_listed(path, outputs, given.values(), names))
         right = []
         for file in files:
             wrong = list(comparison.check_header(file))
             diagnostics.add(*wrong)
             right += [] if wrong else [file]
         diagnostics.add(*comparison.check_samples(right, sampled_bytes))
-        found |= {file.path: file.listed for file in right}
-    return found
+        entries |= {file.path: file.output for file in right}
+    return entries
 
 
 def _in_place_of_listed(
     manifest: Path,
-    listed: Iterable[ListedOutput],
+    outputs: Iterable[ListedOutput],
     given: Iterable[tuple[str, FileIndex]],
     compared: Collection[str],
 ) -> Iterator[Diagnostic]:
     """Yield a problem for each file in the folder of a rank whose listed file is not there."""
-    others = {Path(_absolute(name)).parent: name for name, _ in given if name not in compared}
-    for output in listed:
+    unlisted = {Path(_absolute(name)).parent: name for name, _ in given if name not in compared}
+    for output in outputs:
         missing = Path(_absolute(manifest.parent / output.entry.path))
-        if missing.parent in others and missing.parent != manifest.parent and not is_file(missing):
-            text = "not the file that the manifest lists in this folder"
+        if (
+            missing.parent in unlisted
+            and missing.parent != manifest.parent
+            and not is_file(missing)
+        ):
+            message = "not the file that the manifest lists in this folder"
             facts = f"{manifest} lists {output.entry.path}, which is missing"
             hint = "put the listed file back, or --ignore-manifest"
-            name = others[missing.parent]
-            yield Diagnostic("manifest", text, hint=hint, facts=facts, path=name, where=name)
+            name = unlisted[missing.parent]
+            yield Diagnostic("manifest", message, hint=hint, facts=facts, path=name, where=name)
 
 
 def _list_outputs(manifest: ManifestFile) -> list[ListedOutput]:
@@ -165,15 +169,15 @@ def check_set(
     as_given = {_absolute(name): name for name in list_paths(catalog)}
     try:
         manifest = ManifestFile.read(path)
-        listed = _list_outputs(manifest)
+        outputs = _list_outputs(manifest)
         wrong_strategies = list(manifest.strategy_problems())
     except FormatError as error:
-        text = "the manifest cannot be read"
-        yield _finding(path, text, remedy_for(error), facts=error.reason)
+        message = "the manifest cannot be read"
+        yield _finding(path, message, remedy_for(error), facts=error.reason)
         return
-    comparison = _Comparison(path.parent, listed, executor, partial, is_verify=True)
+    comparison = _Comparison(path.parent, outputs, executor, partial, is_verify=True)
     right, names = [], set()
-    for output in listed:
+    for output in outputs:
         name = _absolute(path.parent / output.entry.path)
         names.add(name)
         if to_check is not None and name not in to_check:
@@ -186,8 +190,8 @@ def check_set(
             continue
         index = given.get(name)
         if index is None and (problem := next(output_problems(path.parent, output.entry), "")):
-            text, ranks = "not what its manifest lists", (output.entry.rank,)
-            yield _finding(shown, text, _WRITE_AGAIN, ranks, problem)
+            message, ranks = "not what its manifest lists", (output.entry.rank,)
+            yield _finding(shown, message, _WRITE_AGAIN, ranks, problem)
             continue
         file = _File(shown, index or read_index(shown), output)
         wrong = list(comparison.check_header(file))
@@ -217,22 +221,24 @@ class _Comparison(Struct):
     """
 
     folder: Path
-    listed: Sequence[ListedOutput]
+    outputs: Sequence[ListedOutput]
     executor: Executor
     partial: Collection[str]
     is_verify: bool = False
     _sound: set[tuple[int, int]] = field(default_factory=set)  # equal headers, by their identities
 
-    def _differs(self, file: _File, text: str, facts: str, tensor: str | None = None) -> Diagnostic:
-        ranks = (file.listed.entry.rank,)
-        found = _finding(file.path, text, _WRITE_AGAIN, ranks, facts, tensor)
+    def _differs(
+        self, file: _File, message: str, facts: str, tensor: str | None = None
+    ) -> Diagnostic:
+        ranks = (file.output.entry.rank,)
+        problem = _finding(file.path, message, _WRITE_AGAIN, ranks, facts, tensor)
         if self.is_verify:
-            return found
-        return replace(found, hint=_IGNORE, options=("--ignore-manifest",))
+            return problem
+        return replace(problem, hint=_IGNORE, options=("--ignore-manifest",))
 
     def check_header(self, file: _File) -> Iterator[Diagnostic]:
         """Yield the finding that the size or the tensors of a file are not as listed."""
-        entry, key = file.listed.entry, (id(file.index.header), id(file.listed.alike))
+        entry, key = file.output.entry, (id(file.index.header), id(file.output.alike))
         if key in self._sound and file.index.nbytes == entry.nbytes:
             return
         if file.index.path in self.partial:
@@ -243,23 +249,26 @@ class _Comparison(Struct):
             self._sound.add(key)
             return
         names = {
-            (one.meta.name, one.meta.dtype, one.meta.shape) for one in file.index.tensors.values()
+            (tensor.meta.name, tensor.meta.dtype, tensor.meta.shape)
+            for tensor in file.index.tensors.values()
         }
-        groups = {id(one.alike): one.alike for one in self.listed}.values()
+        groups = {id(output.alike): output.alike for output in self.outputs}.values()
         alike = (
-            one for one in groups if names == {(t.name, t.dtype, t.shape) for t in one.tensors}
+            group
+            for group in groups
+            if names == {(t.name, t.dtype, t.shape) for t in group.tensors}
         )
         holder = self._name_holder(file, next(alike, None), {})
-        text = "not what its manifest lists"
+        message = "not what its manifest lists"
         for problem in [join_clauses(*problems[:1], holder)] if holder else problems:
-            yield self._differs(file, text, problem)
+            yield self._differs(file, message, problem)
 
     def _check_some(self, file: _File) -> Iterator[Diagnostic]:
-        listed = {one.name: (one.dtype, one.shape) for one in file.listed.entry.tensors}
+        expected = {entry.name: (entry.dtype, entry.shape) for entry in file.output.entry.tensors}
         for name, tensor in file.index.tensors.items():
             meta = tensor.meta
-            if listed.get(name) != (meta.dtype, meta.shape):
-                facts = f"expected {listed.get(name, 'nothing')}, found {meta.dtype} {meta.shape}"
+            if expected.get(name) != (meta.dtype, meta.shape):
+                facts = f"expected {expected.get(name, 'nothing')}, found {meta.dtype} {meta.shape}"
                 yield self._differs(file, "not what its manifest lists", facts, name)
 
     def check_samples(
@@ -271,19 +280,19 @@ class _Comparison(Struct):
         for file in files:
             telling = {
                 unit: nbytes
-                for unit, nbytes in file.listed.alike.telling_units(file.listed).items()
+                for unit, nbytes in file.output.alike.telling_units(file.output).items()
                 if unit[0] in file.index.tensors  # a partial file lacks some
             }
             if sum(telling.values()) <= left:
                 left -= sum(telling.values())
                 pending.append((file, self._submit(file, telling)))
         for file, futures in pending:
-            found = {unit: bytes.fromhex(wait_result(one)) for unit, one in futures.items()}
-            yield from self._check_units(file, found)
+            hashes = {unit: bytes.fromhex(wait_result(future)) for unit, future in futures.items()}
+            yield from self._check_units(file, hashes)
         if len(pending) < len(files) and sampled_bytes is None:
-            text = f"hashes of {len(pending):,} of {len(files):,} files compared"
+            message = f"hashes of {len(pending):,} of {len(files):,} files compared"
             facts = "of the others sizes and names; `ckpttool verify --check-manifest` compares all"
-            yield Diagnostic("verified", text, facts=facts, where=str(self.folder / MANIFEST))
+            yield Diagnostic("verified", message, facts=facts, where=str(self.folder / MANIFEST))
 
     def _submit(self, file: _File, units: Iterable[Unit]) -> dict[Unit, Future[str]]:
         tensors = file.index.tensors
@@ -301,33 +310,33 @@ class _Comparison(Struct):
             ((file, tensor.meta), tensor)
             for file in files
             for tensor in file.index.tensors.values()
-            if fingerprint(tensor, file.listed.sha256(tensor.meta.name)) not in verified
+            if fingerprint(tensor, file.output.sha256(tensor.meta.name)) not in verified
         )
         hashed = map_in_order(self.executor, hash_units, tensors, MAX_IN_FLIGHT)
         for (file, meta), hashes in hashed:
             on_progress(meta.nbytes)
-            if hashes != (listed := file.listed.sha256(meta.name)):
+            if hashes != (expected := file.output.sha256(meta.name)):
                 of_file = wrong.setdefault(file.path, (file, {}))[1]
-                for number, (one, _) in enumerate(zip_longest(hashes, listed, fillvalue="")):
-                    of_file[meta.name, number] = bytes.fromhex(one)
-        for file, found in wrong.values():
-            yield from self._check_units(file, found)
+                for number, (digest, _) in enumerate(zip_longest(hashes, expected, fillvalue="")):
+                    of_file[meta.name, number] = bytes.fromhex(digest)
+        for file, of_file in wrong.values():
+            yield from self._check_units(file, of_file)
 
-    def _check_units(self, file: _File, found: Mapping[Unit, bytes]) -> Iterator[Diagnostic]:
+    def _check_units(self, file: _File, hashes: Mapping[Unit, bytes]) -> Iterator[Diagnostic]:
         """Yield what hashes of a file show: it is another file of its set, or was changed."""
-        wrong = [unit for unit in found if found[unit] != file.listed.digest(unit)]
-        if wrong and (holder := self._name_holder(file, file.listed.alike, found)):
+        wrong = [unit for unit in hashes if hashes[unit] != file.output.digest(unit)]
+        if wrong and (holder := self._name_holder(file, file.output.alike, hashes)):
             yield self._differs(file, "not the file that its manifest lists", holder)
             return
         for name in dict.fromkeys(name for name, _ in wrong):
             first = next(unit for unit in wrong if unit[0] == name)
-            expected, most = file.listed.digest(first).hex(), len(file.listed.alike.numbers[name])
+            expected, most = file.output.digest(first).hex(), len(file.output.alike.numbers[name])
             where = f" (of stretch {first[1] + 1} of {most})" if most > 1 else ""
-            facts = f"expected SHA-256 {expected}, found {found[first].hex()}{where}"
+            facts = f"expected SHA-256 {expected}, found {hashes[first].hex()}{where}"
             yield self._differs(file, "changed since it was written", facts, name)
 
     def _name_holder(
-        self, file: _File, alike: AlikeOutputs | None, found: Mapping[Unit, bytes]
+        self, file: _File, alike: AlikeOutputs | None, hashes: Mapping[Unit, bytes]
     ) -> str:
         """Return which other file of ``alike`` has the contents of a file, or "".
 
@@ -335,14 +344,14 @@ class _Comparison(Struct):
         """
         if alike is None:
             return ""
-        known = dict(found)
-        for one in alike.find_holders(found):
-            telling = alike.telling_units(one)
+        known = dict(hashes)
+        for output in alike.find_holders(hashes):
+            telling = alike.telling_units(output)
             unknown = self._submit(file, [unit for unit in telling if unit not in known])
             known |= {unit: bytes.fromhex(wait_result(sha)) for unit, sha in unknown.items()}
-            is_same = all(known[unit] == one.digest(unit) for unit in telling)
-            if telling and is_same and one is not file.listed:
-                return f"its contents are those of {one.entry.path}"
+            is_same = all(known[unit] == output.digest(unit) for unit in telling)
+            if telling and is_same and output is not file.output:
+                return f"its contents are those of {output.entry.path}"
         return ""
 
 

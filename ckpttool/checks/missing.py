@@ -10,7 +10,7 @@ from shlex import quote
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
@@ -33,30 +33,30 @@ def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield what the scan of the files noted."""
     catalog = checkpoint.catalog
     errors = catalog.errors()
-    for one in catalog.diagnostics:
-        if one.code != "missing_rank" and one not in errors:
-            yield one
+    for note in catalog.diagnostics:
+        if note.code != "missing_rank" and note not in errors:
+            yield note
 
 
 def check_missing_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield ranks without a file that should have one; a strategy would say what they held."""
     catalog = checkpoint.catalog
-    for one in catalog.diagnostics:
-        ranks = tuple(filter(catalog.is_expected, one.ranks))
-        if one.code == "missing_rank" and ranks:
-            text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
-            yield replace(one, message=text, ranks=ranks)
+    for note in catalog.diagnostics:
+        ranks = tuple(filter(catalog.is_expected, note.ranks))
+        if note.code == "missing_rank" and ranks:
+            message = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
+            yield replace(note, message=message, ranks=ranks)
 
 
 def check_kept_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of ranks without a file, if every file is written again by itself."""
     there = format_numbers(checkpoint.catalog.files)
-    for one in check_missing_files(checkpoint):
+    for problem in check_missing_files(checkpoint):
         hint = f"the folder with all ranks as SRC, or --rank {there} for those that are there"
-        yield replace(one, code="missing", hint=hint)
+        yield replace(problem, code="missing", hint=hint)
 
 
-def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_ranks(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the problems of files that are not those of the strategy, or not all of them."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     if catalog.description is not None:
@@ -66,57 +66,57 @@ def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     elif checkpoint.is_deduplicated:
         yield from _missing_rank_problems(checkpoint)
     else:
-        yield from _incomplete_replica_problems(checkpoint)
+        for problem in _incomplete_replica_problems(checkpoint.catalog):
+            yield propose_step(contents, problem)
 
 
 def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of a strategy that belongs to another checkpoint."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    found = sorted({*catalog.files, *catalog.damaged})
-    if extra := tuple(rank for rank in found if rank not in strategy.ranks):
-        yield _extra_ranks_problem(checkpoint, found, extra)
+    ranks = sorted({*catalog.files, *catalog.damaged})
+    if extra := tuple(rank for rank in ranks if rank not in strategy.ranks):
+        yield _extra_ranks_problem(checkpoint, ranks, extra)
     holders = checkpoint.whole.catalog.holders
     if holders and not any(name in strategy.layouts for name in holders):
-        text = f"no parameter in common with {catalog.root}"
+        message = f"no parameter in common with {catalog.root}"
         hint = OF_THE_RUN
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
         facts += f"the files hold {shorten(holders, 2)}"
-        yield Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)
+        yield Diagnostic("strategy", message, hint=hint, facts=facts, where=strategy.origin)
 
 
 def _extra_ranks_problem(
-    checkpoint: Checkpoint, found: Sequence[int], extra: tuple[int, ...]
+    checkpoint: Checkpoint, ranks: Sequence[int], extra: tuple[int, ...]
 ) -> Diagnostic:
     """Return the problem of ranks outside of the strategy."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
-    facts = f"found {format_ranks(found)}; {strategy.origin_is} for {format_ranks(strategy.ranks)}"
+    message = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
+    facts = f"found {format_ranks(ranks)}; {strategy.origin_is} for {format_ranks(strategy.ranks)}"
     facts = "; ".join(
         [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
     )
-    everyone = f"all {found[-1] + 1} ranks ({FIND_FITTING})"
+    everyone = f"all {ranks[-1] + 1} ranks ({FIND_FITTING})"
     hint = f"the strategy of {everyone} or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
         if extra[0] == strategy.ranks[-1] + 1:
             hint = f"the strategy of {everyone} or {hint}"
-    if list(found) == [rank + 1 for rank in strategy.ranks]:
-        text = "the ranks are numbered from 1, and those of the strategy from 0"
+    if list(ranks) == [rank + 1 for rank in strategy.ranks]:
+        message = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
-    return Diagnostic("strategy", text, hint=hint, facts=facts, ranks=extra, where=catalog.root)
+    return Diagnostic("strategy", message, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
-def _incomplete_replica_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
-    catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
+    holders = catalog.holders
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
         alike[tuple(name for name in holders if name not in file.tensors)].append(rank)
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        for one in _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}"):
-            yield propose_step(checkpoint, one)
+        yield from _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -155,7 +155,7 @@ def _lacking_problems(
         )
 
 
-def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_missing(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the problem of each tensor with slices that no rank has."""
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in checkpoint.presence.missing.items():
@@ -165,37 +165,41 @@ def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for name, ranks in owners_of.items():
         groups[frozenset(ranks)].append(name)
     for lost, names in groups.items():
-        one = propose_step(checkpoint, _missing_problem(checkpoint, sorted(lost)))
-        yield from (replace(one, tensor=name) for name in names)
+        problem = propose_step(contents, _missing_problem(checkpoint, sorted(lost)))
+        yield from (replace(problem, tensor=name) for name in names)
     unknown = tuple(rank for rank, known in checkpoint.presence.replaced.items() if known is False)
     if unknown and checkpoint.catalog.description is None:
-        text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
+        message = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
         facts = "the other ranks hold different parameters (saved without redundancy?)"
         hint = "copy the file again; `ckpttool help missing` explains"
-        one = Diagnostic("missing", text, hint=hint, facts=facts, ranks=unknown)
-        yield propose_step(checkpoint, one)
+        problem = Diagnostic("missing", message, hint=hint, facts=facts, ranks=unknown)
+        yield propose_step(contents, problem)
 
 
-def propose_step(checkpoint: Checkpoint, one: Diagnostic) -> Diagnostic:
+def propose_step(contents: Contents, problem: Diagnostic) -> Diagnostic:
     """Return a problem of missing slices that proposes another step, if one is complete."""
-    if not (step := checkpoint.complete_step):
-        return one
-    return replace(one, hint=f"--step {step}, which is complete by its headers")
+    if not (step := contents.complete_step):
+        return problem
+    return replace(problem, hint=f"--step {step}, which is complete by its headers")
 
 
 def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnostic:
     """Return the problem of any parameter whose slices on all of ``owners`` are lost."""
     catalog = checkpoint.catalog
     damaged = [rank for rank in owners if rank in catalog.damaged]
-    held = [rank for rank in owners if rank in catalog.whole_files]
+    with_file = [rank for rank in owners if rank in catalog.whole_files]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
-    files = [catalog.files[rank] for rank in held]
+    files = [catalog.files[rank] for rank in with_file]
     empty = [file.path for file in files if not file.nbytes]
     lack = "not in the files"
     if not checkpoint.is_deduplicated:
         state = " (0 bytes)" if len(empty) == len(files) else ""
         lack = f"not in {shorten((file.path for file in files), 1)}{state}"
-    states = ((without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read"), (held, lack))
+    states = (
+        (without_file, f"{_NO_FILE} {catalog.root}"),
+        (damaged, "not read"),
+        (with_file, lack),
+    )
     remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks]
     codes = {"leftover", "absent", "part"} if without_file else set()
     if catalog.expected_ranks is not None:
@@ -214,8 +218,8 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
         hint = "restore the files, or --step for another step"
     if len(damaged) == len(owners) or catalog.errors():
         hint = ""  # other errors name the cause
-    text, facts = "some slices are on no rank", "; ".join(remarks)
-    return Diagnostic("missing", text, hint=hint, facts=facts, ranks=tuple(owners))
+    message, facts = "some slices are on no rank", "; ".join(remarks)
+    return Diagnostic("missing", message, hint=hint, facts=facts, ranks=tuple(owners))
 
 
 def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -228,10 +232,10 @@ def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     )
     lost = damaged or checkpoint.presence.without_file
     if names and lost and checkpoint.options.unlisted == "rank":
-        text = f"{format_ranks(lost)}: own values of {count(len(names), 'parameter')} are lost"
+        message = f"{format_ranks(lost)}: own values of {count(len(names), 'parameter')} are lost"
         yield Diagnostic(
             "missing" if damaged else "missing_own",
-            text,
+            message,
             hint="--unlisted first, or --unlisted drop",
             options=("--unlisted",),
             facts=f"{shorten(names, 3)}: not in the strategy, a value for each rank",
@@ -239,7 +243,7 @@ def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         )
 
 
-def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_replaced(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the ranks whose slices are read from replicas: the reason, and the other ranks."""
     catalog, presence = checkpoint.catalog, checkpoint.presence
     damaged = tuple(rank for rank, is_known in presence.replaced.items() if is_known)
@@ -249,53 +253,56 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
-        facts = _replacement_text(checkpoint, damaged)
+        facts = _replacement_text(checkpoint, contents, damaged)
         for rank in damaged:
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
-        text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
+        message = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         if checkpoint.needed is not None:
-            yield _not_needed_note(checkpoint, f"{text}, and not needed")
+            yield _not_needed_note(checkpoint, f"{message}, and not needed")
             return
-        facts = _replacement_text(checkpoint, presence.without_file)
-        yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
+        facts = _replacement_text(checkpoint, contents, presence.without_file)
+        yield Diagnostic("missing_replica", message, facts=facts, ranks=presence.without_file)
 
 
-def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
+def _not_needed_note(checkpoint: Checkpoint, message: str) -> Diagnostic:
     strategy, without = checkpoint.strategy, checkpoint.presence.without_file
     at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
     stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
     facts = f"{format_ranks(stages, 'stage')}: parameters that the strategy does not list and "
     facts += "that only these ranks hold are left out"
-    return Diagnostic("part", text, facts=facts if stages else "", ranks=without)
+    return Diagnostic("part", message, facts=facts if stages else "", ranks=without)
 
 
 def _replaced_note(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
-    (one,) = error.diagnostics
-    return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
+    (problem,) = error.diagnostics
+    return replace(problem, code=code, facts=join_clauses(problem.facts, facts), ranks=ranks)
 
 
-def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
+def _replacement_text(checkpoint: Checkpoint, contents: Contents, ranks: Sequence[int]) -> str:
     """Say from which ranks the slices of ``ranks`` are read, perhaps those of another stage."""
     used, done, holders = set[int](), set[Hashable](), checkpoint.catalog.holders
     for tensor in checkpoint.records:
         key = tuple(stage.key for stage in tensor.stages), id(holders[tensor.name])
-        for one in () if key in done else holdings(tensor):
-            if {*one.owners}.difference(one.holders).isdisjoint(ranks):
+        for holding in () if key in done else holdings(tensor):
+            if {*holding.owners}.difference(holding.holders).isdisjoint(ranks):
                 continue
-            if isinstance(tensor, BrokenTensor) or one.layout == tensor.layout:
-                used.update(one.holders[:1])
+            if isinstance(tensor, BrokenTensor) or holding.layout == tensor.layout:
+                used.update(holding.holders[:1])
                 continue
-            for box in one.regions:
-                pieces = tensor.slicing.overlaps(box, (0,) * len(one.shape))
+            for box in holding.regions:
+                pieces = tensor.slicing.overlaps(box, (0,) * len(holding.shape))
                 used.update(piece.rank for piece in pieces)
         done.add(key)
     # Without layouts every rank holds everything.
-    others = sorted(used or {min(checkpoint.catalog.files)})
-    text = f"all slices are read from replicas: {format_ranks(others)}"
-    return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
+    replicas = sorted(used or {min(checkpoint.catalog.files)})
+    message = f"all slices are read from replicas: {format_ranks(replicas)}"
+    notes = () if contents.correction is None else contents.correction.notes
+    if checkpoint.options.optimizer_shard == 1 and any(note.code == "inferred" for note in notes):
+        message += ", if optimizer shards were joined"  # only the user says so
+    return message
 
 
 def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -303,9 +310,9 @@ def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     weights = find_unsaved_weights(checkpoint)
     if weights:
         yield _unsaved_problem(checkpoint, weights)
-    if others := [name for name in checkpoint.presence.unsaved if name not in weights]:
-        text = f"{count(len(others), 'parameter', 'are')} in the strategy and in no file"
-        yield Diagnostic("absent", text, facts=shorten(others, 3))
+    if unsaved := [name for name in checkpoint.presence.unsaved if name not in weights]:
+        message = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
+        yield Diagnostic("absent", message, facts=shorten(unsaved, 3))
 
 
 def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagnostic:
@@ -314,46 +321,48 @@ def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagno
     If all that was saved is an adapter, the hint chooses that.
     """
     catalog, layouts, states = checkpoint.catalog, checkpoint.strategy.layouts, checkpoint.states
-    held = {*checkpoint.whole.metas, *checkpoint.whole.lost}
-    patterns = fold_names(weights, held, _MOST_PATTERNS)
-    hint = " ".join(f"--exclude {quote(one)}" for one in patterns)
+    names = {*checkpoint.whole.metas, *checkpoint.whole.lost}
+    patterns = fold_names(weights, names, _MOST_PATTERNS)
+    hint = " ".join(f"--exclude {quote(pattern)}" for pattern in patterns)
     hint = hint or "--exclude with patterns of these names; `ckpttool help unsaved` explains"
     is_adapter = Pattern(_ADAPTER).matches
-    if all(map(is_adapter, held)) and not any(map(is_adapter, weights)):
+    if all(map(is_adapter, names)) and not any(map(is_adapter, weights)):
         hint = f"--include {quote(_ADAPTER)}"
-    text = f"{count(len(weights), 'weight', 'are')} in the strategy and in no file"
-    others = [
+    message = f"{count(len(weights), 'weight', 'are')} in the strategy and in no file"
+    unlisted = [
         name
         for name, meta in catalog.metas.items()
         if name not in layouts and meta.nbytes > meta.itemsize
         if states.get(name) not in catalog.metas
     ]
-    if not others:
-        return Diagnostic("unsaved", text, hint=hint, facts=shorten(weights, 3))
-    facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(others, 3)}"
+    if not unlisted:
+        return Diagnostic("unsaved", message, hint=hint, facts=shorten(weights, 3))
+    facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(unlisted, 3)}"
     hint = "the strategy of this run; `ckpttool help renamed` explains"
-    return Diagnostic("renamed", text, hint=hint, facts=facts)
+    return Diagnostic("renamed", message, hint=hint, facts=facts)
 
 
 def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on tensors without a layout that some ranks lack: they are read from others."""
     differing = {name for names in checkpoint.differing.values() for name in names}
-    for one in checkpoint.partly_held:
-        if not differing.issuperset(one.names):
-            more = f"; taken from rank {one.ranks[0]}"
-            yield from partly_held_problems(checkpoint.catalog, one, code="partly_held", more=more)
+    for partial in checkpoint.partly_held:
+        if not differing.issuperset(partial.names):
+            more = f"; taken from rank {partial.ranks[0]}"
+            yield from partly_held_problems(
+                checkpoint.catalog, partial, code="partly_held", more=more
+            )
 
 
 def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield tensors without a layout that only some ranks of their stage have."""
-    for one in checkpoint.partly_held:
-        code = "unlisted" if one.is_on_one_rank else "lacking"
-        yield from partly_held_problems(checkpoint.catalog, one, code=code)
+    for partial in checkpoint.partly_held:
+        code = "unlisted" if partial.is_on_one_rank else "lacking"
+        yield from partly_held_problems(checkpoint.catalog, partial, code=code)
 
 
 def partly_held_problems(
     catalog: Catalog,
-    one: PartlyHeld,
+    partial: PartlyHeld,
     hint: str = "",
     options: tuple[str, ...] = (),
     *,
@@ -361,18 +370,18 @@ def partly_held_problems(
     more: str = "",
 ) -> Iterator[Diagnostic]:
     """Yield for each tensor that only one rank holds it, or that some ranks do not."""
-    ranks, where = one.missing, "not on"
+    ranks, where = partial.missing, "not on"
     facts = f"{shorten((catalog.files[rank].path for rank in ranks), 1)}: other ranks of the "
     facts += "stage hold it"
-    if one.is_on_one_rank:
-        ranks, where, facts = one.ranks, "only on", catalog.files[one.ranks[0]].path
-        if one.instead:
-            facts += f": {shorten(one.instead, 3)}, on all other ranks, is missing"
-    text = f"not in the strategy, and {where} {format_ranks(ranks)}"
+    if partial.is_on_one_rank:
+        ranks, where, facts = partial.ranks, "only on", catalog.files[partial.ranks[0]].path
+        if partial.instead:
+            facts += f": {shorten(partial.instead, 3)}, on all other ranks, is missing"
+    message = f"not in the strategy, and {where} {format_ranks(ranks)}"
     hint = hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains"
-    for name in one.names:
+    for name in partial.names:
         yield Diagnostic(
-            code, text, hint=hint, options=options, facts=facts + more, tensor=name, ranks=ranks
+            code, message, hint=hint, options=options, facts=facts + more, tensor=name, ranks=ranks
         )
 
 
@@ -396,9 +405,9 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
     empty = [rank for rank, file in catalog.whole_files.items() if not file.tensors]
     nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
     if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
-        text = f"saved without redundancy ({REDUNDANCY_KEY})"
+        message = f"saved without redundancy ({REDUNDANCY_KEY})"
         facts = "each slice is in one file only" + (f"; {nothing}" if empty else "")
-        yield Diagnostic("deduplicated", text, facts=facts, where=catalog.root)
+        yield Diagnostic("deduplicated", message, facts=facts, where=catalog.root)
         return
     if not empty:
         return
@@ -416,7 +425,7 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
 
 def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of patterns of names that match nothing, and of a choice of no tensor."""
-    whole = checkpoint.chosen_from
+    whole = checkpoint.unfiltered
     if whole is None:
         return
     options, metas, where = checkpoint.options.tensors, whole.metas, whole.catalog.root
@@ -445,10 +454,15 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
     if options.on_overflow != "error" and not options.casts:
-        text, hint = "no cast was requested, so no number overflows", "--dtype, or no --on-overflow"
-        yield Diagnostic("options", text, hint=hint, where=whole.catalog.root)
+        message, hint = (
+            "no cast was requested, so no number overflows",
+            "--dtype, or no --on-overflow",
+        )
+        yield Diagnostic("options", message, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
-        metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted} or whole.metas
+        metas = {
+            n: meta for n, meta in whole.metas.items() if n in checkpoint.wanted
+        } or whole.metas
         yield from options.cast_problems(metas, whole.belongings, whole.catalog.root)
 
 
@@ -456,13 +470,13 @@ def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnost
     """Yield the same problems of patterns that are for several checkpoints together."""
     options, metas = checkpoints[0].options.tensors, dict[str, TensorMeta]()
     belongings: dict[str, Belonging] = {}
-    for one in checkpoints:
-        metas |= one.whole.metas
-        belongings |= one.belongings if options.casts else {}
-    roots = [*dict.fromkeys(one.catalog.root for one in checkpoints)]
-    absent = {name for one in checkpoints for name in one.whole.names} - metas.keys()
-    found = options.unmatched(metas, roots[0], absent)
-    for problem in chain(found, options.cast_problems(metas, belongings, roots[0])):
+    for checkpoint in checkpoints:
+        metas |= checkpoint.whole.metas
+        belongings |= checkpoint.belongings if options.casts else {}
+    roots = [*dict.fromkeys(checkpoint.catalog.root for checkpoint in checkpoints)]
+    absent = {name for checkpoint in checkpoints for name in checkpoint.whole.names} - metas.keys()
+    unmatched = options.unmatched(metas, roots[0], absent)
+    for problem in chain(unmatched, options.cast_problems(metas, belongings, roots[0])):
         yield replace(problem, where=" and ".join(roots))  # its hint names the first alone
 
 
@@ -476,13 +490,13 @@ def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     belonging = [
         name for name in left_out if not owners.isdisjoint(owners_of(name, checkpoint.belongings))
     ]
-    others = [name for name in left_out if name not in {*belonging}]
-    texts = [shorten(others, 3)] if others else []
+    unrelated = [name for name in left_out if name not in {*belonging}]
+    texts = [shorten(unrelated, 3)] if unrelated else []
     if belonging:
         texts.append(f"{'of the chosen' if is_chosen else 'with them'} {shorten(belonging, 3)}")
     size = format_bytes(sum(left_out.values()))
-    text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
-    yield Diagnostic("dropped", f"{text} ({'; '.join(texts)})")
+    message = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
+    yield Diagnostic("dropped", f"{message} ({'; '.join(texts)})")
 
 
 def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -490,8 +504,8 @@ def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if not checkpoint.options.tensors.casts:
         return
     if kept := sorted(checkpoint.counting & checkpoint.wanted):
-        text = f"whole numbers above {LEAST_COUNT}, not cast: {shorten(kept, 3)}"
-        yield Diagnostic("counter", text)
+        message = f"whole numbers above {LEAST_COUNT}, not cast: {shorten(kept, 3)}"
+        yield Diagnostic("counter", message)
 
 
 def check_scales(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -501,14 +515,14 @@ def check_scales(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         return
     terms, problems = checkpoint.scales
     yield from problems
-    stored = [one.name for one in checkpoint.tensors if one.meta.dtype in FLOAT8]
-    if not terms and not problems and stored and any(one.pattern is None for one in casts):
-        text = f"Float8 without scales, copied as stored: {shorten(stored, 3)}"
-        yield Diagnostic("unscaled", text)
+    stored = [tensor.name for tensor in checkpoint.tensors if tensor.meta.dtype in FLOAT8]
+    if not terms and not problems and stored and any(cast.pattern is None for cast in casts):
+        message = f"Float8 without scales, copied as stored: {shorten(stored, 3)}"
+        yield Diagnostic("unscaled", message)
     if terms:
-        text = f"multiplied into their weights: {count(len(terms), 'scale')}"
+        message = f"multiplied into their weights: {count(len(terms), 'scale')}"
         facts = shorten((term.source.name for term in terms.values()), 3)
-        yield Diagnostic("dropped", f"{text} ({facts})")
+        yield Diagnostic("dropped", f"{message} ({facts})")
 
 
 def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -518,21 +532,21 @@ def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """
     casts = checkpoint.options.tensors.casts
     nbytes, narrowed = Counter[str](), dict[str, str]()
-    for one in checkpoint.tensors if any(cast.pattern is None for cast in casts) else ():
-        meta, dtype = one.meta, checkpoint.wanted_dtype(one.meta)
-        if meta.dtype in CASTABLE and checkpoint.belonging(one.name).is_trained:
+    for tensor in checkpoint.tensors if any(cast.pattern is None for cast in casts) else ():
+        meta, dtype = tensor.meta, checkpoint.wanted_dtype(tensor.meta)
+        if meta.dtype in CASTABLE and checkpoint.belonging(tensor.name).is_trained:
             nbytes[meta.dtype] += meta.nbytes
             if DTYPES[dtype].itemsize < meta.itemsize:
-                narrowed[one.name] = meta.dtype
+                narrowed[tensor.name] = meta.dtype
     usual = max(nbytes, key=nbytes.__getitem__, default="")
     if few := [name for name, dtype in narrowed.items() if dtype != usual]:
         whose = shorten(dict.fromkeys(narrowed[name] for name in few), 3)
-        text = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
+        message = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
         words = [word for word, of in CAST_WORDS.items() if of == narrowed[few[0]]]  # not Float64
-        others = checkpoint.metas.keys() - few
-        patterns = fold_names(few, others, _MOST_PATTERNS) if words else ()
-        hint = " ".join(f"--dtype {quote(f'{words[0]}:{one}')}" for one in patterns)
-        yield Diagnostic("narrowed", text, hint=hint and f"{hint}, to keep them")
+        unaffected = checkpoint.metas.keys() - few
+        patterns = fold_names(few, unaffected, _MOST_PATTERNS) if words else ()
+        hint = " ".join(f"--dtype {quote(f'{words[0]}:{pattern}')}" for pattern in patterns)
+        yield Diagnostic("narrowed", message, hint=hint and f"{hint}, to keep them")
 
 
 def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -540,9 +554,9 @@ def check_lost_evidence(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     whole, left_out = checkpoint.whole, checkpoint.left_out
     parameters = (whole.belonging(name).of for name in left_out)
     if len(checkpoint.catalog.files) > 1 and not checkpoint.wanted.isdisjoint(parameters):
-        text = "optimizer state shows shards that a strategy hides, and the outputs have none"
+        message = "optimizer state shows shards that a strategy hides, and the outputs have none"
         hint = "`ckpttool reshard SRC -d STRATEGY`, or --optimizer-shard with the outputs"
-        yield Diagnostic("doubt", text, hint=hint)
+        yield Diagnostic("doubt", message, hint=hint)
 
 
 def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -575,19 +589,21 @@ def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
     """
     if not catalog.metas and not catalog.damaged and not catalog.errors():
         files = catalog.files.values()
-        text = f"{count(len(files), 'file')}, {sum(file.nbytes for file in files)} bytes"
-        ignored = (one for one in catalog.diagnostics if one.code == "skipped")
-        facts = join_clauses(text, *(join_clauses(one.fact, one.facts) for one in ignored))
+        message = f"{count(len(files), 'file')}, {sum(file.nbytes for file in files)} bytes"
+        ignored = (note for note in catalog.diagnostics if note.code == "skipped")
+        facts = join_clauses(message, *(join_clauses(note.fact, note.facts) for note in ignored))
         hint = "copy the files again; `ckpttool help nothing` explains"
         yield Diagnostic(
             "nothing", "no tensor was found", hint=hint, facts=facts, where=catalog.root
         )
-    shapes = (one.meta.shape for header in catalog.headers.values() for one in header.values())
+    shapes = (
+        tensor.meta.shape for header in catalog.headers.values() for tensor in header.values()
+    )
     if catalog.metas and not any(map(math.prod, shapes)):
-        text = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
+        message = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
         hint = "save it again; `ckpttool help no_elements` explains"
         facts = shorten((f"{meta.name} {meta.shape}" for meta in catalog.metas.values()), 3)
-        yield Diagnostic("no_elements", text, hint=hint, facts=facts, where=catalog.root)
+        yield Diagnostic("no_elements", message, hint=hint, facts=facts, where=catalog.root)
 
 
 def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -604,9 +620,10 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         key = tensor.slicing.distribution_key, id(holders[tensor.name])
         if key not in lacking:
             lacking[key] = {
-                rank: one.holders[:1]
-                for one in tensor.slicing.holdings()
-                for rank in catalog.whole_files.keys() & {*one.owners}.difference(one.holders)
+                rank: holding.holders[:1]
+                for holding in tensor.slicing.holdings()
+                for rank in catalog.whole_files.keys()
+                & {*holding.owners}.difference(holding.holders)
             }
         for rank, replica in lacking[key].items():
             missing[rank].append(tensor.name)
@@ -614,6 +631,6 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, names in sorted(missing.items()):
         alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)
-    for (lost, others), ranks in alike.items():
-        read = f"read from {format_ranks(others)}"
+    for (lost, replica_ranks), ranks in alike.items():
+        read = f"read from {format_ranks(replica_ranks)}"
         yield from _lacking_problems(catalog, "lacking", ranks, lost, read)

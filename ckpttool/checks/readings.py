@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.problems import Diagnostic
 
 
@@ -13,31 +13,31 @@ def check_files(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
     return checkpoint.catalog.errors()
 
 
-def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_damage(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield files that cannot be read, unless replicas replace them."""
     catalog = checkpoint.catalog
     is_listed = checkpoint.are_joined and catalog.description is None
     replaced = checkpoint.presence.replaced if is_listed else {}
     for rank, error in catalog.damaged.items():
         if not replaced.get(rank):
-            yield from checkpoint.with_remedy(error).diagnostics
+            yield from checkpoint.with_remedy(error, contents.complete_step).diagnostics
 
 
-def check_checksums(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+def check_checksums(_: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
     """Yield files with another checksum or tag than they record, or without one."""
-    return checkpoint.read.get("checksums", ())
+    return contents.read.get("checksums", ())
 
 
-def check_contents(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+def check_contents(_: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
     """Yield what reading every byte found; samples find the same replicas with less detail."""
-    return checkpoint.read.get("contents", ())
+    return contents.read.get("contents", ())
 
 
-def check_unlisted_samples(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+def check_unlisted_samples(_: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
     """Yield tensors without a layout whose samples differ between two ranks."""
-    return checkpoint.read.get("unlisted", ())
+    return contents.read.get("unlisted", ())
 
 
-def check_manifest(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+def check_manifest(_: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
     """Yield what differs from the manifest of the set."""
-    return checkpoint.read.get("manifest", ())
+    return contents.read.get("manifest", ())

@@ -75,8 +75,16 @@ def slices_of(tensor: FullTensor) -> Iterator[Slice]:
     if isinstance(tensor.known_by, Whole | Unlisted):
         assert isinstance(tensor.slicing, LayoutSlicing), "it is not described"
         files, ranks = tensor.slicing.files, sorted(chain(*tensor.known_by.groups))
-        held = {rank: files[rank][tensor.slicing.name] for rank in ranks}
-        slices = iter([{rank: one for rank, one in held.items() if one.meta == tensor.meta}])
+        stored = {rank: files[rank][tensor.slicing.name] for rank in ranks}
+        slices = iter(
+            [
+                {
+                    rank: tensor_of_rank
+                    for rank, tensor_of_rank in stored.items()
+                    if tensor_of_rank.meta == tensor.meta
+                }
+            ]
+        )
     for replicas in slices:
         yield Slice(tensor, tuple(replicas), tuple(replicas.values()))
 
@@ -88,7 +96,7 @@ def compare_replicas(
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Slice, TensorStats]]:
     """Read every replica of every slice once, and compare them; see `compare_tensors`."""
-    subjects = ((one, one.replicas) for one in slices)
+    subjects = ((part, part.replicas) for part in slices)
     yield from compare_tensors(subjects, executor, options, on_progress)
 
 
@@ -106,15 +114,15 @@ def replica_problems(
     executor, on_progress
         Reads the slices, and is called with the bytes that were read since the last call.
     """
-    tensors = [one for one in tensors if one.has_layout]
+    tensors = [tensor for tensor in tensors if tensor.has_layout]
     of_stages = chain(tensors, (other for _, other in stage_pairs(tensors)))
-    replicated = (one for tensor in of_stages for one in slices_of(tensor) if len(one.ranks) > 1)
-    found = [
+    replicated = (part for tensor in of_stages for part in slices_of(tensor) if len(part.ranks) > 1)
+    problems = [
         problem
-        for one, stats in compare_replicas(replicated, executor, None, on_progress)
-        if (problem := find_difference(one, stats)) is not None
+        for part, stats in compare_replicas(replicated, executor, None, on_progress)
+        if (problem := find_difference(part, stats)) is not None
     ]
-    return [*found, *compare_stages(tensors, executor, on_progress)]
+    return [*problems, *compare_stages(tensors, executor, on_progress)]
 
 
 def compare_stages(
@@ -146,7 +154,7 @@ def compare_stages(
 
 
 def find_difference(
-    one: Slice, stats: TensorStats, code: str = "replica", claim: str = "replicas differ"
+    part: Slice, stats: TensorStats, code: str = "replica", claim: str = "replicas differ"
 ) -> Diagnostic | None:
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
@@ -155,24 +163,24 @@ def find_difference(
     the groups hold different slices, or replicas of different steps.  Values that every rank has
     for itself are no problem, and have another code.
     """
-    groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
-    others = list(zip(one.ranks[1:], stats.differences, strict=True))
-    for rank, difference in others:
+    groups: dict[bytes, list[int]] = {b"": [part.ranks[0]]}
+    differences = list(zip(part.ranks[1:], stats.differences, strict=True))
+    for rank, difference in differences:
         groups.setdefault(difference.content or bytes(difference.differs), []).append(rank)
     if len(groups) == 1:
         return None
-    number = max(difference.count for _, difference in others)
-    first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
-    name, full, shape = one.tensor.meta.name, one.tensor.meta.shape, one.tensors[0].meta.shape
+    number = max(difference.count for _, difference in differences)
+    first = part.index_in_full(min(d.first for _, d in differences if d.first is not None))
+    name, full, shape = part.tensor.meta.name, part.tensor.meta.shape, part.tensors[0].meta.shape
     in_full = f" of {full}" if shape != full else ""
     elements = f"{'up to ' if len(groups) > 2 else ''}{number} of "
     elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
     facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
     ranks = odd_ranks(tuple(groups.values()))
-    if (by_design := own_values_note(one.tensor, facts, ranks)) is not None:
+    if (by_design := own_values_note(part.tensor, facts, ranks)) is not None:
         return replace(by_design, count=number, first=first)
     hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
-    if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
+    if code == "replica" and ranks == part.ranks and 2 * number > math.prod(shape):
         hint = _ONE_RUN
     return Diagnostic(
         code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first

@@ -8,7 +8,7 @@ from shlex import quote
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Contents
 from ckpttool.checks.missing import check_ranks, find_unsaved_weights, partly_held_problems
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component
@@ -34,11 +34,11 @@ def check_odd_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def odd_state_problem(checkpoint: Checkpoint, name: str, shapes: str) -> Diagnostic:
     """Return the problem of a state that is neither a slice nor a full tensor."""
-    text = f"not in {checkpoint.listing}, and neither a slice nor a full tensor"
+    message = f"not in {checkpoint.listing}, and neither a slice nor a full tensor"
     hint = f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}"
     facts = f"shapes: {shapes}"
     return Diagnostic(
-        "unlisted", text, hint=hint, options=("--unlisted",), facts=facts, tensor=name
+        "unlisted", message, hint=hint, options=("--unlisted",), facts=facts, tensor=name
     )
 
 
@@ -51,21 +51,21 @@ def check_differing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     choice, differing = checkpoint.options.unlisted, checkpoint.differing
     if choice is not None:
         yield from _decided(checkpoint, differing, choice)
-    elif differing and not [*check_ranks(checkpoint)]:
-        of_ranks, others = _split(differing, RANK_SPECIFIC_NAMES)
+    elif differing and not [*check_ranks(checkpoint, Contents())]:
+        of_ranks, undecided = _split(differing, RANK_SPECIFIC_NAMES)
         yield from _decided(checkpoint, of_ranks, "drop")
-        yield from _problems(checkpoint, others)
+        yield from _problems(checkpoint, undecided)
 
 
 def _split(
     differing: DifferingNames, chosen: Collection[str]
 ) -> tuple[DifferingNames, DifferingNames]:
     selected: dict[RankGroups, list[str]] = {}
-    others: dict[RankGroups, list[str]] = {}
+    rest: dict[RankGroups, list[str]] = {}
     for groups, names in differing.items():
         for name in names:
-            (selected if name in chosen else others).setdefault(groups, []).append(name)
-    return selected, others
+            (selected if name in chosen else rest).setdefault(groups, []).append(name)
+    return selected, rest
 
 
 def _decided(
@@ -74,7 +74,7 @@ def _decided(
     """Yield a note on the user's choice for each tensor."""
     for groups, names in differing.items():
         ranks = sorted(chain(*groups))
-        text = {
+        message = {
             "drop": "dropped",
             "first": f"taken from rank {ranks[0]}",
             "rank": f"target rank r takes that of source rank r modulo {checkpoint.cycle}",
@@ -82,7 +82,7 @@ def _decided(
         code = "dropped" if choice == "drop" else "decided"
         only = "only on " if len(groups) == 1 else ""
         facts = f"not in {checkpoint.listing}; {only}{format_difference(groups)}"
-        yield from (Diagnostic(code, text, facts=facts, tensor=name) for name in names)
+        yield from (Diagnostic(code, message, facts=facts, tensor=name) for name in names)
 
 
 def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Diagnostic]:
@@ -90,11 +90,11 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
 
     If every rank should hold all tensors in full, one problem is yielded for all of them.
     """
-    statistics, differing = _split(differing, checkpoint.contents.running_statistics)
+    statistics, differing = _split(differing, checkpoint.equal.running_statistics)
     if statistics:
         ranks = {rank for groups in statistics for rank in chain(*groups)}
         yield running_statistics_problem([*chain(*statistics.values())], sorted(ranks))
-    whole = {one.name for one in checkpoint.records if isinstance(one.known_by, Whole)}
+    whole = {tensor.name for tensor in checkpoint.records if isinstance(tensor.known_by, Whole)}
     of_whole, differing = _split(differing, whole)
     if of_whole:
         yield _unequal_ranks_problem(checkpoint.catalog, of_whole)
@@ -105,13 +105,16 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
         choices = f"-s STRATEGY with these names; this one has {shorten(sorted(unsaved), 1)}, "
         choices += "which no file has; `ckpttool help renamed` explains"
     on_one_rank = {
-        name: one for one in checkpoint.partly_held if one.is_on_one_rank for name in one.names
+        name: partial
+        for partial in checkpoint.partly_held
+        if partial.is_on_one_rank
+        for name in partial.names
     }
     for groups, names in differing.items():
-        for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
+        for partial in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
             yield from partly_held_problems(
-                checkpoint.catalog, one, hint, ("--unlisted",), code="unlisted"
+                checkpoint.catalog, partial, hint, ("--unlisted",), code="unlisted"
             )
         maps = dict.fromkeys(tag for name in names if (tag := map_of_component(name)) is not None)
         if maps:
@@ -127,9 +130,9 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
 def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagnostic:
     number = count(sum(map(len, differing.values())), "parameter", "differ")
     ways = (f"{names[0]}: {format_difference(groups)}" for groups, names in differing.items())
-    text = f"not every rank holds the full model: {number} between ranks"
+    message = f"not every rank holds the full model: {number} between ranks"
     hint, facts = f"-s STRATEGY if they are slices; {_EXPLAINED}", "; ".join([*ways][:3])
-    return Diagnostic("unlisted", text, hint=hint, facts=facts, where=catalog.root)
+    return Diagnostic("unlisted", message, hint=hint, facts=facts, where=catalog.root)
 
 
 def _differing_problems(
@@ -138,7 +141,7 @@ def _differing_problems(
     """Yield the problem of each parameter that differs between ranks in one way."""
     is_split = len(groups) > 1
     difference = "different between ranks" if is_split else f"only on {format_ranks(groups[0])}"
-    one = Diagnostic(
+    problem = Diagnostic(
         "unlisted",
         f"{what}, and {difference}",
         hint=hint,
@@ -146,7 +149,7 @@ def _differing_problems(
         facts=format_difference(groups) if is_split else "",
         ranks=tuple(sorted(chain(*groups))),
     )
-    return (replace(one, tensor=name) for name in names)
+    return (replace(problem, tensor=name) for name in names)
 
 
 def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Diagnostic:
@@ -164,12 +167,12 @@ def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Di
 
 def check_constant(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on tensors with equal elements: slices of these look like full tensors."""
-    constant = checkpoint.contents.constant if checkpoint.strategy.layouts else ()
+    constant = checkpoint.equal.constant if checkpoint.strategy.layouts else ()
     if constant:
         number = count(len(constant), "parameter")
-        text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
+        message = f"{number} not in the strategy, with equal elements on all ranks: read in full"
         hint = "a hand-written strategy if they are slices; `ckpttool help doubt` explains"
-        yield Diagnostic("doubt", text, hint=hint, facts=shorten(constant, 3))
+        yield Diagnostic("doubt", message, hint=hint, facts=shorten(constant, 3))
 
 
 # ------------------------------------------------------------------------- merged checkpoints
@@ -179,26 +182,26 @@ def check_single_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a warning if a source is the file of one rank of several."""
     catalog = checkpoint.catalog
     if catalog.is_merged and catalog.one_of_several:
-        text = "the file of one rank of several, so its tensors may be slices"
+        message = "the file of one rank of several, so its tensors may be slices"
         hint, facts = "the folder of all ranks as SRC", catalog.one_of_several
-        yield Diagnostic("one_of_several", text, hint=hint, facts=facts, where=catalog.root)
+        yield Diagnostic("one_of_several", message, hint=hint, facts=facts, where=catalog.root)
 
 
 def check_not_full(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of a source that is not a full checkpoint, and what to do."""
     catalog = checkpoint.catalog
     if (not checkpoint.are_joined or catalog.is_merged) and catalog.one_of_several:
-        text = "the file of one rank of several, so its tensors may be slices"
+        message = "the file of one rank of several, so its tensors may be slices"
         hint = "the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
         hint, facts = f"{hint}holds the full model", catalog.one_of_several
-        yield Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+        yield Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)
 
 
 def check_perhaps_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on tensors that may be slices of rank 0, for who only looks."""
     if slices := checkpoint.perhaps_slices.values():
-        text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-        yield Diagnostic("doubt", text)
+        message = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+        yield Diagnostic("doubt", message)
 
 
 def check_rank_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -213,31 +216,31 @@ def check_rank_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     elif checkpoint.options.unlisted == "first":
         yield Diagnostic("decided", f"{number} are taken in full", facts=facts, where=where)
     else:
-        text = f"{number} may be slices of rank 0"
+        message = f"{number} may be slices of rank 0"
         hint = f"--unlisted first takes them in full, --unlisted drop leaves them out; {_EXPLAINED}"
         options = ("--unlisted",)
-        yield Diagnostic("unlisted", text, hint=hint, options=options, facts=facts, where=where)
+        yield Diagnostic("unlisted", message, hint=hint, options=options, facts=facts, where=where)
 
 
-def check_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that an index names elsewhere."""
-    root, copies = checkpoint.catalog.root, checkpoint.copies
+    root, copies = checkpoint.catalog.root, contents.copies
     hint = f"ckpttool merge {quote(root)} -o NEW --max-shard-size 10GB"
     for path, tensors in copies.differing.items():
-        text = "other copies of tensors that the index names in another file: ignored"
+        message = "other copies of tensors that the index names in another file: ignored"
         facts = _format_copies(tensors)
-        yield Diagnostic("overlay", text, hint=hint, facts=facts, path=path, where=path)
+        yield Diagnostic("overlay", message, hint=hint, facts=facts, path=path, where=path)
     for path, tensors in copies.equal.items():
-        text = "equal copies of tensors that the index names in another file: ignored"
-        yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
+        message = "equal copies of tensors that the index names in another file: ignored"
+        yield Diagnostic("skipped", message, facts=_format_copies(tensors), where=path)
 
 
-def check_ignored_copies(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+def check_ignored_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the same for a conversion, which writes one copy of each itself."""
-    return (replace(one, hint="") for one in check_copies(checkpoint))
+    return (replace(note, hint="") for note in check_copies(checkpoint, contents))
 
 
 def _format_copies(tensors: Sequence[StoredTensor]) -> str:
-    names = shorten((one.meta.name for one in tensors), 3)
-    files = shorten(sorted({one.file.path for one in tensors}), 3)
+    names = shorten((tensor.meta.name for tensor in tensors), 3)
+    files = shorten(sorted({tensor.file.path for tensor in tensors}), 3)
     return f"{count(len(tensors), 'tensor')} ({names}), read from {files}"

@@ -33,10 +33,10 @@ class Inputs(NamedTuple):
 def _build(**values: Any) -> Inputs:
     of_all = {name: values[name] for name in ("pattern", "key")}
     sides = [
-        options.make_side(one.path, one.strategy, step=one.step, **of_all)
-        for one in values["inputs"]
+        options.make_side(input.path, input.strategy, step=input.step, **of_all)
+        for input in values["inputs"]
     ]
-    weights = [one.weight for one in values["inputs"]]
+    weights = [input.weight for input in values["inputs"]]
     return Inputs(sides, weights, values["shared"], values["steps"], values["normalize"])
 
 
@@ -106,6 +106,6 @@ def average(
         raise UsageProblem("--max-shard-size does not go with -d", hint)
     options.refuse_lost_checksum(output, "" if dst_strategy else path)
     path = options.absolute_for_cluster(path, run)
-    found, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
-    plan = partial(ckpttool.plan_average, found, path, target, resolve, output)
+    source, target = workflow.load_average(inputs, dst_strategy, report, run, resolve.replicated)
+    plan = partial(ckpttool.plan_average, source, path, target, resolve, output)
     workflow.convert(plan, run, report, output.wait_seconds)

@@ -24,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", metavar="SHELL", type=Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion script of a shell."""
-    found = get_completion_class(shell)
-    assert found is not None, "click knows the three shells"
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None, "click knows the three shells"
     group = click.get_current_context().find_root().command
-    echo(found(group, {}, "ckpttool", "_CKPTTOOL_COMPLETE").source())
+    echo(completion_class(group, {}, "ckpttool", "_CKPTTOOL_COMPLETE").source())

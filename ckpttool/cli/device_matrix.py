@@ -69,7 +69,7 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
         cell = digits + 2 if step * joined == 1 else 2 * digits + 3
         return len(corner) + 4 + width // joined * (cell + 3) + 2  # of [(5)]
 
-    joined = next((one for one in divisors(width) if columns(one) <= room), width)
+    joined = next((number for number in divisors(width) if columns(number) <= room), width)
     parts = [range(x, x + joined) for x in range(0, width, joined)]
     start = ranks[0]
     for at in product(*map(range, outer)):
@@ -83,10 +83,10 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
 
 
 def _cell(ranks: range, marks: Mapping[int, str]) -> str:
-    text, inside = format_numbers(ranks), {*"".join(marks.get(one, "") for one in ranks)}
+    cell, inside = format_numbers(ranks), {*"".join(marks.get(rank, "") for rank in ranks)}
     if "(" in inside:
-        text = f"({text})"
-    return f"[{text}]" if "[" in inside else text
+        cell = f"({cell})"
+    return f"[{cell}]" if "[" in inside else cell
 
 
 def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
@@ -100,7 +100,7 @@ def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -
         lines = [[corner, *heads], *texts]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
-            cells = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+            cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
             tables.echo(f"  {'  '.join(cells)}".rstrip())
     _print_legend(marks)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
@@ -20,8 +19,12 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.model.tensors import TensorMeta
-    from ckpttool.operations.tensor_diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.tensor_diff import (
+        ComparedTensor,
+        Difference,
+        TensorChange,
+        TensorDifference,
+    )
 
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:
@@ -104,7 +107,7 @@ def diff(
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
     with ckpttool.open_engine(run.engine) as executor:
-        found = operation.diff(
+        answer = operation.diff(
             *loaded,
             resolve,
             compare=CompareOptions(tolerance, wants_statistics=stats),
@@ -112,12 +115,17 @@ def diff(
             open_progress=open_progress("comparing", report.hides_progress),
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.diff(a.path, b.path, found, report.limit))
+        limited = replace(
+            answer,
+            a=a.path,
+            b=b.path,
+            differences=answer.differences[: report.limit],
+            changes=answer.changes and answer.changes[: report.limit],
+        )
+        tables.print_json(limited.to_dict())
     else:
-        _print(f"A {a.path} and B {b.path}", found, report)
-    if not found.is_equal:
+        _print(f"A {a.path} and B {b.path}", answer, report)
+    if not answer.equal:
         click.get_current_context().exit(1)
 
 
@@ -131,24 +139,23 @@ _WORDS = {  # by kind of difference
 }
 
 
-def _print(sides: str, found: Difference, report: ReportOptions) -> None:
+def _print(sides: str, answer: Difference, report: ReportOptions) -> None:
     """Print a verdict, the differences, the findings and the notes."""
-    from ckpttool.operations.run import describe_casts
-
-    tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
+    tolerance, label = answer.tolerance, "equal" if answer.equal else "different"
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
-    if any(one.code == "replica" for one in found.findings):
+    verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in answer.counts.items())
+    if any(finding.code == "replica" for finding in answer.findings):
         replicas = "replicas differ (the lowest rank's are compared)"
         verdict = f"{verdict}; {replicas}" if verdict else f"{replicas}, nothing else does"
-    if not found.tensors:
+    if not answer.tensors:
         verdict, label = "nothing was compared", ""
     if verdict or not report.quiet:
-        size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
+        size = f"{count(answer.tensors, 'tensor')}, {format_bytes(answer.nbytes)} compared, {how}"
         tables.print_text(f"{sides}{verdict and f': {verdict}'} ({size})", label)
-        for side, one in found.applied.items():
-            if one.cast:
-                tables.print_text(f"Cast {side}: {describe_casts(one.cast)}")
+        for side, applied in (answer.applied or {}).items():
+            if applied.cast:
+                casts = ", ".join(map(str, applied.cast))
+                tables.print_text(f"Cast {side.upper()}: {casts}")
     columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
 
     def show(shown: Sequence[TensorDifference]) -> None:
@@ -159,22 +166,22 @@ def _print(sides: str, found: Difference, report: ReportOptions) -> None:
         heads = ("tensor", "shape", "relative>", "max abs>", "norm of A>")
         tables.print_table(title, heads, map(_cells_of_change, shown))
 
-    changed = [one for one in found.changes or () if one.relative]
-    named = {(one.name, one.rank) for one in changed}
-    others = [one for one in found.differences if (one.name, one.rank) not in named]
-    unlike = named | {(one.name, one.rank) for one in others}
-    equal = sum((one.name, one.rank) not in unlike for one in found.changes or ())
+    changed = [change for change in answer.changes or () if change.relative]
+    named = {(change.name, change.rank) for change in changed}
+    differing = [it for it in answer.differences if (it.name, it.rank) not in named]
+    unlike = named | {(other.name, other.rank) for other in differing}
+    equal = sum((change.name, change.rank) not in unlike for change in answer.changes or ())
     tables.print_first(changed, report.limit, show_changes)
-    tables.print_first(others, report.limit, show)
-    tables.print_findings(found.findings, found.notes, severities("diff"), report)
+    tables.print_first(differing, report.limit, show)
+    tables.print_findings(answer.findings, answer.notes, answer.notes.severity_of, report)
 
 
-def _cells_of_change(one: TensorChange) -> Sequence[str]:
-    numbers = (one.relative, one.max_abs, one.norm)
-    relative, *others = ("" if number is None else f"{number:.4g}" for number in numbers)
-    if one.nans:
-        relative += f" ({one.nans} NaN on one side)"
-    return (_name(one), format_sizes(one.meta.shape), relative, *others)
+def _cells_of_change(change: TensorChange) -> Sequence[str]:
+    numbers = (change.relative, change.max_abs, change.norm)
+    relative, *rest = ("" if number is None else f"{number:.4g}" for number in numbers)
+    if change.nan_on_one_side:
+        relative += f" ({change.nan_on_one_side} NaN on one side)"
+    return (_name(change), format_sizes(change.shape), relative, *rest)
 
 
 def _name(tensor: TensorDifference | TensorChange) -> str:
@@ -185,11 +192,11 @@ def _cells(tensor: TensorDifference) -> Sequence[str]:
     """Return the cells of a tensor; A and B say what else differs than values."""
     name = _name(tensor)
     if tensor.values is None or tensor.a is None:
-        a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
+        a, b = ("" if side is None else _show(side) for side in (tensor.a, tensor.b))
         return (name, tensor.kind, a, b, "", "", "", "")
     values = tensor.values
-    differ = f"{values.count} of {math.prod(tensor.a.shape)}"
-    details = {"the same number": values.same_number, "NaN on one side": values.nans}
+    differ = f"{values.differing} of {values.elements}"
+    details = {"the same number": values.same_number, "NaN on one side": values.nan_on_one_side}
     if any(details.values()):
         differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
     largest = "" if values.max_abs is None else f"{values.max_abs:.4g}"
@@ -197,7 +204,7 @@ def _cells(tensor: TensorDifference) -> Sequence[str]:
     return (name, "", "", "", format_sizes(tensor.a.shape), differ, largest, first)
 
 
-def _show(meta: TensorMeta) -> str:
-    if meta.text is not None:
-        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
-    return f"{meta.dtype} {format_shape(meta.header_shape)}"
+def _show(side: ComparedTensor) -> str:
+    if side.text is not None:
+        return repr(side.text if len(side.text) <= 40 else side.text[:37] + "...")
+    return f"{side.dtype} {format_shape(side.shape)}"

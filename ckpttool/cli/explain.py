@@ -89,7 +89,7 @@ def explain(
         find_strategy=not resolve.replicated,
     )
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        found = answer(
+        explained = answer(
             *(catalog, strategy, target),
             rank=rank,
             options=replace(resolve, tensors=TensorOptions(tensor, shown_by="--tensor")),
@@ -98,32 +98,32 @@ def explain(
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.explain(found))
+        tables.print_json(documents.explain(explained))
     else:
         if not report.quiet:
-            _print(found)
-        notes = found.found.of("note", "warning")
-        tables.print_notes(notes, found.found.severity_of, report.quiet)
-    found.found.raise_if_errors()
+            _print(explained)
+        notes = explained.found.of("note", "warning")
+        tables.print_notes(notes, explained.found.severity_of, report.quiet)
+    explained.found.raise_if_errors()
 
 
-def _print(found: Explanation) -> None:
+def _print(answer: Explanation) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
-    if found.rank is None:
-        tables.print_facts(_title(found), dict(_facts(found)))
+    if answer.rank is None:
+        tables.print_facts(_title(answer), dict(_facts(answer)))
     else:
-        tables.print_facts(f"rank {found.rank}", dict(_facts_of_rank(found, found.rank)))
-    if found.patterns and found.rank is None:
-        for row in found.rows:
-            _print_slices(row, found)
+        tables.print_facts(f"rank {answer.rank}", dict(_facts_of_rank(answer, answer.rank)))
+    if answer.patterns and answer.rank is None:
+        for row in answer.rows:
+            _print_slices(row, answer)
         return
-    _print_grids(found)
-    if found.rank is not None:
-        _print_rank(found)
+    _print_grids(answer)
+    if answer.rank is not None:
+        _print_rank(answer)
         return
-    _print_groups(found)
-    _print_tensors(found)
-    of_rank = "" if found.is_of_files else "--rank R explains one rank, "
+    _print_groups(answer)
+    _print_tensors(answer)
+    of_rank = "" if answer.is_of_files else "--rank R explains one rank, "
     of_tensor = "--tensor NAME the slices of a tensor, --json everything"
     tables.print_text(f"{of_rank}{of_tensor}")
 
@@ -131,37 +131,37 @@ def _print(found: Explanation) -> None:
 # -------------------------------------------------------------------------------------------- facts
 
 
-def _title(found: Explanation) -> str:
-    return found.catalog.root if found.target is None else found.target.origin
+def _title(answer: Explanation) -> str:
+    return answer.catalog.root if answer.target is None else answer.target.origin
 
 
-def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
+def _facts(answer: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
-    noun = "file" if found.is_of_files else "rank"
-    what = f"{count(len(found.ranks), noun)}, {count(len(found.tensors), 'tensor')}"
-    yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
-    yield "roles", [format_roles(found.roles)] if {*found.roles} - {"weight"} else []
-    if found.stages:
-        yield "device matrix", _stages_text(found)
-    elif found.catalog.description is not None and found.target is None:
+    noun = "file" if answer.is_of_files else "rank"
+    what = f"{count(len(answer.ranks), noun)}, {count(len(answer.tensors), 'tensor')}"
+    yield "contents", [f"{what}, {format_bytes(answer.nbytes)}"]
+    yield "roles", [format_roles(answer.roles)] if {*answer.roles} - {"weight"} else []
+    if answer.stages:
+        yield "device matrix", _stages_text(answer)
+    elif answer.catalog.description is not None and answer.target is None:
         yield "device matrix", ["none: the checkpoint describes the slices"]
-    yield "incomplete", _incomplete(found)
-    yield "in no file", _absent(found)
+    yield "incomplete", _incomplete(answer)
+    yield "in no file", _absent(answer)
 
 
-def _stages_text(found: Explanation) -> Iterator[str]:
+def _stages_text(answer: Explanation) -> Iterator[str]:
     """Yield the device matrices of the chosen tensors, those of equal stages together."""
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for stage in found.stages:
+    for stage in answer.stages:
         alike.setdefault(stage.device_matrices, []).append(stage.ranks[0] // len(stage.ranks))
     for matrices, numbers in alike.items():
-        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(found.stages) > 1 else ""
+        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(answer.stages) > 1 else ""
         most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
-        for place, one in enumerate(matrices[:most]):
-            names = dict.fromkeys(chain(*(found.names_of.get((at, one), ()) for at in numbers)))
-            is_drawn = None if found.patterns else place == 0  # without a grid
+        for place, drawn in enumerate(matrices[:most]):
+            names = dict.fromkeys(chain(*(answer.names_of.get((at, drawn), ()) for at in numbers)))
+            is_drawn = None if answer.patterns else place == 0  # without a grid
             which = _which_text([*names], is_drawn) if matrices[1:] else ""
-            yield f"{of_stages}{_axes_text(one)}{which}"
+            yield f"{of_stages}{_axes_text(drawn)}{which}"
         if matrices[most:]:
             yield f"{of_stages}and {len(matrices) - most} more, not drawn"
 
@@ -172,17 +172,20 @@ def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
     return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
 
 
-def _matrices_of_rank(found: Explanation, rank: int) -> Iterator[str]:
+def _matrices_of_rank(answer: Explanation, rank: int) -> Iterator[str]:
     """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
     drawn = {
-        matrix for one in found.stages if rank in one.ranks for matrix in one.device_matrices[:1]
+        matrix
+        for stage in answer.stages
+        if rank in stage.ranks
+        for matrix in stage.device_matrices[:1]
     }
-    for matrix, at in found.matrices.items():
-        text = f"{_axes_text(matrix)}: at {_at_text(at)}"
-        if matrix not in drawn or len(found.matrices) > 1:
-            having = (names for (_, one), names in found.names_of.items() if one == matrix)
-            text += _which_text([*dict.fromkeys(chain(*having))], matrix in drawn)
-        yield text
+    for matrix, at in answer.matrices.items():
+        described = f"{_axes_text(matrix)}: at {_at_text(at)}"
+        if matrix not in drawn or len(answer.matrices) > 1:
+            having = (names for (_, its), names in answer.names_of.items() if its == matrix)
+            described += _which_text([*dict.fromkeys(chain(*having))], matrix in drawn)
+        yield described
 
 
 def _axes_text(matrix: Sequence[int]) -> str:
@@ -193,76 +196,78 @@ def _axes_text(matrix: Sequence[int]) -> str:
     )
 
 
-def _incomplete(found: Explanation) -> Iterator[str]:
+def _incomplete(answer: Explanation) -> Iterator[str]:
     """Yield which ranks have no file, and which tensors lack slices."""
-    gone = sorted(found.lost) if found.rank is None else ()
+    gone = sorted(answer.lost) if answer.rank is None else ()
     if gone:
         has = "has" if len(gone) == 1 else "have"
         yield f"{format_ranks(gone, most=MAX_RANGES)} {has} no file that can be read"
-    lacking = [name for name, one in found.tensors.items() if not _is_complete(one)]
-    if lacking and found.target is None:
-        what = "these" if found.rank is not None else "all"
+    lacking = [name for name, tensor in answer.tensors.items() if not _is_complete(tensor)]
+    if lacking and answer.target is None:
+        what = "these" if answer.rank is not None else "all"
         number = count(len(lacking), "tensor")
         yield f"no file has {what} slices of {number}: {shorten(lacking, 3)}"
 
 
-def _absent(found: Explanation) -> Iterator[str]:
-    if found.absent:
-        yield f"{count(len(found.absent), 'listed tensor')} ({shorten(found.absent, 3)})"
+def _absent(answer: Explanation) -> Iterator[str]:
+    if answer.absent:
+        yield f"{count(len(answer.absent), 'listed tensor')} ({shorten(answer.absent, 3)})"
 
 
-def _is_complete(one: Distribution) -> bool:
-    return bool(one.slices) and all(part.holders for part in one.slices)
+def _is_complete(tensor: Distribution) -> bool:
+    return bool(tensor.slices) and all(part.holders for part in tensor.slices)
 
 
-def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
+def _facts_of_rank(answer: Explanation, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of one rank."""
-    (group,) = found.groups
-    of_all = f"of {count(len(found.ranks), 'rank')}"
-    stages = len({one.ranks[0] for one in found.stages})
+    (group,) = answer.groups
+    of_all = f"of {count(len(answer.ranks), 'rank')}"
+    stages = len({stage.ranks[0] for stage in answer.stages})
     yield "rank", [f"{of_all}, in stage {group.stage} of {stages}" if stages > 1 else of_all]
-    if found.target is None:
-        file = found.catalog.files.get(rank)
+    if answer.target is None:
+        file = answer.catalog.files.get(rank)
         texts = ["no file that can be read: this is what it should hold"]
         if file is not None:
-            texts = [one.path for one in file.files]
+            texts = [part.path for part in file.files]
             texts[-1] += f", {format_bytes(file.nbytes)}{' together' if texts[1:] else ''}"
         yield "file" if len(texts) == 1 else "files", texts
-    yield "device matrix", _matrices_of_rank(found, rank)
-    named = f" named like {' or '.join(found.patterns)}" if found.patterns else ""
+    yield "device matrix", _matrices_of_rank(answer, rank)
+    named = f" named like {' or '.join(answer.patterns)}" if answer.patterns else ""
     verb = "should hold" if rank in group.lost else "holds"
-    what = f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"
-    if found.is_deduplicated and rank not in group.lost:
-        stored = [rank in part.holders for one in found.tensors.values() for part in one.slices]
+    what = f"{count(len(answer.tensors), 'tensor')}{named}, {format_bytes(answer.nbytes)}"
+    if answer.is_deduplicated and rank not in group.lost:
+        slices = (part for tensor in answer.tensors.values() for part in tensor.slices)
+        stored = [rank in part.holders for part in slices]
         what += f", of which its file has {count(sum(stored), 'slice')}"
     yield verb, [what]
     shards = {
-        one.layouts[0].optimizer_shard: _listed_text(one)
-        for one in found.tensors.values()
-        if one.layouts and (one.layouts[0].optimizer_shard > 1 or one.listed_shard is not None)
+        tensor.layouts[0].optimizer_shard: _listed_text(tensor)
+        for tensor in answer.tensors.values()
+        if tensor.layouts
+        and (tensor.layouts[0].optimizer_shard > 1 or tensor.listed_shard is not None)
     }
-    texts = [f"{shard}{text}" for shard, text in sorted(shards.items())]
+    texts = [f"{shard}{listed_text}" for shard, listed_text in sorted(shards.items())]
     yield "optimizer shard", [" or ".join(texts)] if texts else []
-    if found.tensors:
-        yield "same slices", [_same_ranks_text(found, group, rank)]
-    if found.target is not None:
-        noun = "" if found.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
-        yield "reads from", [f"{noun}{_sources_text(group.sources, found, ', ')}"]
-    yield "incomplete", _incomplete(found)
-    yield "in no file", _absent(found)
+    if answer.tensors:
+        yield "same slices", [_same_ranks_text(answer, group, rank)]
+    if answer.target is not None:
+        noun = "" if answer.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
+        yield "reads from", [f"{noun}{_sources_text(group.sources, answer, ', ')}"]
+    yield "incomplete", _incomplete(answer)
+    yield "in no file", _absent(answer)
 
 
-def _same_ranks_text(found: Explanation, group: RankGroup, rank: int) -> str:
+def _same_ranks_text(answer: Explanation, group: RankGroup, rank: int) -> str:
     """Return the other ranks that hold the same, and those that should but have no file."""
-    lost = [one for one in group.lost if one != rank]
-    others = [one for one in group.ranks if one != rank and one not in group.lost]
-    same = f"the same of {'these' if found.patterns else 'all'} tensors"
+    lost = [other for other in group.lost if other != rank]
+    equal = [it for it in group.ranks if it != rank and it not in group.lost]
+    same = f"the same of {'these' if answer.patterns else 'all'} tensors"
     texts = []
-    if others or not lost:
-        who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
-        texts.append(f"{who} {'hold' if others[1:] else 'holds'} {same}")
+    if equal or not lost:
+        who = format_ranks(equal, most=MAX_RANGES) if equal else "no other rank"
+        texts.append(f"{who} {'hold' if equal[1:] else 'holds'} {same}")
     if lost:
-        should = "should" if others else f"should hold {same}"
+        should = "should" if equal else f"should hold {same}"
         has = "have" if lost[1:] else "has"
         who = format_ranks(lost, most=MAX_RANGES)
         texts.append(f"{who} {should}, but {has} no file that can be read")
@@ -273,11 +278,11 @@ def _at_text(at: Sequence[int]) -> str:
     return str(at[0]) if len(at) == 1 else format_shape(at)
 
 
-def _listed_text(one: Distribution) -> str:
-    if one.listed_shard is None:
+def _listed_text(tensor: Distribution) -> str:
+    if tensor.listed_shard is None:
         return ""
-    listed = "none" if one.listed_shard == 1 else str(one.listed_shard)
-    return f" (the strategy lists {listed})"
+    shard = "none" if tensor.listed_shard == 1 else str(tensor.listed_shard)
+    return f" (the strategy lists {shard})"
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -286,32 +291,32 @@ def _listed_text(one: Distribution) -> str:
 _SAME = "ranks that hold the same"
 
 
-def _print_groups(found: Explanation) -> None:
+def _print_groups(answer: Explanation) -> None:
     """Print which ranks hold the same, and how much."""
-    has_sources = found.target is not None
-    if found.is_of_files and not found.groups[1:]:
+    has_sources = answer.target is not None
+    if answer.is_of_files and not answer.groups[1:]:
         return
     rows = (
         (
-            _ranks_text(one.ranks, found),
-            "" if one.stage is None or len(found.stages) == 1 else str(one.stage),
-            _coordinate_text(one),
-            str(one.tensors),
-            format_bytes(one.nbytes),
-            _sources_text(one.sources, found) if has_sources else "",
-            format_numbers(one.lost, most=MAX_RANGES),
+            _ranks_text(group.ranks, answer),
+            "" if group.stage is None or len(answer.stages) == 1 else str(group.stage),
+            _coordinate_text(group),
+            str(group.tensors),
+            format_bytes(group.nbytes),
+            _sources_text(group.sources, answer) if has_sources else "",
+            format_numbers(group.lost, most=MAX_RANGES),
         )
-        for one in found.groups[:MAX_GROUPS]
+        for group in answer.groups[:MAX_GROUPS]
     )
-    title, first = ("files", "file") if found.is_of_files else (_SAME, "ranks")
+    title, first = ("files", "file") if answer.is_of_files else (_SAME, "ranks")
     columns = (first, "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
     tables.print_table(title, columns, rows)
-    _print_more(len(found.groups) - MAX_GROUPS, "group")
+    _print_more(len(answer.groups) - MAX_GROUPS, "group")
 
 
-def _coordinate_text(one: RankGroup) -> str:
-    return ", ".join("*" if at is None else str(at) for at in one.coordinate).join(
-        "()" if one.coordinate else ("", "")
+def _coordinate_text(group: RankGroup) -> str:
+    return ", ".join("*" if at is None else str(at) for at in group.coordinate).join(
+        "()" if group.coordinate else ("", "")
     )
 
 
@@ -321,24 +326,24 @@ def _print_more(number: int, noun: str) -> None:
         tables.echo("")
 
 
-def _print_tensors(found: Explanation) -> None:
+def _print_tensors(answer: Explanation) -> None:
     """Print which device axes shard which tensor axes."""
     rows = []
-    for row in found.rows[:MAX_ROWS]:
-        one = found.tensors[row.first.name]
-        slices = {_stored_shape(part): None for part in one.slices if part.regions}
-        each = f"{len(one.slices)} of {format_sizes(*slices)}" if slices else "not known"
+    for row in answer.rows[:MAX_ROWS]:
+        tensor = answer.tensors[row.first.name]
+        slices = {_stored_shape(part): None for part in tensor.slices if part.regions}
+        each = f"{len(tensor.slices)} of {format_sizes(*slices)}" if slices else "not known"
         rows.append(
             (
                 _name(row),
                 format_sizes(row.first.shape or ()),
-                _sharded_text(one, found.stages),
+                _sharded_text(tensor, answer.stages),
                 each,
             )
         )
     columns = ("tensors", "full shape", "sharded", "slices")
-    tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
-    _print_more(len(found.rows) - MAX_ROWS, "row")
+    tables.print_table(count(len(answer.tensors), "tensor"), columns, rows, is_grouped=True)
+    _print_more(len(answer.rows) - MAX_ROWS, "row")
 
 
 def _stored_shape(part: Holding) -> tuple[int, ...]:
@@ -347,43 +352,54 @@ def _stored_shape(part: Holding) -> tuple[int, ...]:
     return (rows, *part.regions[0].shape[1:]) if part.regions[0].shape else ()
 
 
-def _print_rank(found: Explanation) -> None:
+def _print_rank(answer: Explanation) -> None:
     """Print the slices of a rank."""
-    if not found.rows:
+    if not answer.rows:
         tables.print_text("it holds none of these tensors; without --rank all slices are listed")
         return
     rows = []
-    for row in found.rows[:MAX_ROWS]:
-        one = found.tensors[row.first.name]
-        for part in one.slices:
+    for row in answer.rows[:MAX_ROWS]:
+        tensor = answer.tensors[row.first.name]
+        for part in tensor.slices:
             last = (
-                _same_text(part, found) if found.target is None else _taken_text(one, part, found)
+                _same_text(part, answer)
+                if answer.target is None
+                else _taken_text(tensor, part, answer)
             )
             rows.append(
-                (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
+                (
+                    _name(row),
+                    _slice_text(part, tensor.shape),
+                    _sharded_text(tensor, answer.stages),
+                    last,
+                )
             )
-    last = "ranks of the layout" if found.is_deduplicated else "same on"
-    last = last if found.target is None else "taken from"
+    last = "ranks of the layout" if answer.is_deduplicated else "same on"
+    last = last if answer.target is None else "taken from"
     columns = ("tensors", "slice", "sharded", last)
-    tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
-    _print_more(len(found.rows) - MAX_ROWS, "row")
+    tables.print_table(count(len(answer.tensors), "tensor"), columns, rows, is_grouped=True)
+    _print_more(len(answer.rows) - MAX_ROWS, "row")
 
 
-def _print_slices(row: Row, found: Explanation) -> None:
+def _print_slices(row: Row, answer: Explanation) -> None:
     """Print all slices of a tensor by rank."""
-    one = found.tensors[row.first.name]
+    tensor = answer.tensors[row.first.name]
     rows = []
-    for part in one.slices[:MAX_ROWS]:
-        last = _stored_text(part, found) if found.target is None else _taken_text(one, part, found)
-        rows.append((_regions_text(part.regions), _ranks_text(part.owners, found), last))
-    sharded = _sharded_text(one, found.stages)
+    for part in tensor.slices[:MAX_ROWS]:
+        last = (
+            _stored_text(part, answer)
+            if answer.target is None
+            else _taken_text(tensor, part, answer)
+        )
+        rows.append((_regions_text(part.regions), _ranks_text(part.owners, answer), last))
+    sharded = _sharded_text(tensor, answer.stages)
     what = "not sharded" if sharded == "no" else sharded
-    title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
-    last = "saved by" if found.is_deduplicated else "missing"
-    last = last if found.target is None else "taken from"
-    columns = ("slice", "file" if found.is_of_files else "ranks", last)
+    title = f"{_name(row)}: {row.first.dtype} {_brackets(tensor.shape)}, {what}"
+    last = "saved by" if answer.is_deduplicated else "missing"
+    last = last if answer.target is None else "taken from"
+    columns = ("slice", "file" if answer.is_of_files else "ranks", last)
     tables.print_table(title, columns, rows)
-    _print_more(len(one.slices) - MAX_ROWS, "slice")
+    _print_more(len(tensor.slices) - MAX_ROWS, "slice")
 
 
 def _name(row: Row) -> str:
@@ -407,62 +423,63 @@ def _slice_text(part: Holding, shape: Sequence[int]) -> str:
     return f"{_regions_text(part.regions)} of {_brackets(shape)}" if shape else "scalar"
 
 
-def _same_text(part: Holding, found: Explanation) -> str:
+def _same_text(part: Holding, answer: Explanation) -> str:
     """Return the other ranks that hold a slice; of a deduplicated checkpoint those that should."""
     if not part.holders:
         return "no file has it"
-    ranks = part.owners if found.is_deduplicated else part.holders
-    others = [one for one in ranks if one != found.rank]
-    return format_numbers(others, most=MAX_RANGES) if others else "no other rank"
+    ranks = part.owners if answer.is_deduplicated else part.holders
+    equal = [it for it in ranks if it != answer.rank]
+    return format_numbers(equal, most=MAX_RANGES) if equal else "no other rank"
 
 
-def _stored_text(part: Holding, found: Explanation) -> str:
+def _stored_text(part: Holding, answer: Explanation) -> str:
     if not part.holders:
         return "no file has it"
-    if found.is_deduplicated:
+    if answer.is_deduplicated:
         return format_numbers(part.holders, most=MAX_RANGES)
     lost = {*part.owners}.difference(part.holders)
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
-def _ranks_text(ranks: Ranks, found: Explanation) -> str:
-    if found.is_of_files:
-        return _sources_text(ranks, found, ", ")
+def _ranks_text(ranks: Ranks, answer: Explanation) -> str:
+    if answer.is_of_files:
+        return _sources_text(ranks, answer, ", ")
     return format_numbers(ranks, most=MAX_RANGES)
 
 
-def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
-    if not found.catalog.is_merged:
+def _sources_text(numbers: Sequence[int], answer: Explanation, separator: str = ",") -> str:
+    if not answer.catalog.is_merged:
         return format_numbers(numbers, separator, most=MAX_RANGES)
-    names = [PurePath(found.catalog.files[one].path).name for one in numbers]
+    names = [PurePath(answer.catalog.files[number].path).name for number in numbers]
     return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
 
 
-def _taken_text(one: Distribution, part: Holding, found: Explanation) -> str:
-    taken = one.taken[part]
+def _taken_text(tensor: Distribution, part: Holding, answer: Explanation) -> str:
+    taken = tensor.taken[part]
     ranks = list(dict.fromkeys(piece.rank for piece in taken))
     if len(ranks) == 1 or len(taken) > MAX_PIECES:
-        return _sources_text(ranks, found)
-    return "; ".join(f"{_sources_text([piece.rank], found)} {piece.region}" for piece in taken)
+        return _sources_text(ranks, answer)
+    return "; ".join(f"{_sources_text([piece.rank], answer)} {piece.region}" for piece in taken)
 
 
-def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
+def _sharded_text(tensor: Distribution, stages: Sequence[Stage]) -> str:
     """Return which device axes shard which axes of a tensor, and the optimizer shard.
 
     The device matrix is named if it is not the one that is drawn.
     """
-    if one.known_by == "unlisted":
+    if tensor.known_by == "unlisted":
         return "not listed"
-    names = ("rows", "columns") if len(one.shape) == 2 else None
-    if not one.layouts:
-        regions = [region for part in one.slices for region in part.regions]
+    names = ("rows", "columns") if len(tensor.shape) == 2 else None
+    if not tensor.layouts:
+        regions = [region for part in tensor.slices for region in part.regions]
         cut = [
             names[axis] if names else f"axis {axis}"
-            for axis, size in enumerate(one.shape)
+            for axis, size in enumerate(tensor.shape)
             if any(region.shape[axis] < size for region in regions)
         ]
         return ", ".join(cut) or "no"
-    layout, drawn = one.layouts[0], {matrix for one in stages for matrix in one.device_matrices[:1]}
+    layout = tensor.layouts[0]
+    drawn = {matrix for stage in stages for matrix in stage.device_matrices[:1]}
     parts = []
     for axis, used in enumerate(layout.tensor_map):
         sizes = {
@@ -478,32 +495,32 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
         is_drawn = layout.device_matrix in drawn
         of_matrix = "" if is_drawn else f" of {format_shape(layout.device_matrix)}"
         parts.append(f"{what} / {slices} by {by}{of_matrix}")
-    if layout.optimizer_shard > 1 or one.listed_shard is not None:
-        parts.append(f"opt / {layout.optimizer_shard}{_listed_text(one)}")
+    if layout.optimizer_shard > 1 or tensor.listed_shard is not None:
+        parts.append(f"opt / {layout.optimizer_shard}{_listed_text(tensor)}")
     return ", ".join(parts) or "no"
 
 
 # -------------------------------------------------------------------------------- the device matrix
 
 
-def _print_grids(found: Explanation) -> None:
-    drawn = (one for one in found.stages if one.device_matrices)
-    stages = [one for one in drawn if found.rank is None or found.rank in one.ranks]
+def _print_grids(answer: Explanation) -> None:
+    drawn = (stage for stage in answer.stages if stage.device_matrices)
+    stages = [stage for stage in drawn if answer.rank is None or answer.rank in stage.ranks]
     for stage in stages[:MAX_STAGES]:
-        number = f"stage {stage.ranks[0] // len(stage.ranks)}: " if len(found.stages) > 1 else ""
+        number = f"stage {stage.ranks[0] // len(stage.ranks)}: " if len(answer.stages) > 1 else ""
         matrix = stage.device_matrices[0]
         title = f"{number}device matrix {format_shape(matrix)}, {format_ranks(stage.ranks)}"
-        draw_matrix(title, matrix, stage.ranks, _marks(found), _groups_of(found))
+        draw_matrix(title, matrix, stage.ranks, _marks(answer), _groups_of(answer))
     _print_more(len(stages) - MAX_STAGES, "stage")
 
 
-def _marks(found: Explanation) -> Mapping[int, str]:
+def _marks(answer: Explanation) -> Mapping[int, str]:
     """Return the marks of ranks: ``(`` has no file, ``[`` is explained, ``([`` is both."""
-    marks = dict.fromkeys(found.lost, "(")
-    if found.rank is not None:
-        marks[found.rank] = f"{marks.get(found.rank, '')}["
+    marks = dict.fromkeys(answer.lost, "(")
+    if answer.rank is not None:
+        marks[answer.rank] = f"{marks.get(answer.rank, '')}["
     return marks
 
 
-def _groups_of(found: Explanation) -> Mapping[int, int]:
-    return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}
+def _groups_of(answer: Explanation) -> Mapping[int, int]:
+    return {rank: number for number, group in enumerate(answer.groups) for rank in group.ranks}

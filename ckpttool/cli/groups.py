@@ -67,6 +67,11 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(self.questions.items()))
 
 
+def with_dashes(option: str) -> str:
+    """Return the name of an option as it is declared: an underscore counts as a dash."""
+    return option.replace("_", "-")
+
+
 def words_of(ctx: click.Context) -> str:
     """Return the words of a command behind the name of the program; that of the program itself.
 
@@ -98,4 +103,4 @@ def walk_commands(ctx: click.Context) -> Iterator[tuple[str, click.Context]]:
         inner = click.Context(command, ctx, name)
         yield name, inner
         if isinstance(command, click.Group):
-            yield from ((f"{name} {words}", found) for words, found in walk_commands(inner))
+            yield from ((f"{name} {words}", command) for words, command in walk_commands(inner))

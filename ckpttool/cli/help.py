@@ -91,40 +91,9 @@ LEAD = (
 CHINESE_LEAD = (
     "`ckpttool help NAME` 显示一个主题，或解释消息代码 (damaged)、选项 (--unlisted)、命令 (merge)。"
 )
-NOW: Mapping[str, str] = {  # words that messages once replaced -> what to type, with its page
-    **dict.fromkeys(
-        ("info", "ls", "list", "show", "stat", "view", "describe", "summary"),
-        "ckpttool inspect; ckpttool strategy show for strategies",
-    ),
-    **dict.fromkeys(
-        ("check", "validate", "fsck", "test"),
-        "ckpttool verify; ckpttool strategy check for strategies",
-    ),
-    **dict.fromkeys(("compare", "cmp"), "ckpttool diff"),
-    **dict.fromkeys(("combine", "concat", "unify", "consolidate", "gather"), "ckpttool merge"),
-    **dict.fromkeys(("shard", "scatter"), "ckpttool split"),
-    **dict.fromkeys(("transform", "redistribute", "repartition"), "ckpttool reshard"),
-    **dict.fromkeys(("mean", "soup"), "ckpttool average"),
-    "version": "ckpttool --version",
-    **dict.fromkeys(("-f", "-y", "--yes"), "--overwrite"),
-    **dict.fromkeys(("-w", "-t", "--threads", "--workers", "--num-workers"), "-j"),
-    **dict.fromkeys(("--out", "--out-dir", "--output-dir", "--save-dir", "--dst"), "-o"),
-    **dict.fromkeys(("--dst-strategy-file", "--target-strategy"), "-d"),
-    "--src-strategy-file": "-s",
-    "--src": "the path alone, as `ckpttool COMMAND --help` shows it",
-    "obstacles": (
-        "the error of explain -d, as of reshard, names each axis, its size and the number of slices"
-    ),
-    "--devices": (
-        "ckpttool inspect SRC -s STRATEGY, which shows the shapes; N slices must divide the axes"
-    ),
-    "rivals": "ckpttool strategy diff A B, which shows in what they differ",
-    "ckpt_restore_rank_list": (
-        "ckpttool inspect SRC -s STRATEGY, which shows the ranks that hold the same"
-    ),
-    "tqdm": "nothing: the bar of Python needs no package",
-}
+WORDS = "words"  # the topic with the words of MindSpore and of others, in tables
 MAX_WIDTH = 100  # columns; longer lines are hard to read
+ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$(?!\n\|--)", re.MULTILINE)  # of a table with two columns
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
 LINK = re.compile(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
@@ -141,9 +110,9 @@ def read_topics() -> Mapping[str, str]:
 
 def read_group(group: str) -> Mapping[str, str]:
     """Return the text of each page of a group by its name, sorted."""
-    found = list_folder(PAGES / GROUPS[group])
-    found += _translated(GROUPS[group]) if is_chinese() else []
-    paths = {path.stem.lower(): path for path in found}
+    pages = list_folder(PAGES / GROUPS[group])
+    pages += _translated(GROUPS[group]) if is_chinese() else []
+    paths = {path.stem.lower(): path for path in pages}
     names = sorted(name for name, path in paths.items() if path.suffix == ".md" and name != INDEX)
     return {name: read_file(paths[name]).decode("utf-8") for name in names}
 
@@ -170,10 +139,19 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
     [(['code'], 'Text.\n'), (['-o', '--output'], 'More.\n')]
     """
     headings = list(HEADING.finditer(page))
-    ends = [*(one.start() for one in headings[1:]), len(page)]
+    ends = [*(heading.start() for heading in headings[1:]), len(page)]
     for heading, end in zip(headings, ends, strict=True):
         if re.fullmatch(r"`[\w-]+`(, `[\w-]+`)*", heading[2]):
             yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
+
+
+def find_word(word: str) -> tuple[str, str] | None:
+    """Return a word as the tables on the page `WORDS` write it, and what they say of it."""
+    for words, meaning in ROW.findall(read_topics()[WORDS]):
+        for known in words.replace("`", "").split(", "):
+            if known.lower() == word.lower():
+                return known, meaning
+    return None
 
 
 def find_row(name: str) -> str:
@@ -190,7 +168,7 @@ def find_titles(title: str) -> list[str]:
     chinese, topics = _chinese_titles(), read_topics()
     titles = {n: (title_of(page).lower(), chinese.get(n, "")) for n, page in topics.items()}
     same = [name for name, both in titles.items() if title in both]
-    return same or [n for n, (_, one) in titles.items() if title in one and not title.isascii()]
+    return same or [n for n, (_, full) in titles.items() if title in full and not title.isascii()]
 
 
 def _chinese_titles() -> Mapping[str, str]:
@@ -209,10 +187,10 @@ def title_of(page: str) -> str:
     return "" if heading is None else heading[2]
 
 
-def print_markdown(text: str) -> None:
+def print_markdown(markdown: str) -> None:
     """Print a page: laid out on a terminal, as it is in a pipe or in a locale without UTF-8."""
     if not sys.stdout.isatty() or not has_utf8(sys.stdout):
-        echo(text.rstrip("\n"))
+        echo(markdown.rstrip("\n"))
         return
     from shutil import get_terminal_size
 
@@ -222,13 +200,13 @@ def print_markdown(text: str) -> None:
     size = get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
-    text = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", text)))
+    markdown = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", markdown)))
     with console.capture() as printed:
-        console.print(_lay_out(text))
+        console.print(_lay_out(markdown))
     echo(printed.get().replace(BREAK, ""), end="")
 
 
-def _lay_out(text: str) -> Markdown:
+def _lay_out(page: str) -> Markdown:
     """Return a page whose tables fold what is too wide for a cell, where rich would omit a letter.
 
     rich takes the space off the end of a line by the number of letters, not of columns.
@@ -257,19 +235,21 @@ def _lay_out(text: str) -> Markdown:
                     yield table
 
         Page.elements = {**Page.elements, "table_open": FoldedTable}
-    return Page(text, code_theme="ansi_dark", hyperlinks=False)
+    return Page(page, code_theme="ansi_dark", hyperlinks=False)
 
 
 def _name_topic(link: re.Match[str]) -> str:
-    text, path = link[1], Path(link[2])
+    label, path = link[1], Path(link[2])
     is_topic = path.suffix == ".md" and path.stem != INDEX
-    return f"{text} (`ckpttool help {path.stem}`)" if is_topic else text
+    return f"{label} (`ckpttool help {path.stem}`)" if is_topic else label
 
 
 def names_of(group: click.Context) -> list[str]:
     """Return every name that has a page, an entry or a command, sorted."""
     topics = read_topics()
-    entries = {one for page in topics.values() for names, _ in find_entries(page) for one in names}
+    entries = {
+        name for page in topics.values() for names, _ in find_entries(page) for name in names
+    }
     return sorted({*topics, *entries, *(words for words, _ in walk_commands(group))})
 
 
@@ -277,8 +257,8 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Return the names that begin with what was typed."""
     assert ctx.parent is not None, "help is a command of a group"
     before = "".join(f"{word} " for word in ctx.params.get("name") or ())
-    found = (name for name in names_of(ctx.parent) if name.startswith(before + incomplete))
-    return [rest for name in found if " " not in (rest := name.removeprefix(before))]
+    matching = (name for name in names_of(ctx.parent) if name.startswith(before + incomplete))
+    return [rest for name in matching if " " not in (rest := name.removeprefix(before))]
 
 
 @click.command(
@@ -300,12 +280,19 @@ def help(name: tuple[str, ...]) -> None:
     words = " ".join(name)  # those of a command may be several: strategy show
     if not words:
         print_topics()
-    elif words in NOW:
-        echo(f"{words} is not a word of ckpttool.  Type now: {NOW[words]}")
+    elif (row := find_word(words)) is not None:
+        print_word(*row)
     elif not print_all_about(words.lower(), group):
         near = nearest(words.lower(), names_of(group)) or find_row(words)
         near = near or next(iter(find_titles(words)), "")
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
+
+
+def print_word(word: str, meaning: str) -> None:
+    """Print what a word of others is here, and the first page that it names."""
+    page = re.search(r"\]\([^)]*?([\w-]+)[.]md\)", meaning)
+    texts = [f"`{word}`: {meaning}\n", *([read_topics()[page[1]]] if page else ())]
+    print_markdown("\n".join(texts))
 
 
 def print_topics() -> None:
@@ -316,7 +303,7 @@ def print_topics() -> None:
     for group in GROUPS:
         titles = {name: title_of(page) for name, page in read_group(group).items()}
         with formatter.section(CHINESE_GROUPS[group] if chinese else group):
-            formatter.write_dl([(name, chinese.get(name, one)) for name, one in titles.items()])
+            formatter.write_dl([(name, chinese.get(name, title)) for name, title in titles.items()])
     echo(formatter.getvalue().rstrip("\n"))
 
 
@@ -325,7 +312,7 @@ def print_all_about(name: str, group: click.Context) -> bool:
     topics = read_topics()
     entries = [entry for page in topics.values() for entry in find_entries(page)]
     texts = [
-        text for names, text in entries if name in (*names, *(one.lstrip("-") for one in names))
+        entry for names, entry in entries if name in (*names, *(word.lstrip("-") for word in names))
     ]
     texts += [topics[name]] if name in topics else []
     command = dict(walk_commands(group)).get(name)

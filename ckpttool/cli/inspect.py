@@ -18,7 +18,7 @@ from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.checkpoint.resolve import Contents
+    from ckpttool.checkpoint.resolve import Depth
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
@@ -133,12 +133,12 @@ def inspect(
         _show_values(source, look, resolve, report)
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
-    found = Diagnostics("inspect")
+    diagnostics = Diagnostics("inspect")
     inspected = _inspect(
-        *(source, more, found, report, crc, look.show_all, resolve),
+        *(source, more, diagnostics, report, crc, look.show_all, resolve),
         contents="samples" if page.path is None else "all",
     )
-    drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
+    drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, diagnostics)
     if report.as_json:
         from ckpttool.operations import documents
 
@@ -148,11 +148,11 @@ def inspect(
             print_inspected(inspected, show_all=look.show_all, show_ranks=look.show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
-        notes = (one for one in found.of("note", "warning") if one.code not in said)
-        tables.print_notes(notes, found.severity_of, report.quiet)
+        notes = (it for it in diagnostics.of("note", "warning") if it.code not in said)
+        tables.print_notes(notes, diagnostics.severity_of, report.quiet)
         if drawn and not report.quiet:
             tables.print_text(drawn)
-    found.raise_if_errors()
+    diagnostics.raise_if_errors()
 
 
 def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
@@ -160,19 +160,19 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     from ckpttool.cli.step_table import print_steps
     from ckpttool.operations import load
 
-    found = Diagnostics("inspect")
+    diagnostics = Diagnostics("inspect")
     named = load.Source(source.path, source.strategy_files, source.options)
     open_count = partial(show_count, quiet=report.hides_progress)
-    steps = load.load_steps(named, found, open_count=open_count)
+    steps = load.load_steps(named, diagnostics, open_count=open_count)
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.steps(steps, found))
+        tables.print_json(documents.steps(steps, diagnostics))
     else:
         if not report.quiet:
             print_steps(steps, show_all=look.show_all)
-        tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
-    found.raise_if_errors()
+        tables.print_notes(diagnostics.of("note", "warning"), diagnostics.severity_of, report.quiet)
+    diagnostics.raise_if_errors()
 
 
 def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: ReportOptions) -> None:
@@ -186,7 +186,7 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
     catalog, strategy, _ = workflow.load(source, report, find_strategy=not resolve.replicated)
     show = open_progress("reading", report.hides_progress)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        found = read_values(
+        values = read_values(
             *(catalog, strategy, look.values, look.rows, resolve),
             executor=executor,
             open_progress=show,
@@ -194,27 +194,27 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.values(found))
+        tables.print_json(documents.values(values))
         return
     if not report.quiet:
-        print_values(found)
-    tables.print_notes(found.found.of("note", "warning"), found.found.severity_of, report.quiet)
+        print_values(values)
+    tables.print_notes(values.found.of("note", "warning"), values.found.severity_of, report.quiet)
 
 
-def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) -> str:
+def _draw(inspected: Inspected, path: str, overwrite: bool, diagnostics: Diagnostics) -> str:
     """Write the page of a checkpoint and return a line that says so; "" if it is refused."""
     from ckpttool.cli.overview import facts_of
     from ckpttool.operations import plot
     from ckpttool.operations.describe import Inspection
 
     refusals = [*plot.refusals(inspected, path, overwrite)]
-    found.add(*refusals)
+    diagnostics.add(*refusals)
     if refusals or not isinstance(inspected, Inspection):
         return ""
     try:
         nbytes = plot.write(inspected, facts_of(inspected), path)
     except ExecutionError as error:
-        found.failures.append(error)
+        diagnostics.failures.append(error)
         return ""
     return f"Wrote {path} ({format_bytes(nbytes)}), which a browser opens without a network"
 
@@ -223,12 +223,12 @@ def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) 
 def _inspect(
     source: Side,
     more: tuple[str, ...],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
     report: ReportOptions,
     crc: bool,
     every_tensor: bool,
     resolve: ResolveOptions,
-    contents: Contents,
+    contents: Depth,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
@@ -238,15 +238,15 @@ def _inspect(
     strategies = (source.path, *more, *source.strategy_files)
     if are_strategies(strategies):
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
-        return describe_strategy(ckpttool.read_strategy(strategies), found)
+        return describe_strategy(ckpttool.read_strategy(strategies), diagnostics)
     if more:
         raise options.too_many_paths("one checkpoint, or strategy files", (source.path, *more))
     if foreign := inspect_foreign(source.path):
         options.refuse_options("not a checkpoint", ())
         return foreign
-    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
+    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
     return inspect_catalog(
-        *(catalog, strategy, found),
+        *(catalog, strategy, diagnostics),
         crc=crc,
         every_tensor=every_tensor,
         options=resolve,

@@ -15,7 +15,7 @@ from click.core import augment_usage_errors
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.cli.groups import WORDS, LazyGroup, words_of
+from ckpttool.cli.groups import WORDS, LazyGroup, with_dashes, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -27,7 +27,6 @@ from ckpttool.problems import (
     join_clauses,
     notes_of,
 )
-from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
@@ -76,9 +75,9 @@ class CommandGroup(LazyGroup):
 
         A mistake ends the parser of click, so ``--color`` is taken from the arguments before.
         """
-        option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
-        when = re.findall(option, text) or ["auto"]
-        words = re.sub(option, "", text).split("\0")[1:]
+        option, line = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
+        when = re.findall(option, line) or ["auto"]
+        words = re.sub(option, "", line).split("\0")[1:]
         with _output_errors(), _usage_errors(args):
             is_wrong = when[1:] or when[0] not in WHEN
             if is_wrong and not extra.get("resilient_parsing"):
@@ -176,15 +175,16 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case CkptToolError():
             problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            found = unreadable(str(path or ""), error)
-            problems, exit_code = found.diagnostics, found.exit_code
+            diagnostic = unreadable(str(path or ""), error)
+            problems, exit_code = diagnostic.diagnostics, diagnostic.exit_code
         case _:
-            text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
+            message, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
             hint = "the same command with --debug, and report what it prints"
-            problems, exit_code = (Diagnostic("internal", text, hint=hint, facts=facts),), INTERNAL
+            problems = (Diagnostic("internal", message, hint=hint, facts=facts),)
+            exit_code = INTERNAL
     if notes := notes_of(error):
-        first, *others = problems
-        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
+        first, *rest = problems
+        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *rest)
     return problems, exit_code
 
 
@@ -211,10 +211,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
-            params = context.command.get_params(context) if context else ()
-            options = (param for param in params if isinstance(param, click.Option))
-            if near := nearest(flag, (name for option in options for name in option.opts)):
-                hint = f"{near} in place of {flag}"
+            if error.possibilities:
+                facts = f"Did you mean {', '.join(error.possibilities)}?"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
     return Diagnostic("usage", message, hint=hint, facts=facts, where=where)
@@ -222,8 +220,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
     typed = {word.partition("=")[0] for word in words if problem.side == "B"}
-    own = {one.replace("--b-", "--"): one for one in typed if one.startswith("--b-")}
-    hint = re.sub(r"--[a-z]+\b(?!-)", lambda one: own.get(one[0], one[0]), problem.hint)
+    own = {option.replace("--b-", "--"): option for option in typed if option.startswith("--b-")}
+    hint = re.sub(r"--[a-z]+\b(?!-)", lambda match: own.get(match[0], match[0]), problem.hint)
     return replace(problem, hint=hint)
 
 
@@ -242,7 +240,7 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     from ckpttool.cli.tables import print_diagnostic
 
     problems, exit_code = _diagnose(error)
-    problems = [_on_its_side(one, words) for one in problems]
+    problems = [_on_its_side(problem, words) for problem in problems]
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
     if "--json" in words:
@@ -258,7 +256,11 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
 @click.group(
     cls=CommandGroup,
     params=[COLOR],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": with_dashes,
+    },
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 

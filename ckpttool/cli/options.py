@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool import keywords
-from ckpttool.cli.groups import WORDS, words_of
+from ckpttool.cli.groups import WORDS, with_dashes, words_of
 from ckpttool.cli.params import (
     JOBS,
     KINDS,
@@ -61,15 +61,15 @@ def command_line(words: Sequence[str]) -> str:
     --------
     >>> command_line(["verify", "a b/", "--dec-key-file", "0123456789abcdef"])
     "ckpttool verify 'a b/' --dec-key-file ..."
-    >>> command_line(["verify", "c/", "--dec-key-file=0123456789abcdef", "--dec-key-file"])
-    'ckpttool verify c/ --dec-key-file=... --dec-key-file'
+    >>> command_line(["verify", "c/", "--dec_key_file=0123456789abcdef", "--dec-key-file"])
+    'ckpttool verify c/ --dec_key_file=... --dec-key-file'
     """
     shown = ["ckpttool", *words]
     for at, word in enumerate(shown):
         option, is_joined, value = word.partition("=")
-        if is_joined and option == KEY_FILE and not os.path.lexists(value):
+        if is_joined and with_dashes(option) == KEY_FILE and not os.path.lexists(value):
             shown[at] = f"{option}=..."
-        elif shown[at - 1] == KEY_FILE and not os.path.lexists(word):
+        elif with_dashes(shown[at - 1]) == KEY_FILE and not os.path.lexists(word):
             shown[at] = "..."
     return join(shown)
 
@@ -154,28 +154,30 @@ class GroupedCommand(click.Command):
         """Return the parameters; options of the whole program, but --version, stand anywhere."""
         root = ctx.find_root()
         of_root = root.command.params if root is not ctx else []
-        return [*super().get_params(ctx), *(one for one in of_root if not one.is_eager)]
+        return [*super().get_params(ctx), *(option for option in of_root if not option.is_eager)]
 
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
-        found: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}
+        by_heading: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option):
                 is_everyday = not {*EVERYDAY}.isdisjoint(param.opts)
-                found[HEADINGS[0] if is_everyday else getattr(param, "heading", DISPLAY)] += [param]
-        found[HEADINGS[0]].sort(key=lambda one: min(map(EVERYDAY.index, {*EVERYDAY} & {*one.opts})))
-        return {heading: options for heading, options in found.items() if options}
+                heading = HEADINGS[0] if is_everyday else getattr(param, "heading", DISPLAY)
+                by_heading[heading] += [param]
+        first = by_heading[HEADINGS[0]]
+        first.sort(key=lambda option: min(map(EVERYDAY.index, {*EVERYDAY} & {*option.opts})))
+        return {heading: options for heading, options in by_heading.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of each group, in columns of one width."""
         records = {
-            heading: [record for one in options if (record := one.get_help_record(ctx))]
+            heading: [record for option in options if (record := option.get_help_record(ctx))]
             for heading, options in self.options_by_heading(ctx).items()
         }
         width = max(len(name) for rows in records.values() for name, _ in rows)
         for heading, rows in records.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+                formatter.write_dl([(name.ljust(width), help) for name, help in rows])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; refuse paths that are too many, of which click would print all."""
@@ -183,10 +185,10 @@ class GroupedCommand(click.Command):
         with augment_usage_errors(ctx):  # click forgets it where a value is missing
             extra = super().parse_args(ctx, args)
         if extra and not ctx.resilient_parsing:
-            wanted = [one for one in self.params if isinstance(one, click.Argument)]
-            names = [one.human_readable_name for one in wanted]
+            wanted = [param for param in self.params if isinstance(param, click.Argument)]
+            names = [argument.human_readable_name for argument in wanted]
             few = f"one {names[0]}" if len(names) == 1 else "no path"
-            paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
+            paths = [*(str(ctx.params[str(argument.name)]) for argument in wanted), *extra]
             raise too_many_paths(" and ".join(names) if names[1:] else few, paths)
         return extra
 
@@ -229,19 +231,19 @@ def refuse_beside(flag: str, used: Collection[str]) -> None:
 def require_flag(flag: str, names: Collection[str]) -> None:
     """Refuse options that were typed and do nothing without ``flag``, by their parameters."""
     ctx = click.get_current_context()
-    others = {str(one.name) for one in ctx.command.params} - {*names}
-    if flags := ", ".join(_find_typed(ctx, others)):
+    unmarked = {str(param.name) for param in ctx.command.params} - {*names}
+    if flags := ", ".join(_find_typed(ctx, unmarked)):
         hint = f"the same command with {flag}, or without {flags}"
         raise UsageProblem(f"only with {flag}: {flags}", hint, ctx=ctx)
 
 
-def _find_typed(ctx: click.Context, others: Collection[str]) -> list[str]:
+def _find_typed(ctx: click.Context, unmarked: Collection[str]) -> list[str]:
     return [
-        one.opts[0]
-        for one in ctx.command.params
-        if isinstance(one, GroupedOption)
-        and one.name not in others
-        and ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+        param.opts[0]
+        for param in ctx.command.params
+        if isinstance(param, GroupedOption)
+        and param.name not in unmarked
+        and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
     ]
 
 
@@ -266,8 +268,8 @@ def flag(help: str, *flags: str, **settings: Any) -> Parameter:
 
 
 def _declared(group: type, **settings: Any) -> Mapping[str, Parameter]:
-    found = keywords.declared(group).items()
-    return {name: _of_keyword(name, one, is_flag, settings) for name, (one, is_flag) in found}
+    declared = keywords.declared(group).items()
+    return {name: _of_keyword(name, it, is_flag, settings) for name, (it, is_flag) in declared}
 
 
 def variant(name: str, **changes: Any) -> Parameter:
@@ -400,13 +402,13 @@ def _build_resolve(**values: Any) -> ResolveOptions:
 
     if "dtype" in values and not values["dtype"]:
         require_flag("--dtype", ["on_overflow"])
-    given = {name: one for name, one in values.items() if one is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
     reverse = of_tensors.pop("reverse", False)
     if files := of_tensors.pop("rename_file", ()):
         from ckpttool.strategy_files.rename_files import read_renames
 
-        rules = chain.from_iterable(read_renames(one, reverse) for one in files)
+        rules = chain.from_iterable(read_renames(path, reverse) for path in files)
         of_tensors["rename"] = (*of_tensors["rename"], *rules)
     elif reverse:
         require_flag("--rename-file", ["reverse"])
@@ -594,6 +596,6 @@ def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
 
     if output.crc and not (format := get_format(output.format or "hdf5")).has_checksum:
         facts = "--crc stores MindSpore's checksum in every output."
-        others = [name for name in FORMATS if get_format(name).has_checksum]
-        hint = ", or ".join(format_option(file, name) for name in others)
+        with_checksum = [name for name in FORMATS if get_format(name).has_checksum]
+        hint = ", or ".join(format_option(file, name) for name in with_checksum)
         raise UsageProblem(f"{format.word} has no place for a checksum", hint, facts)

@@ -57,77 +57,77 @@ _KIND_TEXTS = {
 }
 
 
-def print_inspected(found: Inspected, *, show_all: bool, show_ranks: bool) -> None:
+def print_inspected(answer: Inspected, *, show_all: bool, show_ranks: bool) -> None:
     """Print what was inspected."""
-    match found:
+    match answer:
         case Inspection():
-            print_checkpoint(found, show_all=show_all, show_ranks=show_ranks)
+            print_checkpoint(answer, show_all=show_all, show_ranks=show_ranks)
         case SavesInspection():
-            _print_saves(found)
+            _print_saves(answer)
         case StrategyInspection():
-            print_strategy(found, show_all)
+            print_strategy(answer, show_all)
         case ForeignFile():
-            _print_foreign(found)
+            _print_foreign(answer)
 
 
 # ---------------------------------------------------------------------------------- the first lines
 
 
-def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> None:
+def print_checkpoint(answer: Inspection, *, show_all: bool, show_ranks: bool) -> None:
     """Print what a checkpoint is, and its tensors: folded, or with ``show_all`` each."""
-    files, summary = found.catalog.files, found.summary
-    if not files and found.catalog.errors("inspect"):
+    files, summary = answer.catalog.files, answer.summary
+    if not files and answer.catalog.errors("inspect"):
         return  # it is not known what it is
-    color = {True: None, False: "red", None: "yellow"}[found.completeness.complete]
-    print_facts(found.catalog.root, facts_of(found), {"complete": color})
+    color = {True: None, False: "red", None: "yellow"}[answer.completeness.complete]
+    print_facts(answer.catalog.root, facts_of(answer), {"complete": color})
     if show_ranks:
-        _print_files(found)
+        _print_files(answer)
     if show_all:
-        tensors = count(len({one.name for one in summary.entries}), "tensor")
-        _print_each(tensors, summary, _columns(summary, found))
-        if missing := found.completeness.missing_tensors:
+        tensors = count(len({entry.name for entry in summary.entries}), "tensor")
+        _print_each(tensors, summary, _columns(summary, answer))
+        if missing := answer.completeness.missing_tensors:
             print_text(f"  incomplete: {', '.join(missing)}", indent=MARGIN + INDENT)
             echo("")
     else:
-        _print_folded(found)
+        _print_folded(answer)
     hints = [] if show_all else ["--all lists every tensor"]
-    if not show_ranks and not (found.is_merged and len(files) == 1):
+    if not show_ranks and not (answer.is_merged and len(files) == 1):
         hints.append("--ranks every file" if hints else "--ranks lists every file")
     if hints and any(file.header for file in files.values()):
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
 
 
-def facts_of(found: Inspection) -> Mapping[str, Iterable[str]]:
+def facts_of(answer: Inspection) -> Mapping[str, Iterable[str]]:
     """Return label to lines of what a checkpoint is, which stand before its tensors."""
     return {
-        "contents": _contents(found),
-        "ranks": _differing_ranks(found),
-        "parallelism": _parallelism(found),
-        "complete": [_completeness(found)],
-        "recorded": _recorded(found),
-        "metadata": _metadata(found),
-        "made by": _provenance(found),
+        "contents": _contents(answer),
+        "ranks": _differing_ranks(answer),
+        "parallelism": _parallelism(answer),
+        "complete": [_completeness(answer)],
+        "recorded": _recorded(answer),
+        "metadata": _metadata(answer),
+        "made by": _provenance(answer),
     }
 
 
-def _contents(found: Inspection) -> Iterator[str]:
+def _contents(answer: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
-    catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
-    ranks = len(found.expected_ranks)
+    catalog, done, files = answer.catalog, answer.completeness, answer.catalog.files.values()
+    ranks = len(answer.expected_ranks)
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
     of_all = f"{readable} of " if 0 < readable < ranks else ""
     formats = ", ".join(sorted({file.format for file in files}))
-    stored = (formats, format_bytes(sum(file.nbytes for file in files)), _number(found))
+    stored = (formats, format_bytes(sum(file.nbytes for file in files)), _number(answer))
     damage = dict.fromkeys(error.reason for error in catalog.damaged.values())
     facts = (
-        of_all + count(ranks, "file" if found.is_merged else "rank"),
+        of_all + count(ranks, "file" if answer.is_merged else "rank"),
         f"step {catalog.step}" if catalog.step else "",
         *(stored if files else [shorten(damage, 1)]),
     )
     yield ", ".join(filter(None, facts))
-    amounts, missing = found.summary.amounts, len(done.missing_tensors)
+    amounts, missing = answer.summary.amounts, len(done.missing_tensors)
     weights, states, copies = amounts.weights, amounts.optimizer_state, amounts.copies
-    is_stored = not found.has_full_tensors and (weights.tensors or states.tensors)
+    is_stored = not answer.has_full_tensors and (weights.tensors or states.tensors)
     number = f" ({_parameters(weights)}, {shorten(weights.dtypes, 3)})" if is_stored else ""
     is_same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
     dtypes = "" if is_same else f" ({shorten(states.dtypes, 3)})"
@@ -137,21 +137,21 @@ def _contents(found: Inspection) -> Iterator[str]:
         f"copies of weights {format_bytes(copies.nbytes)}": copies.tensors,
         f"without {count(missing, 'incomplete tensor')}": missing,
         f"as stored{' on all ranks, with replicas' if len(files) > 1 else ''}": is_stored,
-        "each tensor once, the files with replicas": _has_replicas(found),
+        "each tensor once, the files with replicas": _has_replicas(answer),
     }
-    yield from filter(None, [", ".join(text for text, is_there in sizes.items() if is_there)])
+    yield from filter(None, [", ".join(amount for amount, is_there in sizes.items() if is_there)])
 
 
-def _has_replicas(found: Inspection) -> bool:
-    placements = {one.placement for one in found.summary.entries if one.placement.is_listed}
-    return any(len(ranks) > 1 for one in placements for ranks in one.local_owners)
+def _has_replicas(answer: Inspection) -> bool:
+    placements = {entry.placement for entry in answer.summary.entries if entry.placement.is_listed}
+    return any(len(ranks) > 1 for placement in placements for ranks in placement.local_owners)
 
 
-def _number(found: Inspection) -> str:
+def _number(answer: Inspection) -> str:
     """Return the number of parameters; that of tensors if it is not known what they make."""
-    weights, done = found.summary.amounts.weights, found.completeness
-    if not found.has_full_tensors:
-        return count(len(found.catalog.metas), "tensor")
+    weights, done = answer.summary.amounts.weights, answer.completeness
+    if not answer.has_full_tensors:
+        return count(len(answer.catalog.metas), "tensor")
     if not (weights.dtypes or done.complete):
         return "parameters not known"
     at_least = "at least " if done.missing_tensors else ""
@@ -163,10 +163,10 @@ def _parameters(weights: Amount) -> str:
     return f"{format_number(weights.parameters)} parameters"
 
 
-def _differing_ranks(found: Inspection) -> Iterator[str]:
+def _differing_ranks(answer: Inspection) -> Iterator[str]:
     """Yield a line on ranks whose files hold different tensors, if there are any."""
-    files, groups = found.catalog.files, group_ranks(found.catalog)
-    if found.catalog.is_merged or len(groups) < 2:
+    files, groups = answer.catalog.files, group_ranks(answer.catalog)
+    if answer.catalog.is_merged or len(groups) < 2:
         return
     texts = []
     most = _MAX_GROUPS + (len(groups) == _MAX_GROUPS + 1)  # "1 more group" is as long as it
@@ -175,7 +175,7 @@ def _differing_ranks(found: Inspection) -> Iterator[str]:
         limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
         tensors = count(len(files[ranks[0]].header), "tensor")
         each = " each" if len(ranks) > 1 else ""
-        stage = _stage_text(found.summary, ranks).removesuffix(": ")
+        stage = _stage_text(answer.summary, ranks).removesuffix(": ")
         which = format_numbers(ranks, ", ", _MAX_RANGES)
         which = f"{stage} ({which})" if stage else which
         texts.append(f"{which}: {tensors}, {' to '.join(limits)}{each}")
@@ -184,37 +184,37 @@ def _differing_ranks(found: Inspection) -> Iterator[str]:
     yield "; ".join(texts)
 
 
-def _recorded(found: Inspection) -> Iterator[str]:
-    description = found.catalog.description
+def _recorded(answer: Inspection) -> Iterator[str]:
+    description = answer.catalog.description
     if description is not None and description.values:
         yield ", ".join(f"{name} {value}" for name, value in description.values.items())
 
 
-def _metadata(found: Inspection) -> Iterator[str]:
-    is_safetensors = {one.format for one in found.catalog.files.values()} == {"safetensors"}
-    attrs = found.catalog.common_attrs if is_safetensors else {}
+def _metadata(answer: Inspection) -> Iterator[str]:
+    is_safetensors = {file.format for file in answer.catalog.files.values()} == {"safetensors"}
+    attrs = answer.catalog.common_attrs if is_safetensors else {}
     shown = [key for key in attrs if key != "format" and not key.startswith(PROVENANCE)]
     texts = (attrs[key] if len(attrs[key]) <= 60 else f"{attrs[key]:.57}..." for key in shown)
     if shown:
         yield shorten(map(" ".join, zip(shown, texts, strict=True)), 3)
 
 
-def _provenance(found: Inspection) -> Iterator[str]:
+def _provenance(answer: Inspection) -> Iterator[str]:
     """Yield how ckpttool made the first file, if that says so; the other files say the same."""
-    for file in [*found.catalog.files.values()][: found.is_merged]:
+    for file in [*answer.catalog.files.values()][: answer.is_merged]:
         said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
         if said["version"] is not None:
             of_step = "" if said["step"] is None else f", step {said['step']}"
             yield f"ckpttool {said['version']} from {said['source']}{of_step}"
 
 
-def _parallelism(found: Inspection) -> Iterator[str]:
+def _parallelism(answer: Inspection) -> Iterator[str]:
     """Yield the lines on how the tensors are distributed."""
-    summary, files = found.summary, found.catalog.files
-    codes = found.completeness.complete_codes
+    summary, files = answer.summary, answer.catalog.files
+    codes = answer.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        strategy = found.checkpoint.strategy
+        strategy = answer.checkpoint.strategy
         if strategy.layouts and {"replica", "contradicted"} & {*codes}:
             yield f"by {strategy.origin}, with which some contents disagree:"
         yield from _parallelism_texts(summary.parallelism)
@@ -222,11 +222,11 @@ def _parallelism(found: Inspection) -> Iterator[str]:
         yield "not known: no file can be read"
     elif doubts:
         yield f"not known: {CODES[doubts[0]].meaning}"
-    elif found.is_merged:
+    elif answer.is_merged:
         yield "none: full tensors"
     else:
         replicas = f"perhaps {count(len(files), 'full replica')}"
-        yield replicas if found.looks_replicated else _NO_STRATEGY
+        yield replicas if answer.looks_replicated else _NO_STRATEGY
         yield from _samples_text(summary)
 
 
@@ -241,10 +241,10 @@ def _parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
         return f"{number}-way data parallel" if shards else count(number, what)
 
     if parallelism.tensor_parallel is not None:
-        (one,) = sharded
-        ways = f"{one.slices}-way tensor parallel x {replicas(one.replicas)}"
+        (only,) = sharded
+        ways = f"{only.slices}-way tensor parallel x {replicas(only.replicas)}"
     elif sharded:
-        shown = [f"{one.slices} slices x {replicas(one.replicas)}" for one in sharded[:4]]
+        shown = [f"{shard.slices} slices x {replicas(shard.replicas)}" for shard in sharded[:4]]
         shown += [f"{len(sharded) - 4} more"] if len(sharded) > 4 else []
         ways = f"parameters in {' or '.join(shown)}"
     else:
@@ -255,8 +255,8 @@ def _parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
     of_ranks = f" of {count(len(stages[0].ranks), 'rank')}" if len(stages) > 1 else ""
     shard = "no optimizer shard"
     if shards:
-        slices = " or ".join(str(one.slices) for one in shards)
-        tensors = sum(one.tensors for one in shards)
+        slices = " or ".join(str(shard.slices) for shard in shards)
+        tensors = sum(shard.tensors for shard in shards)
         of_all = "all" if tensors == parallelism.tensors else f"{tensors} of"
         shard = f"optimizer shard of {slices} on {of_all} {count(parallelism.tensors, 'tensor')}"
     yield f"{ways}, {count(len(stages), 'stage')}{of_ranks}, {shard}"
@@ -277,33 +277,33 @@ def _stages_text(stages: Sequence[Stage]) -> str:
 
 
 def _samples_text(summary: Summary) -> Iterator[str]:
-    kinds: Counter[str] = Counter(one.kind for one in summary.equal_ranks.values())
+    kinds: Counter[str] = Counter(equality.kind for equality in summary.equal_ranks.values())
     if kinds:
-        found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
+        samples = [f"{kinds[kind]} {ends}" for kind, ends in _KIND_TEXTS.items() if kinds[kind]]
         first = ", the first of each row (--all samples every one)"
         which = "" if summary.has_all_samples else first
-        yield f"sampled pages of {count(kinds.total(), 'tensor')}{which}: {', '.join(found)}"
+        yield f"sampled pages of {count(kinds.total(), 'tensor')}{which}: {', '.join(samples)}"
     elif not summary.has_all_samples:
         yield "--all samples every tensor and shows which ranks hold the same"
 
 
-def _completeness(found: Inspection) -> str:
+def _completeness(answer: Inspection) -> str:
     """Return whether a checkpoint is complete, and what is missing."""
-    done, catalog = found.completeness, found.catalog
+    done, catalog = answer.completeness, answer.catalog
     gone = []
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
-        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)}{_in_stages(found)} {has} no file")
+        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)}{_in_stages(answer)} {has} no file")
     if done.unreadable_ranks and not catalog.is_merged:
         gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
     if done.complete:
-        others = f"; {', '.join(gone)}: replicas hold the slices" if gone else ""
-        return f"yes: {_whole(done.replicas)} (headers; verify --deep reads the data){others}"
+        by_replicas = f"; {', '.join(gone)}: replicas hold the slices" if gone else ""
+        return f"yes: {_whole(done.replicas)} (headers; verify --deep reads the data){by_replicas}"
     if done.missing_tensors:
         number = count(len(done.missing_tensors), "tensor")
         gone.append(f"{number} cannot be joined from slices: {shorten(done.missing_tensors, 3)}")
     # What has a line of its own needs no meaning.
-    codes = [one for one in done.complete_codes if not gone or one not in ("missing", "damaged")]
+    codes = [code for code in done.complete_codes if not gone or code not in ("missing", "damaged")]
     reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
     if done.complete is not None:
         return f"no: {reasons}"
@@ -311,22 +311,22 @@ def _completeness(found: Inspection) -> str:
         needs = "; merge needs --unlisted" if "unlisted" in codes else ""
         return f"not known: {reasons}{needs}"
     merge = f"`ckpttool merge {quote(catalog.root)} --replicated -o FILE` compares the replicas"
-    return "; ".join([f"not known: {merge}" if found.looks_replicated else _NO_STRATEGY, *gone])
+    return "; ".join([f"not known: {merge}" if answer.looks_replicated else _NO_STRATEGY, *gone])
 
 
 def _stage_text(summary: Summary, ranks: Sequence[int]) -> str:
     """Return the stage that consists of some ranks, to stand before them; "" for none."""
     stages = summary.parallelism.stages if summary.parallelism is not None else ()
-    numbers = [n for n, one in enumerate(stages) if len(stages) > 1 and [*one.ranks] == [*ranks]]
+    numbers = [n for n, it in enumerate(stages) if len(stages) > 1 and [*it.ranks] == [*ranks]]
     return "".join(f"stage {number}: " for number in numbers)
 
 
-def _in_stages(found: Inspection) -> str:
+def _in_stages(answer: Inspection) -> str:
     """Return the stages whose ranks have no file; "" if there is only one stage."""
-    parallelism, missing = found.summary.parallelism, {*found.completeness.missing_ranks}
+    parallelism, missing = answer.summary.parallelism, {*answer.completeness.missing_ranks}
     if parallelism is None or len(parallelism.stages) < 2:
         return ""
-    of = [n for n, one in enumerate(parallelism.stages) if not missing.isdisjoint(one.ranks)]
+    of = [n for n, stage in enumerate(parallelism.stages) if not missing.isdisjoint(stage.ranks)]
     return f" ({format_ranks(of, 'stage')})"
 
 
@@ -341,9 +341,9 @@ def _whole(replicas: tuple[int, int] | None) -> str:
 # -------------------------------------------------------------------------------------- the tensors
 
 
-def _print_folded(found: Inspection) -> None:
+def _print_folded(answer: Inspection) -> None:
     """Print the folded tensors: those with a known sharding in a table, the others in lines."""
-    summary, is_known = found.summary, found.summary.parallelism is not None
+    summary, is_known = answer.summary, answer.summary.parallelism is not None
     in_table: list[Row] = []
     in_lines: list[Row] = []
     for row in summary.rows:
@@ -352,40 +352,40 @@ def _print_folded(found: Inspection) -> None:
         (in_lines if is_in_line else in_table).append(row)
     number = len(_names_in(in_lines))
     if is_known:
-        what = "not in the strategy" if found.catalog.description is None else "not described"
+        what = "not in the strategy" if answer.catalog.description is None else "not described"
     else:
         what = "single value" if number == 1 else "single values"
         if not in_table:
             in_lines, in_table = [], in_lines
     title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
-    _print_rows(title, in_table, _columns(summary, found))
+    _print_rows(title, in_table, _columns(summary, answer))
     names: dict[str, list[str]] = {}
     for row in in_lines:
-        names.setdefault(_equality(row, found), []).append(_name(row))
-    for text, alike in names.items():
-        print_text(f"  {what}{text}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
+        names.setdefault(_equality(row, answer), []).append(_name(row))
+    for folded, alike in names.items():
+        print_text(f"  {what}{folded}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
     if names:
         echo("")
 
 
-def _equality(row: Row, found: Inspection) -> str:
+def _equality(row: Row, answer: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
-    summary, ranks = found.summary, row.first.placement.owners[0]
-    if found.is_merged:
+    summary, ranks = answer.summary, row.first.placement.owners[0]
+    if answer.is_merged:
         return ""
-    is_on_all = len(ranks) == len(found.expected_ranks)
+    is_on_all = len(ranks) == len(answer.expected_ranks)
     on = "" if is_on_all else f" on {format_ranks(ranks, most=_MAX_RANGES)}"
     if not summary.has_all_samples or len(ranks) == 1:
         return on and f",{on}"
     if len(groups := _equal_groups(row.first, summary)) > 1:
         return f", different between ranks ({groups_text(groups, _longest_ranks())})"
-    is_sampled = any(summary.equal_ranks[one.name].sampled for one in row.entries)
+    is_sampled = any(summary.equal_ranks[entry.name].sampled for entry in row.entries)
     return f", {'equal samples' if is_sampled else 'equal'}{on or ' on all ranks'}"
 
 
 def _equal_groups(entry: Entry, summary: Summary) -> list[Sequence[int]]:
-    held = entry.placement.owners[0]
-    return [group for group in summary.equal_ranks[entry.name].ranks if group[0] in held]
+    owners = entry.placement.owners[0]
+    return [group for group in summary.equal_ranks[entry.name].ranks if group[0] in owners]
 
 
 def _longest_ranks() -> int:
@@ -399,7 +399,7 @@ Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
 _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
-def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
+def _columns(summary: Summary, answer: Inspection | None = None) -> Columns:
     """Return the columns of a checkpoint or of a strategy."""
     longest = _longest_ranks()
 
@@ -407,31 +407,31 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
         equal = summary.equal_ranks.get(row.first.name)
         if equal is None:
             return _owners(row, longest, summary)
-        alike = (one for one in row.parameters if one.name in summary.equal_ranks)
-        groups = dict.fromkeys(groups_text(_equal_groups(one, summary), longest) for one in alike)
-        text = _join_texts([*groups], longest, "more rank group")
-        return f"{text} (one value)" if equal.kind == "one value" else text
+        alike = (parameter for parameter in row.parameters if parameter.name in summary.equal_ranks)
+        groups = dict.fromkeys(groups_text(_equal_groups(it, summary), longest) for it in alike)
+        joined = _join_texts([*groups], longest, "more rank group")
+        return f"{joined} (one value)" if equal.kind == "one value" else joined
 
     if summary.parallelism is not None:
-        is_deduplicated = found is not None and found.checkpoint.is_deduplicated
+        is_deduplicated = answer is not None and answer.checkpoint.is_deduplicated
         return {
             "tensors": _name,
-            "listed shape" if found is None else "full shape": _shape,
+            "listed shape" if answer is None else "full shape": _shape,
             "dtype": _dtype,
             "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
             "ranks of the layout" if is_deduplicated else "ranks of each slice": ranks,
         }
-    if found is not None and all(one.placement.known == "full" for one in summary.entries):
-        files = [*found.catalog.files.values()]
+    if answer is not None and all(entry.placement.known == "full" for entry in summary.entries):
+        files = [*answer.catalog.files.values()]
         several = files[::-1] if len(files) > 1 else ()  # the first of those with a name counts
         paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
-            "shape" if found.catalog.one_of_several else "full shape": _shape,
+            "shape" if answer.catalog.one_of_several else "full shape": _shape,
             "dtype": _dtype,
-            "size>": lambda row: format_bytes(sum(one.total_nbytes for one in row.entries)),
+            "size>": lambda row: format_bytes(sum(entry.total_nbytes for entry in row.entries)),
             "file": lambda row: PurePath(paths.get(row.first.name, "")).name,
         }
     title = "equal ranks" if summary.has_all_samples else "equal ranks, first"
@@ -464,16 +464,16 @@ def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
         print_text(f"and {more} more rows")
 
 
-def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:
-    parameters = len({one.name for row in rows if "" in row.prefixes for one in row.parameters})
+def _title(rows: Sequence[Row], more_rows: Sequence[Row] = ()) -> str:
+    parameters = len({it.name for row in rows if "" in row.prefixes for it in row.parameters})
     states = ", ".join(filter(None, _common_prefixes(rows)))
-    text = count(len(_names_in((*rows, *others))), "tensor")
+    title = count(len(_names_in((*rows, *more_rows))), "tensor")
     each = "each with" if parameters > 1 else "with"
-    return f"{text}: {count(parameters, 'parameter')}, {each} {states}" if states else text
+    return f"{title}: {count(parameters, 'parameter')}, {each} {states}" if states else title
 
 
 def _names_in(rows: Iterable[Row]) -> set[str]:
-    return {one.name for row in rows for one in row.entries}
+    return {entry.name for row in rows for entry in row.entries}
 
 
 def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -519,12 +519,12 @@ def _dtype(row: Row) -> str:
 
 
 def _shape(row: Row) -> str:
-    return _only("" if one.shape is None else format_sizes(one.shape) for one in row.parameters)
+    return _only("" if it.shape is None else format_sizes(it.shape) for it in row.parameters)
 
 
 def _only(texts: Iterable[str]) -> str:
-    first, *others = dict.fromkeys(texts)
-    return "" if others else first
+    first, *rest = dict.fromkeys(texts)
+    return "" if rest else first
 
 
 def _device_matrix(row: Row) -> str:
@@ -535,25 +535,25 @@ def _device_matrix(row: Row) -> str:
 def _tensor_map(row: Row) -> str:
     layout = row.first.placement.layout
     axes = () if layout is None else layout.tensor_map
-    return " ".join(format_shape(one) if one else "-" for one in axes)
+    return " ".join(format_shape(axis) if axis else "-" for axis in axes)
 
 
 def _owners(row: Row, longest: int, summary: Summary) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
-    placements = sorted(row.placements, key=lambda one: one.first_rank)
+    placements = sorted(row.placements, key=lambda placement: placement.first_rank)
     of_each: dict[str, None] = {}
-    for one in placements:
-        stage = "" if one.layout is None else _stage_text(summary, one.layout.ranks)
-        of_each[stage + _placement_text(one, one.first_rank, longest)] = None
-    of_stages = all(text.startswith("stage ") for text in of_each)
+    for placement in placements:
+        stage = "" if placement.layout is None else _stage_text(summary, placement.layout.ranks)
+        of_each[stage + _placement_text(placement, placement.first_rank, longest)] = None
+    of_stages = all(owners.startswith("stage ") for owners in of_each)
     return _join_texts([*of_each], longest, "more stage" if of_stages else "more rank group")
 
 
 def _join_texts(texts: Sequence[str], longest: int, what: str) -> str:
     """Return texts in one; the first and the number of the others, if that is too long."""
-    text = "; ".join(texts)
-    if len(texts) == 1 or len(text) <= longest:
-        return text
+    joined = "; ".join(texts)
+    if len(texts) == 1 or len(joined) <= longest:
+        return joined
     return f"{texts[0]}; {count(len(texts) - 1, what)}"
 
 
@@ -567,11 +567,11 @@ def _placement_text(placement: Placement, first_rank: int, longest: int) -> str:
 def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
     """Return the ranks of each group; how many there are, if the text is too long."""
     ranks = [rank for group in groups for rank in group]
-    text = " | ".join(map(format_numbers, groups))
+    groups_joined = " | ".join(map(format_numbers, groups))
     if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks}):
-        text = f"{format_numbers(ranks)}, one each"
-    if len(text) <= longest:
-        return text
+        groups_joined = f"{format_numbers(ranks)}, one each"
+    if len(groups_joined) <= longest:
+        return groups_joined
     sizes = sorted({len(group) for group in groups})
     each = "-".join(map(str, {sizes[0]: 0, sizes[-1]: 0}))
     if len(groups) == 1:
@@ -579,15 +579,15 @@ def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
     return f"{len(groups)} slices x {each} rank{'' if each == '1' else 's'}"
 
 
-def _print_files(found: Inspection) -> None:
+def _print_files(answer: Inspection) -> None:
     """Print a table of all files."""
-    root, rows = found.catalog.root, []
-    for rank, file in found.catalog.files.items():
-        device = found.devices.get(rank)
+    root, rows = answer.catalog.root, []
+    for rank, file in answer.catalog.files.items():
+        device = answer.devices.get(rank)
         names = (path.removeprefix(root).lstrip("/") or path for path in file.paths)
         rows.append(
             (
-                "" if found.is_merged else str(rank),
+                "" if answer.is_merged else str(rank),
                 f"{device.server}:{device.device}" if device else "",
                 *(", ".join(names), file.format, str(len(file.tensors)), format_bytes(file.nbytes)),
             )
@@ -599,22 +599,22 @@ def _print_files(found: Inspection) -> None:
 # ------------------------------------------------------------------------------------- other files
 
 
-def _print_saves(found: SavesInspection) -> None:
-    ranks = count(sum(map(len, found.saves)), "rank")
-    print_facts(found.path, {"contents": [f"{ranks}, no step was chosen"]})
-    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in found.saves.items())
+def _print_saves(answer: SavesInspection) -> None:
+    ranks = count(sum(map(len, answer.saves)), "rank")
+    print_facts(answer.path, {"contents": [f"{ranks}, no step was chosen"]})
+    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in answer.saves.items())
     print_table("files of every step", ("ranks", "names"), rows)
 
 
-def print_strategy(found: StrategyInspection, show_all: bool) -> None:
+def print_strategy(answer: StrategyInspection, show_all: bool) -> None:
     """Print the stages of a strategy, and its parameters: folded, or with ``show_all`` each."""
-    strategy, summary, rules = found.strategy, found.summary, found.strategy.rules
-    listed = [row for row in summary.rows if row.first.name in strategy.layouts]
+    strategy, summary, rules = answer.strategy, answer.summary, answer.strategy.rules
+    listed_rows = [row for row in summary.rows if row.first.name in strategy.layouts]
     parts = [f"a strategy for {count(len(strategy.ranks), 'rank')}"]
     titles = []
-    if listed:
-        titles.append(_title(listed))
-        parameters = (row for row in listed if "" in row.prefixes)
+    if listed_rows:
+        titles.append(_title(listed_rows))
+        parameters = (row for row in listed_rows if "" in row.prefixes)
         sharded = sum(len(row.parameters) for row in parameters if row.first.placement.is_sharded)
         tensors = count(len(strategy.layouts), "tensor")
         parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
@@ -633,15 +633,15 @@ def print_strategy(found: StrategyInspection, show_all: bool) -> None:
         print_text("--all lists every layout, --json everything", indent=0)
 
 
-def _print_foreign(found: ForeignFile) -> None:
+def _print_foreign(file: ForeignFile) -> None:
     """Print what a file is that is not a checkpoint."""
-    noun = FOREIGN_KINDS[found.kind].noun
-    print_text(f"{found.path}: {noun}, {format_bytes(found.nbytes)}")
-    if found.contents is not None:
-        devices = found.contents.devices
-        servers = count(len({one.server for one in devices}), "server")
+    noun = FOREIGN_KINDS[file.kind].noun
+    print_text(f"{file.path}: {noun}, {format_bytes(file.nbytes)}")
+    if file.contents is not None:
+        devices = file.contents.devices
+        servers = count(len({device.server for device in devices}), "server")
         print_table(
             f"{len(devices)} ranks on {servers}",
             ("rank>", "server", "device>", "device ip"),
-            ((str(one.rank), one.server, str(one.device), one.ip or "") for one in devices),
+            ((str(it.rank), it.server, str(it.device), it.ip or "") for it in devices),
         )

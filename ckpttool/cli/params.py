@@ -118,13 +118,13 @@ class PathName(click.Path):
         """Raise `UsageProblem` if this type refuses a path."""
 
 
-def refuse_url(text: str) -> None:
+def refuse_url(value: str) -> None:
     """Raise `UsageProblem` if a text is a URL."""
     from ckpttool.formats.local import url_problem
 
-    if (problem := url_problem(text)) is not None:
+    if (problem := url_problem(value)) is not None:
         what, hint = problem
-        raise UsageProblem(f"{text!r} is {what}", hint)
+        raise UsageProblem(f"{value!r} is {what}", hint)
 
 
 class OutputPath(PathName):
@@ -197,7 +197,7 @@ class Existing(PathName):
             for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
                 if run := find_unfinished_run(output):
                     return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
-        folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
+        folder = next(parent for parent in (*path.parents, Path("/")) if is_folder(parent))
         return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
 
 
@@ -233,34 +233,34 @@ class Parsed(ParsedType):
             raise UsageProblem(error.message, "", error.facts, error.example) from error
 
 
-def parse_pattern(text: str) -> str:
+def parse_pattern(value: str) -> str:
     """Return a pattern for the paths of rank files; refuse one without ``{rank}``."""
-    refuse_url(text)
-    if "{rank}" not in text:
-        raise UsageProblem(f"{text!r} does not have {{rank}} in it", example="node{rank}/*.ckpt")
-    return text
+    refuse_url(value)
+    if "{rank}" not in value:
+        raise UsageProblem(f"{value!r} does not have {{rank}} in it", example="node{rank}/*.ckpt")
+    return value
 
 
-def parse_name_pattern(text: str) -> str:
+def parse_name_pattern(value: str) -> str:
     """Return a pattern of names of tensors; refuse a malformed regular expression."""
     from ckpttool.model.patterns import Pattern
 
     try:
-        return Pattern(text).text
+        return Pattern(value).text
     except ValueError as error:
         raise UsageProblem(str(error), example="re:layers[.][0-3][.]") from error
 
 
-def parse_engine(text: str) -> str:
+def parse_engine(value: str) -> str:
     """Return the name of an engine."""
     from ckpttool.execution.executors import describe_engines, split_engine_name
 
     try:
-        split_engine_name(text)
+        split_engine_name(value)
     except ValueError as error:
         facts = f"Engines: {describe_engines()}."
-        raise UsageProblem(f"{text!r} is not an engine", facts=facts) from error
-    return text
+        raise UsageProblem(f"{value!r} is not an engine", facts=facts) from error
+    return value
 
 
 def parse_prefix(value: str) -> str:
@@ -288,49 +288,49 @@ def open_key(value: str) -> Secret:
         raise UsageProblem(error.message, hint, error.facts) from None
 
 
-def parse_number(text: str) -> float:
+def parse_number(value: str) -> float:
     """Return a number from 0 on; refuse infinity and NaN."""
     try:
-        number = float(text)
+        number = float(value)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageProblem(f"{text!r} is not a finite number of at least 0", example="1e-3")
+        raise UsageProblem(f"{value!r} is not a finite number of at least 0", example="1e-3")
     return number
 
 
 def whole_number(least: int, most: int | None = None) -> Parsed:
     """Return the type of a whole number from ``least`` to ``most``, if there is one."""
 
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", text, re.ASCII)
+    def parse(value: str) -> int:
+        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", value, re.ASCII)
         if match is None or not least <= int(match[1]) <= (most or math.inf):
             limits = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise UsageProblem(f"{text!r} is not a whole number {limits}", example="4")
+            raise UsageProblem(f"{value!r} is not a whole number {limits}", example="4")
         return int(match[1])
 
     return Parsed("n", parse)
 
 
-def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
+def parse_rows(value: str) -> tuple[int | None, int | None, int | None]:
     """Return start, stop and step of a slice in the words of NumPy."""
     number = r"\s*([+-]?\d{1,18})?\s*"
-    match = re.fullmatch(f"{number}:{number}(?::{number})?", text, re.ASCII)
+    match = re.fullmatch(f"{number}:{number}(?::{number})?", value, re.ASCII)
     if match is None:
         facts = "START:STOP or START:STOP:STEP, as NumPy slices."
-        raise UsageProblem(f"{text!r} is not a slice of rows", facts=facts, example="0:4")
-    start, stop, step = (None if one is None else int(one) for one in match.groups())
+        raise UsageProblem(f"{value!r} is not a slice of rows", facts=facts, example="0:4")
+    start, stop, step = (None if group is None else int(group) for group in match.groups())
     if step == 0:
         raise UsageProblem("the step of a slice is not 0", example="::2")
     return start, stop, step
 
 
-def parse_rename(text: str) -> object:
+def parse_rename(value: str) -> object:
     """Return a rule for names."""
     from ckpttool.model.renames import parse_renames
 
     try:
-        (rule,) = parse_renames([text])
+        (rule,) = parse_renames([value])
     except ValueError as error:
         raise UsageProblem(str(error), example="*.gamma=*.weight") from error
     return rule
@@ -345,25 +345,25 @@ def parse_rename_file(path: str) -> str:
     return path
 
 
-def parse_cast(text: str) -> str:
+def parse_cast(value: str) -> str:
     """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
     from ckpttool.model.choices import Cast
 
     try:
-        return Cast(text).text
+        return Cast(value).text
     except ValueError as error:
         raise UsageProblem(str(error), example="bf16") from error
 
 
-def parse_input(text: str) -> AveragedText:
+def parse_input(value: str) -> AveragedText:
     """Return an input of an average; refuse one whose checkpoint or strategy does not exist."""
-    found = parse_averaged(text)
-    refuse_url(found.path)
-    Existing("a checkpoint: a folder of rank folders, or a merged one").check(found.path)
-    for path in found.strategy:
+    averaged = parse_averaged(value)
+    refuse_url(averaged.path)
+    Existing("a checkpoint: a folder of rank folders, or a merged one").check(averaged.path)
+    for path in averaged.strategy:
         refuse_url(path)
         StrategyFile().check(path)
-    return found
+    return averaged
 
 
 RANK_FILES = Parsed("pattern", parse_rank_files)

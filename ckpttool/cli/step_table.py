@@ -18,29 +18,29 @@ _MAX_RANGES = 6  # of ranks, in one cell
 _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
-def print_steps(found: Steps, *, show_all: bool) -> None:
+def print_steps(steps: Steps, *, show_all: bool) -> None:
     """Print the steps, with ``show_all`` every one."""
-    shown = found.steps if show_all else found.steps[-_MAX_STEPS:]
-    complete = sum(one.complete is True for one in found.steps)
-    title = f"{found.path}: {count(len(found.steps), 'step')}, {complete} complete"
-    if replaced := sum(one.is_by_replicas for one in found.steps):
+    shown = steps.steps if show_all else steps.steps[-_MAX_STEPS:]
+    complete = sum(step.complete is True for step in steps.steps)
+    title = f"{steps.path}: {count(len(steps.steps), 'step')}, {complete} complete"
+    if replaced := sum(step.is_by_replicas for step in steps.steps):
         title += f" ({replaced} by replicas)"
     if not shown:
         print_text(title)
         return
     columns = ("step", "complete", "ranks", "files>", "size>", "what")
     print_table(title, columns, map(_cells, shown))
-    if earlier := len(found.steps) - len(shown):
+    if earlier := len(steps.steps) - len(shown):
         print_text(f"and {count(earlier, 'earlier step')} (--all lists every step)")
 
 
-def _cells(one: FoundStep) -> Sequence[str]:
-    default = "read without --step" if one.is_chosen and one.name is not None else ""
+def _cells(step: FoundStep) -> Sequence[str]:
+    default = "read without --step" if step.is_chosen and step.name is not None else ""
     return (
-        one.name or one.step or "",
-        "by replicas" if one.is_by_replicas else _WORDS[one.complete],
-        format_numbers(one.ranks, ", ", _MAX_RANGES) or "none",
-        str(one.files),
-        format_bytes(one.nbytes),
-        join_clauses(default, one.reason),
+        step.name or step.step or "",
+        "by replicas" if step.is_by_replicas else _WORDS[step.complete],
+        format_numbers(step.ranks, ", ", _MAX_RANGES) or "none",
+        str(step.files),
+        format_bytes(step.nbytes),
+        join_clauses(default, step.reason),
     )

@@ -43,10 +43,10 @@ MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # columns before the rest of a paragraph, or of a row
 
 
-def echo(text: str, end: str = "\n") -> None:
+def echo(line: str, end: str = "\n") -> None:
     """Print text; an error names standard output, as other errors name their file."""
     try:
-        click.echo(f"{text}{end}", nl=False)
+        click.echo(f"{line}{end}", nl=False)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -62,7 +62,7 @@ def print_json(document: Json) -> None:
 
 
 def print_text(
-    text: str, label: str = "", code: str = "", *, indent: int = INDENT, err: bool = False
+    message: str, label: str = "", code: str = "", *, indent: int = INDENT, err: bool = False
 ) -> None:
     """Print a paragraph: folded on a terminal, one line in a pipe.
 
@@ -80,20 +80,20 @@ def print_text(
         Whether to print it on stderr.
     """
     bracketed = f"[{code}]" if code else ""
-    text = printable(f"{label}{bracketed}: {text}" if label else text)
-    text = "\n".join(_fold(text, _room(sys.stderr if err else sys.stdout), indent))
+    message = printable(f"{label}{bracketed}: {message}" if label else message)
+    message = "\n".join(_fold(message, _room(sys.stderr if err else sys.stdout), indent))
     if label:
-        text = click.style(label, fg=COLORS.get(label), bold=True) + text.removeprefix(label)
+        message = click.style(label, fg=COLORS.get(label), bold=True) + message.removeprefix(label)
     if err:
-        click.echo(text, err=True)
+        click.echo(message, err=True)
     else:
-        echo(text)
+        echo(message)
 
 
-def print_diagnostic(one: Diagnostic, severity: str, *, err: bool = False) -> None:
+def print_diagnostic(diagnostic: Diagnostic, severity: str, *, err: bool = False) -> None:
     """Print what is wrong, then the facts and the hint on lines of their own."""
-    code = one.code if severity in ("error", "warning") else ""
-    what, *more = one.lines
+    code = diagnostic.code if severity in ("error", "warning") else ""
+    what, *more = diagnostic.lines
     print_text(what, severity, code, err=err)
     for line in more:
         print_text(" " * INDENT + line, indent=INDENT, err=err)
@@ -108,18 +108,18 @@ def print_findings(
     """Print what a command found wrong, as many as ``--limit`` says, and the notes."""
 
     def show(shown: Iterable[Diagnostic]) -> None:
-        for found in shown:
-            print_diagnostic(found, str(severity_of[found.code]))
+        for diagnostic in shown:
+            print_diagnostic(diagnostic, str(severity_of[diagnostic.code]))
 
     print_first(join_alike(findings), options.limit, show)
     print_notes(notes, severity_of, options.quiet)
 
 
-def print_first(found: Sequence[T], limit: int | None, show: Callable[[Sequence[T]], None]) -> None:
+def print_first(items: Sequence[T], limit: int | None, show: Callable[[Sequence[T]], None]) -> None:
     """Print the first ``limit`` with ``show``, and how many others there are."""
-    if shown := found[: MAX_FOUND if limit is None else limit]:
+    if shown := items[: MAX_FOUND if limit is None else limit]:
         show(shown)
-    if more := len(found) - len(shown):
+    if more := len(items) - len(shown):
         print_text(f"and {more} more (--limit N shows N, --json all)")
 
 
@@ -170,19 +170,19 @@ def print_facts(
     The title is the label of the first texts, if it is short, else a line above.  ``colors`` has
     those of texts, by their labels.
     """
-    found = {label: list(texts) for label, texts in facts.items()}
-    first, *others = ((label, texts) for label, texts in found.items() if texts)
+    shown = {label: list(texts) for label, texts in facts.items()}
+    first, *rest = ((label, texts) for label, texts in shown.items() if texts)
     columns = _room(sys.stdout)
     if len(title) <= LONGEST_LABEL:
         first = (title, first[1])
     else:
         echo(click.style("\n".join(_fold(printable(title), columns)), bold=True))
-    indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
+    indent = max(_width(printable(label)) for label, _ in (first, *rest)) + SPACE
     if columns < 2 * indent:
         indent = SPACE  # no column of labels
-    for label, texts in (first, *others):
-        for head, text in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
-            line = head + " " * max(SPACE, indent - _width(head)) + text
+    for label, texts in (first, *rest):
+        for head, words in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
+            line = head + " " * max(SPACE, indent - _width(head)) + words
             bold = click.style(head, bold=True) if head else ""
             body = "\n".join(_fold(line, columns, indent)).removeprefix(head)
             color = colors.get(label)
@@ -209,8 +209,8 @@ def print_table(
     least = {column: column.width for column in inline}
     if _end(margin, least.values()) >= room:
         least = {column: column.folded(cells=not is_grouped) for column in inline}
-    while len(inline) > 1 and _end(margin, (least[one] for one in inline)) >= room:
-        inline.remove(inline[-1] if is_grouped else max(inline, key=lambda one: least[one]))
+    while len(inline) > 1 and _end(margin, (least[number] for number in inline)) >= room:
+        inline.remove(inline[-1] if is_grouped else max(inline, key=lambda number: least[number]))
         above = [column for column in least if column not in inline]
         margin = MARGIN + INDENT
     grids = _Grid(above, MARGIN, room), _Grid(inline, margin, room)
@@ -239,8 +239,8 @@ class _Column:
 
     def folded(self, cells: bool) -> int:
         """Return the least width if the head is folded between words, and perhaps the cells."""
-        head, *others = self.cells
-        words = map(_words, others) if cells and not self.is_right else [others]
+        head, *rest = self.cells
+        words = map(_words, rest) if cells and not self.is_right else [rest]
         return _widest(chain(_words(head), *words))
 
 
@@ -279,7 +279,7 @@ class _Grid:
         """Yield the lines of a row; row 0 is the heads."""
         margin = " " * self.margin
         if self.room is not None:
-            folded = (part for one in self.columns for part in _fold(one.cells[row], self.room))
+            folded = (part for it in self.columns for part in _fold(it.cells[row], self.room))
             yield from (margin + part for part in folded if part)
             return
         cells = (_fold(column.cells[row], column.width) for column in self.columns)
@@ -292,7 +292,7 @@ class _Grid:
                 yield line
 
 
-def _fold(text: str, width: float, indent: int = 0) -> list[str]:
+def _fold(line: str, width: float, indent: int = 0) -> list[str]:
     """Fold a text between words into lines of at most ``width`` columns.
 
     Lines after the first are indented.  A word that is wider than a line is not broken, and a
@@ -303,9 +303,9 @@ def _fold(text: str, width: float, indent: int = 0) -> list[str]:
     >>> _fold("ranks 0-3, 5-7 have adam_m.layers.0.weight", 13)
     ['ranks 0-3,', '5-7 have', 'adam_m.layers.0.weight']
     """
-    if _width(text) <= width:
-        return [text]
-    first, *words = _words(text, width - indent)
+    if _width(line) <= width:
+        return [line]
+    first, *words = _words(line, width - indent)
     lines = [first]
     for word in words:
         if _width(f"{lines[-1]} {word}") <= width or not lines[-1].strip(" -"):
@@ -323,9 +323,9 @@ _TIED = re.compile(
 )
 
 
-def _words(text: str, width: float = math.inf) -> list[str]:
+def _words(line: str, width: float = math.inf) -> list[str]:
     """Split a text between words; what `_TIED` finds is one word, unless it is wider."""
-    tied = _TIED.sub(lambda one: one[0].replace(" ", "\0" if len(one[0]) <= width else " "), text)
+    tied = _TIED.sub(lambda it: it[0].replace(" ", "\0" if len(it[0]) <= width else " "), line)
     return [word.replace("\0", " ") for word in tied.split(" ")]
 
 
@@ -333,10 +333,10 @@ def _widest(texts: Iterable[str]) -> int:
     return max(map(_width, texts), default=0)
 
 
-def _width(text: str) -> int:
+def _width(word: str) -> int:
     """Return the columns of a text on a terminal: 2 for an ideograph, 0 for an accent."""
-    if text.isascii():
-        return len(text)
+    if word.isascii():
+        return len(word)
     from rich.cells import cell_len
 
-    return cell_len(text)
+    return cell_len(word)

@@ -9,55 +9,41 @@ from ckpttool.cli.tables import echo, print_text, terminal_columns
 from ckpttool.wording import count, format_bytes, format_sizes, printable
 
 if TYPE_CHECKING:
-    from ckpttool.operations.values import TensorValues, Values
+    from ckpttool.operations.values import Values
     from ckpttool.storage.statistics import Statistics
 
-_COLUMNS = 75  # of a pipe, as NumPy assumes
 
-
-def print_values(found: Values) -> None:
+def print_values(values: Values) -> None:
     """Print the tensors, in the order of the checkpoint."""
-    for i, one in enumerate(found.tensors):
+    for i, tensor in enumerate(values.tensors):
         if i:
             echo("")
         rows = ""
-        if one.rows is not None:
-            rows = f", rows {_spell_slice(one.rows)}" if one.rows else ", no rows"
-        size = f"{format_sizes(one.shape)}, {format_bytes(one.nbytes)}"
-        what = one.dtype if one.text is not None else f"{one.dtype} {size}{rows}"
-        print_text(what, printable(one.name))
-        if one.rows is not None and not one.rows:
-            print_text(f"--rows selects none: the tensor has {count(one.shape[0], 'row')}")
+        if tensor.rows is not None:
+            rows = f", rows {_spell_slice(tensor.rows)}" if tensor.rows else ", no rows"
+        size = f"{format_sizes(tensor.shape)}, {format_bytes(tensor.nbytes)}"
+        what = tensor.dtype if tensor.text is not None else f"{tensor.dtype} {size}{rows}"
+        print_text(what, printable(tensor.name))
+        if tensor.rows is not None and not tensor.rows:
+            print_text(f"--rows selects none: the tensor has {count(tensor.shape[0], 'row')}")
             continue
-        echo(_as_numpy_prints(one))
-        if one.statistics is not None:
-            print_text(_statistics_text(one.statistics))
-        elif one.text is None:
+        columns = terminal_columns(sys.stdout)
+        echo(tensor.printed(columns) if tensor.text is None else printable(tensor.text))
+        if tensor.statistics is not None:
+            print_text(_statistics_text(tensor.statistics))
+        elif tensor.text is None:
             print_text("no statistics: NumPy has no such type, and these are the stored bytes")
 
 
-def _as_numpy_prints(one: TensorValues) -> str:
-    """Return what NumPy prints of the array, with the width of the terminal."""
-    import numpy as np
-
-    from ckpttool.operations.values import EDGE
-
-    if one.text is not None:
-        return printable(one.text)
-    threshold, columns = 0 if one.is_summarized else one.elements, terminal_columns(sys.stdout)
-    with np.printoptions(threshold=threshold, edgeitems=EDGE, linewidth=columns or _COLUMNS):
-        return str(one.shown[()])
-
-
-def _statistics_text(found: Statistics) -> str:
+def _statistics_text(statistics: Statistics) -> str:
     """Return the statistics on a line; those of the finite elements only if there are some."""
-    numbers = {"min": found.minimum, "max": found.maximum, "mean": found.mean}
+    numbers = {"min": statistics.minimum, "max": statistics.maximum, "mean": statistics.mean}
     texts = [
         f"{name} {number if isinstance(number, int) else format(number, '.6g')}"
-        for name, number in {**numbers, "norm": found.norm}.items()
+        for name, number in {**numbers, "norm": statistics.norm}.items()
         if number is not None
     ]
-    counts = {"NaN": found.nans, "Inf": found.infinities, "zero": found.zeros}
+    counts = {"NaN": statistics.nans, "Inf": statistics.infinities, "zero": statistics.zeros}
     return f"{', '.join(texts)}; {', '.join(f'{n} {name}' for name, n in counts.items())}"
 
 

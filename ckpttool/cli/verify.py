@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
@@ -68,7 +69,7 @@ def verify(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
     with ckpttool.open_engine(run.engine) as executor:
-        found = operation.verify(
+        answer = operation.verify(
             catalog,
             strategy,
             resolve,
@@ -79,27 +80,25 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.verify(found, report.limit))
+        limited = replace(answer, findings=answer.findings[: report.limit])
+        tables.print_json(limited.to_dict())
     else:
-        _print(found, report)
-    if found.findings:
+        _print(answer, report)
+    if answer.findings:
         click.get_current_context().exit(1)
 
 
-def _print(found: Verification, report: ReportOptions) -> None:
+def _print(answer: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
-    counts = found.count_severities()
-    present = [severity for severity in ("error", "warning") if counts[severity]]
+    label = "error" if answer.errors else "warning" if answer.warnings else "OK"
     read = [
-        count(found.files, "file" if found.ranks is None else "rank"),
-        *([f"step {found.step}"] if found.step else []),
-        count(found.tensors, "tensor"),
-        format_bytes(found.nbytes),
+        count(answer.files, "file" if answer.is_merged else "rank"),
+        *([f"step {answer.step}"] if answer.step else []),
+        count(answer.tensors, "tensor"),
+        format_bytes(answer.nbytes),
     ]
-    depth = "all data read" if found.deep else "--deep reads all data"
-    if present or not report.quiet:
-        text = f"{found.path}: {found.verdict} ({', '.join(read)}; {depth})"
-        tables.print_text(text, (*present, "OK")[0])
-    tables.print_findings(found.findings, found.notes, found.severity_of, report)
+    depth = "all data read" if answer.deep else "--deep reads all data"
+    if answer.errors or answer.warnings or not report.quiet:
+        text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {depth})"
+        tables.print_text(text, label)
+    tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)

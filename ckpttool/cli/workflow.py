@@ -66,12 +66,12 @@ def load_average(
     from ckpttool.operations import load as loading
     from ckpttool.strategy_files.reader import read_strategy
 
-    sides = [one.for_engine(run) for one in inputs.sides]
+    sides = [side.for_engine(run) for side in inputs.sides]
     attempt = loading.Attempts()
     target = attempt("-d", partial(read_strategy, dst_strategy)) if dst_strategy else None
     read = partial(
         average.load_average,
-        [loading.Source(one.path, one.strategy_files, one.options) for one in sides],
+        [loading.Source(side.path, side.strategy_files, side.options) for side in sides],
         inputs.weights,
         inputs.shared,
         steps=inputs.steps,
@@ -79,10 +79,10 @@ def load_average(
         replicated=replicated,
         open_count=partial(show_count, quiet=report.hides_progress),
     )
-    found = attempt("inputs", read)
+    sources = attempt("inputs", read)
     raise_all(attempt.errors.values())
-    assert found is not None, "its error was raised"
-    return found, target
+    assert sources is not None, "its error was raised"
+    return sources, target
 
 
 def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> LoadedSides:
@@ -90,7 +90,7 @@ def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> Loa
     from ckpttool.operations import load as loading
 
     return loading.load_sides(
-        *(loading.Source(one.path, one.strategy_files, one.options) for one in (a, b)),
+        *(loading.Source(side.path, side.strategy_files, side.options) for side in (a, b)),
         replicated=replicated,
         open_count=partial(show_count, quiet=report.hides_progress),
     )
@@ -128,10 +128,10 @@ def convert(
         from ckpttool.cli.dry_run import report_estimate
         from ckpttool.operations.estimate import estimate
 
-        found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
-        outputs = _outputs_text(found, ("would write", "would keep"))
-        averaged = averaged_text(found) if found.averaged else ""
-        report_estimate(found, f"{outputs}, from {source_text(found)}", report, averaged)
+        planned = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
+        outputs = _outputs_text(planned, ("would write", "would keep"))
+        averaged = averaged_text(planned) if planned.averaged else ""
+        report_estimate(planned, f"{outputs}, from {source_text(planned)}", report, averaged)
         return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]
     done = conversion.convert(
@@ -168,9 +168,9 @@ def _print(done: Conversion, verbose: bool) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
     documents = done.documents
     if verbose:
-        outputs = [(one.path, one.format, str(one.tensors), one.nbytes) for one in done.outputs]
-        others = [(one.path, one.kind, "", len(one.data)) for one in documents]
-        rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *others))
+        outputs = [(it.path, it.format, str(it.tensors), it.nbytes) for it in done.outputs]
+        sidecars = [(it.path, it.kind, "", len(it.data)) for it in documents]
+        rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *sidecars))
         tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
     if done.shapes_to_check:
         tables.print_text(
@@ -180,11 +180,11 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_text(f"Cast {cast}")
     if done.averaged:
         tables.print_text(f"Averaged {averaged_text(done)}")
-    text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
+    summary = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *done.beside]
-        text += f"; {', '.join(named)}"
-    tables.print_text(text)
+        summary += f"; {', '.join(named)}"
+    tables.print_text(summary)
 
 
 def source_text(done: Conversion) -> str:
@@ -198,10 +198,10 @@ def source_text(done: Conversion) -> str:
 
 def averaged_text(done: Conversion) -> str:
     """Return the weights of the inputs of a mean, and what is that of the last, for people."""
-    means = sum(one.is_mean for one in done.plan.transfers)
+    means = sum(transfer.is_mean for transfer in done.plan.transfers)
     weights = [
-        f"{weight:.4g} of {one.root}" + (f" at step {one.step}" if one.step else "")
-        for one, weight in done.averaged
+        f"{weight:.4g} of {source.root}" + (f" at step {source.step}" if source.step else "")
+        for source, weight in done.averaged
     ]
     rest = len(done.plan.transfers) - means
     return f"{count(means, 'tensor')}: {', '.join(weights)}; {rest} as in the last"
@@ -210,13 +210,13 @@ def averaged_text(done: Conversion) -> str:
 def _outputs_text(done: Conversion, verbs: tuple[str, str] = ("Wrote", "Kept")) -> str:
     """Return which outputs there are, their format and size, and how many were kept."""
     part, outputs = done.assignment.part, done.outputs
-    kept = sum(one.is_kept for one in outputs)
+    kept = sum(output.is_kept for output in outputs)
     verb = verbs[0 < kept == len(outputs)]
     verb += "" if part is None else f" part {part}:"
     if not outputs:
         return f"{verb} nothing"
     facts = [get_format(done.plan.target.format).word, format_bytes(done.dst_bytes)]
-    paths = [Path(one.path) for one in outputs]
+    paths = [Path(output.path) for output in outputs]
     if done.is_one_file:
         facts.insert(1, count(outputs[0].tensors, "tensor"))
         return f"{verb} {paths[0]} ({', '.join(facts)})"

@@ -82,7 +82,11 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.discovery.described import (
+from ckpttool.discovery.file_names import ITERATION
+from ckpttool.discovery.ignored import describe_ignored, note_foreign
+from ckpttool.discovery.rank_folders import checkpoint_files
+from ckpttool.discovery.saves import FoundStep
+from ckpttool.discovery.self_described import (
     BARE_NAME,
     Fault,
     FilesByName,
@@ -94,11 +98,7 @@ from ckpttool.discovery.described import (
     left_of,
     read_existing_files,
 )
-from ckpttool.discovery.file_names import ITERATION
-from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
-from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.discovery.saves import FoundStep
-from ckpttool.formats.local import identify_file, is_file, list_folder, stat_file
+from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import convert_as, read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
@@ -173,17 +173,16 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
 
 def _read_iteration(root: str, folder: Path, diagnostics: Diagnostics) -> Catalog:
     """Return the catalog of one iteration below ``root``."""
-    note_leftovers(folder, (), diagnostics)
+    note_foreign(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     metadata = folder / _METADATA
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
     read = _read_described if documents else _read_whole
     files, by_rank, description = read(folder, diagnostics)
-    number = _ITERATIONS.number(folder)
     return Catalog(
         root,
         by_rank,
-        step=None if number is None else str(number),
+        step=_ITERATIONS.label(folder),
         damaged=errors_of(files),
         diagnostics=tuple(diagnostics),
         documents=documents,
@@ -205,52 +204,44 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
     if not (is_file(root / _TRACKER) or folders):
         if not _is_iteration(root):
             return None
-        return [_describe_iteration(root, _ITERATIONS.name_of(root), True)]
+        return [_describe_iteration(root, _ITERATIONS.label(root), True)]
     last, chosen = _ITERATIONS.read_tracker(root), None
     try:
         chosen = _find_iteration(root, None, Diagnostics())
     except PlanError as error:
-        diagnostics.add(*(replace(one, code="step") for one in error.diagnostics))
-    ascending = sorted(folders.items(), key=lambda one: (one[1], one[0]))
-    found = [
-        _describe_iteration(path, _ITERATIONS.name_of(path, folders), path == chosen)
-        for path, _ in ascending
-    ]
+        diagnostics.add(*(replace(problem, code="step") for problem in error.diagnostics))
+    steps = _ITERATIONS.list_steps(root, chosen, _describe_iteration)
     if last is None:
         reason = f"no {_TRACKER} that names the last complete one"
-        return [one.doubted(None, reason) for one in found]
+        return [step.doubted(None, reason) for _, step in steps]
     reason = f"newer than {_TRACKER} says"
-    return [
-        one.doubted(False, reason) if number > last else one
-        for one, (_, number) in zip(found, ascending, strict=True)
-    ]
+    return [step.doubted(False, reason) if number > last else step for number, step in steps]
 
 
 def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
     """Return what the metadata and the headers of an iteration tell."""
-    matches, number, ranks = _list_files(folder), _ITERATIONS.number(folder), tuple[int, ...]()
+    matches, ranks = _list_files(folder), tuple[int, ...]()
     lost, replaced = [] if matches else ["no files of tensors"], ""
     try:
         catalog = _read_iteration(str(folder), folder, Diagnostics())
     except CkptToolError as error:
-        lost += [_name_problem(one) for one in error.diagnostics]
+        lost += map(_name_problem, error.diagnostics)
     else:
         assert catalog.description is not None, "it is read, or made of full tensors"
         ranks = tuple(catalog.files)
         lost += map(_name_problem, catalog.description.problems)
-        damaged = {Path(one.path).name: one for one in catalog.damaged.values()}
+        damaged = {Path(error.path).name: error for error in catalog.damaged.values()}
         if lost or catalog.description.broken or not catalog.documents:
             lost += damages(damaged)
         elif damaged:
             replaced = f"{'; '.join(damages(damaged))}; other files have the slices"
-    nbytes = sum(stat_file(folder / file).nbytes for file in matches)
-    step = None if number is None else str(number)
     reason = shorten(dict.fromkeys(lost), 3) if lost else replaced
-    return FoundStep(name, step, not lost, reason, ranks, (), len(matches), nbytes, is_chosen)
+    files = [folder / file for file in matches]
+    return _ITERATIONS.describe_step(folder, name, files, lost, reason, ranks, is_chosen)
 
 
-def _name_problem(one: Diagnostic) -> str:
-    return f"{Path(one.path).name}: {one.message}" if one.path else one.message
+def _name_problem(problem: Diagnostic) -> str:
+    return f"{Path(problem.path).name}: {problem.message}" if problem.path else problem.message
 
 
 def _is_iteration(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -188,6 +188,13 @@ def _rank_places(
 def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
     tail = head[number.end() :]
     return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
+
+
+def numbers_in(name: str) -> Iterator[tuple[tuple[str, str], re.Match[str]]]:
+    """Yield the numbers in a file's name before the step, each with the name around it."""
+    yield from (
+        (form_around(name, match), match) for match in NUMBER.finditer(name, 0, len(run_of(name)))
+    )
 
 
 def form_around(name: str, number: re.Match[str]) -> tuple[str, str]:

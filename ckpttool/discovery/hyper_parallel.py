@@ -61,7 +61,10 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.discovery.described import (
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.discovery.ignored import describe_ignored
+from ckpttool.discovery.saves import FoundStep
+from ckpttool.discovery.self_described import (
     BARE_NAME,
     Fault,
     FilesByName,
@@ -73,9 +76,6 @@ from ckpttool.discovery.described import (
     left_of,
     read_existing_files,
 )
-from ckpttool.discovery.file_names import HYPER_METADATA
-from ckpttool.discovery.leftovers import describe_ignored
-from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -181,7 +181,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     return Catalog(
         src,
         _by_rank(tensors, files),
-        step=None if (number := _STEPS.number(folder)) is None else str(number),
+        step=_STEPS.label(folder),
         damaged=errors_of(files),
         diagnostics=tuple(diagnostics),
         documents=documents,
@@ -247,21 +247,18 @@ def list_step_folders(root: Path, diagnostics: Diagnostics) -> list[FoundStep] |
     """
     folders = _STEPS.find_folders(root)
     if not any(map(_is_save, folders)):
-        is_one = _is_complete(root) or (_STEPS.number(root) is not None and _is_save(root))
-        return [_describe_step(root, _STEPS.name_of(root), _is_complete(root))] if is_one else None
+        is_save = _is_complete(root) or (_STEPS.number(root) is not None and _is_save(root))
+        return [_describe_step(root, _STEPS.label(root), _is_complete(root))] if is_save else None
     chosen = None
     try:
         chosen, _ = choose_step_folder(root, None, Diagnostics())
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics)
-    last = _read_named_step(root, diagnostics)
-    found = []
-    for path, number in sorted(folders.items(), key=lambda one: (one[1], one[0])):
-        one = _describe_step(path, _STEPS.name_of(path, folders), path == chosen)
-        if one.complete and last is not None and number > last:
-            one = one.doubted(True, f"newer than {_STEPS.tracker} says")
-        found.append(one)
-    return found
+    last, reason = _read_named_step(root, diagnostics), f"newer than {_STEPS.tracker} says"
+    return [
+        step.doubted(True, reason) if step.complete and last is not None and number > last else step
+        for number, step in _STEPS.list_steps(root, chosen, _describe_step)
+    ]
 
 
 def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
@@ -273,10 +270,7 @@ def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep
         of_ranks = _ranks_of_metadata(folder)
         lost.append("ranks without metadata" if of_ranks else "no .metadata, which is written last")
     lost += damages(read_existing_files(folder, [path.name for path in files]))
-    number, nbytes = _STEPS.number(folder), sum(stat_file(path).nbytes for path in files)
-    step = None if number is None else str(number)
-    reason = "; ".join(lost)
-    return FoundStep(name, step, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
+    return _STEPS.describe_step(folder, name, files, lost, "; ".join(lost), ranks, is_chosen)
 
 
 def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:

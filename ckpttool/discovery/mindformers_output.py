@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 
-from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
+from ckpttool.discovery.ignored import note_foreign
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.formats.foreign import Device, RankTable, list_rank_tables, read_rank_table
 from ckpttool.formats.local import find_paths, is_folder, list_folder
@@ -70,8 +70,7 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     ]
     if not present:
         return root
-    note_leftovers(root, (), diagnostics)
-    note_emergencies(find_emergency_saves(root), diagnostics)
+    note_foreign(root, (), diagnostics)
     if len(present) > 1 and present[0] != "checkpoint":
         facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present)
         hint = " as SRC, or ".join(str(root / name) for name in present)

@@ -211,38 +211,33 @@ class SavedFiles(Struct, frozen=True, dict=True):
         )
 
 
-def read_saved_files(src: str, found: Sequence[RankFile], diagnostics: Diagnostics) -> SavedFiles:
+def read_saved_files(
+    src: str, files_of_ranks: Sequence[RankFile], diagnostics: Diagnostics
+) -> SavedFiles:
     """Read what the names of files say, and the traces of saves beside them.
 
-    Parameters
-    ----------
-    src
-        The folder, for messages.
-    found
-        The files of all ranks.
-    diagnostics
-        Gets a note on records that are broken.
+    ``diagnostics`` gets a note on records that are broken.
 
     Raises
     ------
     PlanError
         A rank has two files of one name.
     """
-    files = [
-        SavedFile(item.rank, item.path, name)
-        for item, name in zip(found, read_names(found), strict=True)
-    ]
+    recorded, begun = _list_traces(files_of_ranks, diagnostics)
+    by_path = _by_path(files_of_ranks)
+    files = [by_path[file.path] for file in files_of_ranks]
     _refuse_equal_names(files)
-    recorded, begun = _list_traces(found, diagnostics)
-    by_path = {file.path: file for file in files}
-    lost = [one for one in (*recorded, *begun) if one.path not in by_path]
+    lost = [file for file in (*recorded, *begun) if file.path not in by_path]
     if lost:  # what their names say follows from those of the others, too
-        names = read_names([*found, *lost])[len(found) :]
-        for one, name in zip(lost, names, strict=True):
-            by_path[one.path] = SavedFile(one.rank, one.path, name)
-    records = {one.rank: by_path[one.path] for one in recorded}
+        by_path = {**_by_path([*files_of_ranks, *lost]), **by_path}
+    records = {file.rank: by_path[file.path] for file in recorded}
     files.sort(key=lambda file: (file.rank, file.save.order, file.counter))
-    return SavedFiles(src, tuple(files), records, tuple(by_path[one.path] for one in begun))
+    return SavedFiles(src, tuple(files), records, tuple(by_path[file.path] for file in begun))
+
+
+def _by_path(files: Sequence[RankFile]) -> dict[Path, SavedFile]:
+    names = zip(files, read_names(files), strict=True)
+    return {file.path: SavedFile(file.rank, file.path, name) for file, name in names}
 
 
 def _refuse_equal_names(files: Iterable[SavedFile]) -> None:
@@ -255,41 +250,38 @@ def _refuse_equal_names(files: Iterable[SavedFile]) -> None:
             twice.setdefault(file.rank, f"{other} and {file.path}")
     if twice:
         ranks, facts = tuple(sorted(twice)), twice[min(twice)]
-        text = f"two files of one step for {format_ranks(ranks)}"
+        message = f"two files of one step for {format_ranks(ranks)}"
         hint = "a --pattern that matches one file of each rank"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks)])
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, ranks=ranks)])
 
 
 def _list_traces(
-    found: Iterable[RankFile], diagnostics: Diagnostics
+    files: Iterable[RankFile], diagnostics: Diagnostics
 ) -> tuple[list[RankFile], list[RankFile]]:
     """Return the files that records name, and the files of saves that did not finish."""
     ranks_in: dict[Path, set[int]] = defaultdict(set)
-    for item in found:
-        ranks_in[item.path.parent].add(item.rank)
-    recorded = []
-    begun = []
+    for file in files:
+        ranks_in[file.path.parent].add(file.rank)
+    recorded, begun = [], []
     broken: dict[int, FormatError] = {}
-    for folder, ranks in sorted(ranks_in.items(), key=lambda one: min(one[1])):
+    for folder, ranks in sorted(ranks_in.items(), key=lambda item: min(item[1])):
         for path in list_folder(folder):
+            rank = min(ranks)
             if path.name == _RECORD and len(ranks) == 1:
-                (rank,) = ranks
                 try:
                     name = _read_record(path)
+                    recorded.append(RankFile(rank, folder / name, name))
                 except FormatError as error:
                     broken[rank] = error
-                else:
-                    recorded.append(RankFile(rank, folder / name, name))
             elif path.suffix == _BEGUN:
                 match = RANK_IN_NAME.search(path.name) if len(ranks) > 1 else None
-                rank = int(match[1]) if match else min(ranks)
-                if rank in ranks:
-                    begun.append(RankFile(rank, path, path.name))
+                rank = int(match[1]) if match else rank
+                begun += [RankFile(rank, path, path.name)] if rank in ranks else []
     if broken:
         ranks_of, (first, *_) = tuple(broken), broken.values()
-        text = f"{format_ranks(ranks_of)}: meta.json does not say which step was saved last"
+        message = f"{format_ranks(ranks_of)}: meta.json does not say which step was saved last"
         facts = f"{first.path}: {first.reason}"
-        diagnostics.add(Diagnostic("doubt", text, facts=facts, ranks=ranks_of, path=first.path))
+        diagnostics.add(Diagnostic("doubt", message, facts=facts, ranks=ranks_of, path=first.path))
     return recorded, begun
 
 

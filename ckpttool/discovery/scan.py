@@ -13,34 +13,32 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
-from ckpttool.discovery.described import read_files, read_single
-from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
+from ckpttool.discovery.checkpoint2 import list_iterations, scan_checkpoint2
+from ckpttool.discovery.file_names import is_step, label_of, step_of
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
     find_unfinished,
     list_step_folders,
     scan_hyper_parallel,
 )
-from ckpttool.discovery.leftovers import (
-    describe_unfinished_save,
+from ckpttool.discovery.ignored import (
+    describe_unfinished,
     drop_backups,
-    find_unfinished_save,
-    is_unfinished_name,
     note_special_save,
+    refusals,
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
     explain_missing_files,
-    find_twins,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
-    sibling_rank_folders,
 )
 from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
+from ckpttool.discovery.self_described import read_files, read_single
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
+from ckpttool.discovery.siblings import evidence_of_name, find_evidence
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
 from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
@@ -54,11 +52,9 @@ from ckpttool.formats.local import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
-from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, Reads
 from ckpttool.problems import (
-    CkptToolError,
     Command,
     Diagnostic,
     Diagnostics,
@@ -67,14 +63,11 @@ from ckpttool.problems import (
     PlanError,
     StepError,
     UnfinishedError,
-    UnsupportedError,
     raise_all,
 )
 from ckpttool.secret import Secret
-from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
     describe_record,
-    find_unfinished_run,
 )
 from ckpttool.wording import Brief, count, format_bytes, format_ranks, shorten
 
@@ -274,8 +267,8 @@ def read_ranks(
     if missing and not others:
         evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
     elif not others:
-        evidence = _evidence_of_ranks(path, files, found.key)
-    problems = tuple(_problems(root, paths.values()))
+        evidence = find_evidence(path, files.values(), found.key)
+    problems = tuple(describe_unfinished(root, paths.values()))
     reported = {one.path for one in problems} - {None}
     catalog = Catalog(
         str(root),
@@ -403,7 +396,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
             files, empty_ranks, are_whole = list_rank_files(root, diagnostics)
         else:
             files, empty_ranks, are_whole = list_by_pattern(root, pattern)
-            raise_all(error for item in files for error in _refusals(item.path))
+            raise_all(error for item in files for error in refusals(item.path))
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
@@ -521,12 +514,12 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     found = scan_indexed(src, key)
     if found is None:
         return None
-    of_one = [_rank_evidence(Path(file.path)) for file in found.files.values()]
+    evidence = (evidence_of_name(Path(file.path)) for file in found.files.values())
     return replace(
         found,
-        one_of_several=next(filter(None, of_one), ""),
+        one_of_several=next(filter(None, evidence), ""),
         diagnostics=(
-            *_problems(root if is_folder(root) else root.parent),
+            *describe_unfinished(root if is_folder(root) else root.parent),
             *found.diagnostics,
         ),
     )
@@ -546,9 +539,9 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if label is not None and is_other and step not in (path.name, path.stem):
         text = f"a file of step {label} by its name, not of step {step}"
         raise PlanError([Diagnostic("source", text, hint="omit --step", where=str(path))])
-    raise_all(_refusals(path))
+    raise_all(refusals(path))
     diagnostics = Diagnostics()
-    diagnostics.add(*_problems(path))
+    diagnostics.add(*describe_unfinished(path))
     note_index(path, diagnostics)
     note_special_save(path.name, diagnostics)
     try:
@@ -561,89 +554,9 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         files,
         damaged=damaged,
         diagnostics=tuple(diagnostics),
-        one_of_several=_evidence_of_ranks(path, files, key),
+        one_of_several=find_evidence(path, files.values(), key),
         is_merged=True,
     )
-
-
-def _evidence_of_ranks(path: Path, files: Mapping[int, FileIndex], key: Secret | None) -> str:
-    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
-
-
-def _rank_evidence(path: Path) -> str:
-    """Return the evidence that a file holds the tensors of one of several ranks, or "".
-
-    The evidence of a link is in its own path and in that of its target.
-    """
-    for candidate in dict.fromkeys((path.absolute(), path.resolve())):
-        folder, others = sibling_rank_folders(candidate)
-        if others:
-            return f"{folder} lies beside {shorten(others, 3)}"
-        match = RANK_IN_NAME.search(candidate.name) or RANK_IN_NAME.fullmatch(candidate.parent.name)
-        if match is not None and (match.string == candidate.name or int(match[1])):
-            return f"{match.string} is a name of rank {int(match[1])}"
-        numbered = MINDFORMERS_FILE.fullmatch(candidate.name)
-        if numbered is not None and int(numbered["total"]) > 1:
-            return f"{candidate.name} is a name of one of {int(numbered['total'])} files"
-    return ""
-
-
-def _twin_evidence(file: FileIndex, key: Secret | None) -> str:
-    """Return the evidence that a file beside others holds the tensors of one rank, or "".
-
-    The ranks of a stage are consecutive, and have tensors of the same names and shapes.  Files of
-    equal contents are copies, and a file with a manifest of its own is a merged one.
-    """
-    path = Path(file.path)
-    if not file.tensors or exists(path.with_name(f"{path.name}.{MANIFEST}")):
-        return ""
-    for candidate in dict.fromkeys((path.absolute(), path.resolve())):
-        for name, others, twin in find_twins(candidate):
-            found = next(read_indexes([str(twin)], key))
-            if isinstance(found, FileIndex) and _holds_other_slices(found, file):
-                return f"{name} lies beside {shorten(others, 3)}, with the same names and shapes"
-    return ""
-
-
-def _holds_other_slices(twin: FileIndex, file: FileIndex) -> bool:
-    """Return whether a twin has tensors of the names and shapes of a file, and other contents.
-
-    A twin that cannot be read, or that a training writes at this moment, shows nothing.
-    """
-    pair = (twin, file)
-    shapes, others = ({one.meta.name: one.meta.shape for one in f.tensors.values()} for f in pair)
-    if shapes != others:
-        return False
-    from ckpttool.storage.sampling import sample  # loads NumPy, which few single files need
-
-    for name, tensor in file.tensors.items():
-        contents = sample(tensor)
-        try:
-            if sample(twin.tensors[name]) != contents:
-                return True
-        except (CkptToolError, OSError):
-            return False
-    return False
-
-
-def _refusals(path: Path) -> Iterator[FormatError]:
-    if is_unfinished_name(path):
-        reason, facts = "a file of a save that did not finish", ""
-        hint = "rename it to .ckpt, if the file is complete"
-        if path.suffix == PARTIAL:
-            reason = "a temporary file of a run of ckpttool that did not end"
-            facts = "zeros stand where nothing was written"
-            hint = "the same command with --resume"
-        yield UnsupportedError(str(path), None, reason, hint, facts)
-
-
-def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
-    saves = [find_unfinished_save(path) for path in (whole, *files)]
-    for save in dict.fromkeys(filter(None, saves)):
-        yield describe_unfinished_save("unfinished", save)
-    if unfinished := find_unfinished_run(whole):
-        yield unfinished
-    yield from describe_record(whole)
 
 
 def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:

@@ -13,10 +13,10 @@ from shlex import quote
 
 from msgspec.structs import replace
 
-from ckpttool.discovery.described import left_of, read_files, read_single
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.discovery.leftovers import describe_ignored
+from ckpttool.discovery.ignored import describe_ignored
 from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
+from ckpttool.discovery.self_described import left_of, read_files, read_single
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.local import is_file, is_folder, list_folder, list_readable
 from ckpttool.formats.weight_index import (

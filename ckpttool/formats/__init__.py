@@ -128,10 +128,10 @@ def read_index(path: str | os.PathLike[str], key: bytes | Secret | None = None) 
     OSError
         The file cannot be opened or read.
     """
-    found = next(read_indexes([os.fspath(path)], key))
-    if isinstance(found, FormatError):
-        raise found.__cause__ if isinstance(found.__cause__, OSError) else found
-    return found
+    index = next(read_indexes([os.fspath(path)], key))
+    if isinstance(index, FormatError):
+        raise index.__cause__ if isinstance(index.__cause__, OSError) else index
+    return index
 
 
 def read_indexes(

@@ -64,7 +64,7 @@ def read_header(index: FileIndex, read: Callable[[int, int], bytes]) -> Header:
     """Return the header of a file; ``read`` returns its bytes from a start to a stop."""
     starts, gaps, at = array("q"), [], 0
     extents = [extent for tensor in index.tensors.values() for extent in tensor.extents]
-    for extent in (*sorted(extents, key=lambda one: one.offset), Extent(index.nbytes, 0)):
+    for extent in (*sorted(extents, key=lambda extent: extent.offset), Extent(index.nbytes, 0)):
         if at < extent.offset:
             starts.append(at)
             gaps.append(read(at, extent.offset))

@@ -315,8 +315,8 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
         return StoredTensor(tensor.meta, file, tensor.extents)
     nbytes = sum(extent.nbytes for extent in tensor.extents)
     if tensor.dtype == TEXT:
-        text = _read_text(reader, tensor, nbytes)
-        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
+        value = _read_text(reader, tensor, nbytes)
+        return StoredTensor(TensorMeta(tensor.name, TEXT, (), value), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
         raise tensor.of_unknown_type(reader.path)
@@ -359,7 +359,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:
     return record.number == 1 and any(
-        one.number == 3 for one in reader.fields(record.start, record.stop)
+        subfield.number == 3 for subfield in reader.fields(record.start, record.stop)
     )
 
 
@@ -427,7 +427,7 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
     if body.number == 2:
         return _Record(name, [_read_tensor(reader, body, start, name)])
     components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
-    tensors = [_read_tensor(reader, one, start, intern(label)) for label, one in components]
+    tensors = [_read_tensor(reader, field, start, intern(label)) for label, field in components]
     _check_map(reader, name, start, tensors)
     return _Record(name, tensors)
 
@@ -466,7 +466,7 @@ def _type_name(word: str) -> str:
 
 
 def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
-    tensors = [one for one in reader.fields(body.start, body.stop) if one.number == 1]
+    tensors = [field for field in reader.fields(body.start, body.stop) if field.number == 1]
     if len(tensors) != len(map_component_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
         reason = f"{tag}: expected keys, values and statuses, found {len(tensors)} tensors"
         raise FormatError(reader.path, start, reason)
@@ -643,14 +643,14 @@ def _cut_short(
     whole = dict(tensors)
     for tensor in last.tensors:
         try:
-            found = _finish(reader, tensor, file)
+            stored = _finish(reader, tensor, file)
         except FormatError:  # more records of it would follow
             lost.setdefault(tensor.name, None)
         else:
             if cut.tag == last.tag or (last.is_map and cut.tag is None):
-                lost.setdefault(tensor.name, found.meta)
+                lost.setdefault(tensor.name, stored.meta)
             else:
-                whole[tensor.name] = found
+                whole[tensor.name] = stored
     remains = Remains(FileIndex((file,), Ckpt.name, reader.size, whole), lost, cut.is_trailer)
     there = reader.size - cut.start
     facts = f"expected {cut.nbytes or 'more'} bytes from there, found {there}"
@@ -660,9 +660,9 @@ def _cut_short(
 
 def _is_unfinished(record: _Record) -> bool:
     """Return whether a tensor lacks records: it has only the largest ones, and too few bytes."""
-    (tensor, *others) = record.tensors or [_RecordTensor("", 0, TEXT, [])]
+    (tensor, *rest) = record.tensors or [_RecordTensor("", 0, TEXT, [])]
     dtype = find_dtype(tensor.dtype)
-    if others or dtype is None or tensor.dtype == TEXT or tensor.meta is not None:
+    if rest or dtype is None or tensor.dtype == TEXT or tensor.meta is not None:
         return False
     sizes = [extent.nbytes for extent in tensor.extents]
     are_largest = bool(sizes) and {*sizes} == {MAX_RECORD_BYTES}
@@ -688,8 +688,8 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
         missing = [name for name in map_component_names(tag) if name not in components]
         counts = [meta.shape[:1] for meta in components.values()]
         if missing:
-            text = f"the map parameter lacks {' and '.join(missing)}"
-            yield Diagnostic("destination", text, tensor=tag)
+            message = f"the map parameter lacks {' and '.join(missing)}"
+            yield Diagnostic("destination", message, tensor=tag)
         elif (
             () in counts
             or len(set(counts)) > 1
@@ -698,8 +698,8 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
             shapes = ", ".join(
                 f"{name} {components[name].shape}" for name in map_component_names(tag)
             )
-            text = "keys, values and statuses differ in number"
-            yield Diagnostic("destination", text, facts=shapes, tensor=tag)
+            message = "keys, values and statuses differ in number"
+            yield Diagnostic("destination", message, facts=shapes, tensor=tag)
 
 
 def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[HeaderPart]:

@@ -185,13 +185,15 @@ def _parse_block(path: str, at: int, end: int, head: bytes) -> tuple[str, Block]
 
 
 def _decipher(
-    fd: int, path: str, start: int, mode: str, key: Secret, found: Sequence[Block]
+    fd: int, path: str, start: int, mode: str, key: Secret, ciphertext: Sequence[Block]
 ) -> Ciphertext:
     """Return how a file is encrypted, from its blocks; check the key and the paddings."""
-    paddings = [_padding_nbytes(fd, path, Ciphertext(mode, key, (block,))) for block in found]
-    sizes = (block.nbytes - (n or 0) for block, n in zip(found, paddings, strict=True))
+    paddings = [_padding_nbytes(fd, path, Ciphertext(mode, key, (block,))) for block in ciphertext]
+    sizes = (block.nbytes - (n or 0) for block, n in zip(ciphertext, paddings, strict=True))
     ends = pairwise(accumulate(sizes, initial=0))
-    blocks = (replace(one, start=a, stop=b) for one, (a, b) in zip(found, ends, strict=True))
+    blocks = (
+        replace(block, start=a, stop=b) for block, (a, b) in zip(ciphertext, ends, strict=True)
+    )
     cipher = Ciphertext(mode, key, tuple(blocks))
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
@@ -200,8 +202,8 @@ def _decipher(
         raise AuthenticityError(path, start, reason, _RIGHT_KEY)
     if None in paddings:
         number = paddings.index(None)
-        at = found[number].offset - _WITHOUT_TAG.size
-        facts = f"encrypted block {number + 1} of {len(found)} does not end in a padding"
+        at = ciphertext[number].offset - _WITHOUT_TAG.size
+        facts = f"encrypted block {number + 1} of {len(ciphertext)} does not end in a padding"
         raise FormatError(path, at, "an encrypted block is damaged", facts=facts)
     return cipher
 
@@ -219,8 +221,8 @@ def _padding_nbytes(fd: int, path: str, cipher: Ciphertext) -> int | None:
 
 def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     """Return whether ``nbytes`` of plaintext may be records; 1 of 30,000 random strings may."""
-    found = _RECORD.match(head)
-    return found is not None and decode_varint(found[1]) <= nbytes - found.end(1)
+    match = _RECORD.match(head)
+    return match is not None and decode_varint(match[1]) <= nbytes - match.end(1)
 
 
 # --------------------------------------------------------------------------------------- decrypting
@@ -348,7 +350,7 @@ def find_forged(file: StoredFile, cipher: Ciphertext, first: int, stop: int) -> 
     """
     from cryptography.exceptions import InvalidTag
 
-    path, found = file.path, []
+    path, forged = file.path, []
     with open_source(file) as opened:
         for number in range(first, min(stop, len(cipher.blocks))):
             block = cipher.blocks[number]
@@ -361,8 +363,8 @@ def find_forged(file: StoredFile, cipher: Ciphertext, first: int, stop: int) -> 
             try:
                 decryptor.finalize()
             except InvalidTag:
-                found.append(number)
-    return tuple(found)
+                forged.append(number)
+    return tuple(forged)
 
 
 def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:

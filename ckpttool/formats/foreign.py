@@ -223,12 +223,12 @@ def _text_kind(head: bytes) -> str:
     if is_ckpt or len(head) < _MIN_TEXT_BYTES:
         return ""
     try:
-        text = getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+        decoded = getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
     except UnicodeDecodeError:
         return ""
-    if not text.strip() or not "".join(text.split()).isprintable():
+    if not decoded.strip() or not "".join(decoded.split()).isprintable():
         return ""
-    return "python" if _PYTHON.search(text) else "text"
+    return "python" if _PYTHON.search(decoded) else "text"
 
 
 def is_split_info(document: object) -> bool:

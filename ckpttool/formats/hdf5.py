@@ -169,7 +169,7 @@ class Hdf5(Format):
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the most bytes that libhdf5 takes for superblock, groups and dataset headers."""
-        texts = sum(len(name) + len(text.encode()) for name, text in attrs.items())
+        texts = sum(len(name) + len(value.encode()) for name, value in attrs.items())
         links = sum(
             _MOST_LINK_BYTES * len(meta.name.split("/")) + _MOST_NAMES * len(meta.name.encode())
             for meta in tensors
@@ -189,9 +189,9 @@ class Hdf5(Format):
             os.ftruncate(fd, most)
             with h5py.File(_new_file(path)) as opened:
                 root = h5g.open(opened.id, b"/")
-                for name, text in sorted(attrs.items()):
+                for name, value in sorted(attrs.items()):
                     if name.startswith(PROVENANCE):
-                        _write_variable_text(root, name, text)
+                        _write_variable_text(root, name, value)
                 for meta in tensors:
                     _create_groups(opened.id, meta.name, groups)
                     dataset = _create_dataset(opened.id, meta)
@@ -246,25 +246,25 @@ def _fixed_string(nbytes: int) -> h5t.TypeID:
     return kind
 
 
-def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, text: str) -> None:
-    data = np.array(text.encode())
+def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, value: str) -> None:
+    data = np.array(value.encode())
     kind = _fixed_string(data.itemsize)
     attribute = h5a.create(owner, name.encode(), kind, h5s.create(h5s.SCALAR))
     attribute.write(data, kind)
 
 
-def _write_variable_text(root: h5g.GroupID, name: str, text: str) -> None:
+def _write_variable_text(root: h5g.GroupID, name: str, value: str) -> None:
     kind = h5t.py_create(h5py.string_dtype(), logical=True)
     attribute = h5a.create(root, name.encode(), kind, h5s.create(h5s.SCALAR))
-    attribute.write(np.array(text, h5py.string_dtype()))
+    attribute.write(np.array(value, h5py.string_dtype()))
 
 
 def _has_whole_heaps(data: bytes) -> bool:
     """Return whether the objects of each heap of strings fill it, as libhdf5 assumes."""
-    for found in re.finditer(_HEAP_SIGNATURE, data):
+    for signature in re.finditer(_HEAP_SIGNATURE, data):
         start, size = (
-            found.start(),
-            int.from_bytes(data[found.end() + 4 : found.end() + 12], "little"),
+            signature.start(),
+            int.from_bytes(data[signature.end() + 4 : signature.end() + 12], "little"),
         )
         at, end = start + _HEAP_HEADER_BYTES, start + size
         while at + _HEAP_OBJECT_BYTES <= end <= len(data):
@@ -328,7 +328,7 @@ def _read_provenance(root: h5g.GroupID, head: bytes) -> dict[str, str]:
     if not ours or not _has_whole_heaps(head):
         return {}
     texts = {name.decode(errors="replace"): _read_variable_text(root, name) for name in ours}
-    return {name: text for name, text in texts.items() if text is not None}
+    return {name: value for name, value in texts.items() if value is not None}
 
 
 def _read_variable_text(root: h5g.GroupID, name: bytes) -> str | None:
@@ -386,13 +386,13 @@ def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetI
     seen: set[int] = set()
     walks = [_walk_group(path, "", root, seen)]
     while walks:
-        found = next(walks[-1], None)
-        if found is None:
+        item = next(walks[-1], None)
+        if item is None:
             walks.pop()
-        elif isinstance(found[1], h5d.DatasetID):
-            yield found
+        elif isinstance(item[1], h5d.DatasetID):
+            yield item
         else:
-            walks.append(_walk_group(path, found[0] + "/", found[1], seen))
+            walks.append(_walk_group(path, item[0] + "/", item[1], seen))
 
 
 def _walk_group(
@@ -418,14 +418,14 @@ def _walk_group(
 
 def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
     """Return names and types of a group's links: in order of creation if recorded, else by name."""
-    found: list[tuple[bytes, int]] = []
+    links: list[tuple[bytes, int]] = []
     is_ordered = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
     group.links.iterate(
-        lambda name, info: found.append((name, info.type)),
+        lambda name, info: links.append((name, info.type)),
         info=True,
         idx_type=h5.INDEX_CRT_ORDER if is_ordered else h5.INDEX_NAME,
     )
-    return found
+    return links
 
 
 def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
@@ -471,8 +471,8 @@ def _repack(
     there with zeros, and ends with exit code 0.
     """
     hint, files = _REPACK, set[str]()
-    for other, found in _walk_file(path, h5g.open(h5i.get_file_id(dataset), b"/")):
-        options = found.get_create_plist()
+    for other, dataset_there in _walk_file(path, h5g.open(h5i.get_file_id(dataset), b"/")):
+        options = dataset_there.get_create_plist()
         for code, _, _, word in map(options.get_filter, range(options.get_nfilters())):
             if code not in _FILTERS:
                 called = word.decode(errors="replace").partition(";")[0]
@@ -493,8 +493,8 @@ def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
     if dataset.get_type().get_size() > MAX_TEXT_BYTES:
         facts = f"at most {MAX_TEXT_BYTES} bytes are read"
         raise _unread(path, name, "the string is too long", _WRITE_AGAIN, facts)
-    text = h5py.Dataset(dataset).asstr()[()]
-    return str(text).rstrip("\0")
+    value = h5py.Dataset(dataset).asstr()[()]
+    return str(value).rstrip("\0")
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -606,5 +606,5 @@ def _find_errno(error: Exception) -> int | None:
     """Return the errno of an error of h5py, from its attribute or its text; None without one."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
+    return int(match[1]) if match else None

@@ -67,16 +67,16 @@ def listing_once() -> Iterator[None]:
 
 def list_folder(folder: AnyPath) -> list[Path]:
     """Return the sorted paths of all entries of a folder."""
-    listed, key = _LISTED.get(), os.fspath(folder)
-    if listed is not None and key in listed.folders:
-        return [*listed.folders[key]]
+    known, key = _LISTED.get(), os.fspath(folder)
+    if known is not None and key in known.folders:
+        return [*known.folders[key]]
     parent = Path(folder)
     with os.scandir(parent) as entries:  # names are compared faster than paths
-        kinds = sorted((one.name, one.is_file(follow_symlinks=False)) for one in entries)
+        kinds = sorted((entry.name, entry.is_file(follow_symlinks=False)) for entry in entries)
     paths = [parent / name for name, _ in kinds]
-    if listed is not None and os.access(parent, os.X_OK):  # else its entries cannot be opened
-        listed.folders[key] = paths
-        listed.files.update(compress(paths, (is_plain for _, is_plain in kinds)))
+    if known is not None and os.access(parent, os.X_OK):  # else its entries cannot be opened
+        known.folders[key] = paths
+        known.files.update(compress(paths, (is_plain for _, is_plain in kinds)))
     return [*paths]
 
 
@@ -98,8 +98,8 @@ def _as_path(path: AnyPath) -> Path:
 
 
 def _is_listed_file(path: AnyPath) -> bool:
-    listed = _LISTED.get()
-    return listed is not None and path in listed.files
+    known = _LISTED.get()
+    return known is not None and path in known.files
 
 
 def exists(path: AnyPath) -> bool:
@@ -137,8 +137,8 @@ def find_file_id(path: AnyPath) -> FileId:
     return _id_of(Path(path).stat())
 
 
-def _id_of(found: os.stat_result) -> FileId:
-    return found.st_dev, found.st_ino
+def _id_of(status: os.stat_result) -> FileId:
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
@@ -183,16 +183,16 @@ class ReadFile(io.FileIO):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         """Read into a buffer and return the number of bytes; it may be less than the buffer."""
         with named(self._path):
-            found: int | None = super().readinto(buffer)
-        got = _require_read(found, self._path)
+            nbytes: int | None = super().readinto(buffer)
+        got = _require_read(nbytes, self._path)
         note_read(got)
         return got
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most ``size``; all of them without it."""
         with named(self._path):
-            found: bytes | None = super().read(size)
-        data = _require_read(found, self._path)
+            result: bytes | None = super().read(size)
+        data = _require_read(result, self._path)
         note_read(len(data))
         return data
 
@@ -209,9 +209,9 @@ class ReadFile(io.FileIO):
     def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
         """Return what several calls of `pread` return; a header takes many."""
         with named(self._path):
-            found = [*map(os.pread, repeat(self.fileno()), sizes, offsets)]
-        note_read(*map(len, found))
-        return found
+            parts = [*map(os.pread, repeat(self.fileno()), sizes, offsets)]
+        note_read(*map(len, parts))
+        return parts
 
     @property
     def size(self) -> int:
@@ -226,11 +226,11 @@ class ReadFile(io.FileIO):
         return data
 
 
-def _require_read(found: T | None, path: AnyPath) -> T:
+def _require_read(result: T | None, path: AnyPath) -> T:
     """Return the result of a read; raise BlockingIOError for None, a read that has to wait."""
-    if found is None:
+    if result is None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
-    return found
+    return result
 
 
 def open_file(path: AnyPath) -> io.BufferedReader:
@@ -254,7 +254,7 @@ _COPIERS = {
 }
 
 
-def url_problem(text: str) -> tuple[str, str] | None:
+def url_problem(url: str) -> tuple[str, str] | None:
     """Return what a URL is and what to use instead; None for a path.
 
     Examples
@@ -263,13 +263,13 @@ def url_problem(text: str) -> tuple[str, str] | None:
     ('a URL (file://), not a path', 'name the file itself, /data/net.ckpt')
     >>> url_problem("runs/net.ckpt")
     """
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     if match is None:
         return None
     scheme = match[1].lower()
     what = f"a URL ({match[0]}), not a path"
     if scheme == "file":
-        return what, f"name the file itself, {text[match.end() :]}"
+        return what, f"name the file itself, {url[match.end() :]}"
     tool = f" ({_COPIERS[scheme]})" if scheme in _COPIERS else ""
     return what, f"name a path here and copy the files{tool}, or mount the store"
 
@@ -293,9 +293,9 @@ def stamp_of(fd: int) -> FileStamp:
     return as_stamp(os.fstat(fd))
 
 
-def as_stamp(found: os.stat_result) -> FileStamp:
+def as_stamp(status: os.stat_result) -> FileStamp:
     """Return the stamp in what the system says of a file."""
-    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return FileStamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def open_descriptor(file: StoredFile, flags: int = os.O_RDONLY) -> int:
@@ -331,10 +331,10 @@ def open_source(file: StoredFile) -> ReadFile:
 
 def demand_same(file: StoredFile, fd: int) -> FileStamp:
     """Return the stamp of the file that is open as ``fd``; raise `PlanError` if it is another."""
-    found = os.fstat(fd)
-    if file.claimed not in (None, _id_of(found)):
+    status = os.fstat(fd)
+    if file.claimed not in (None, _id_of(status)):
         raise _replaced(file)
-    stamp = as_stamp(found)
+    stamp = as_stamp(status)
     if file.stamp not in (None, stamp):
         facts = "it was written to, or the path leads to another file than when its header was read"
         raise _changed(file, "the file changed during this run", facts)
@@ -346,10 +346,10 @@ def _replaced(file: StoredFile) -> PlanError:
     return _changed(file, "not the file that this run created", facts)
 
 
-def _changed(file: StoredFile, text: str, facts: str) -> PlanError:
+def _changed(file: StoredFile, message: str, facts: str) -> PlanError:
     hint = "the same command again, when nothing else writes there"
     return PlanError(
-        [Diagnostic("changed", text, hint=hint, facts=facts, path=file.path, where=file.path)]
+        [Diagnostic("changed", message, hint=hint, facts=facts, path=file.path, where=file.path)]
     )
 
 
@@ -363,9 +363,9 @@ def unreadable(path: str, error: OSError) -> UnreadableError:
     """Return the error of a file or a folder that the system cannot open or read."""
     hint = "chmod +rX as the owner, or run as the owner"
     hint = hint if isinstance(error, PermissionError) else more_files_hint(error)
-    found = UnreadableError(path, None, describe_os_error(error), hint)
-    found.__cause__ = error
-    return found
+    unread = UnreadableError(path, None, describe_os_error(error), hint)
+    unread.__cause__ = error
+    return unread
 
 
 def more_files_hint(error: OSError) -> str:
@@ -404,7 +404,7 @@ def _describe_owner(path: str) -> str:
     place, where = os.path.abspath(path), ""  # noqa: PTH100
     while True:
         try:
-            found = os.stat(place)  # noqa: PTH116
+            status = os.stat(place)  # noqa: PTH116
             break
         except OSError:
             if place == "/":
@@ -414,6 +414,6 @@ def _describe_owner(path: str) -> str:
                 continue
             place = os.path.dirname(place)  # noqa: PTH120
             where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
-    mode = f"{found.st_mode & 0o7777:03o}"
+    mode = f"{status.st_mode & 0o7777:03o}"
     user = name_of(os.geteuid())
-    return f"{where}owner {name_of(found.st_uid)}, mode {mode}; this user is {user}"
+    return f"{where}owner {name_of(status.st_uid)}, mode {mode}; this user is {user}"

@@ -123,18 +123,20 @@ class Safetensors(Format):
         if not refused and self.header_bytes(tensors, attrs) > MAX_HEADER_BYTES:
             nbytes = len(_make_header(_ordered(tensors), attrs))
             if nbytes > MAX_HEADER_BYTES:
-                text = "too many tensors for one safetensors file"
+                message = "too many tensors for one safetensors file"
                 facts = f"a header of {nbytes} bytes; at most {MAX_HEADER_BYTES} are read"
-                yield Diagnostic("destination", text, facts=facts)
+                yield Diagnostic("destination", message, facts=facts)
 
     def notes(self, dtypes: Collection[str], attrs: Mapping[str, str]) -> Iterator[Diagnostic]:
         """Yield a diagnostic for types that MindSpore does not load, and does not verify."""
         if not_loaded := NOT_LOADED_FROM_SAFETENSORS.intersection(dtypes):
-            text = f"MindSpore 2.10 does not load {', '.join(sorted(not_loaded))} from safetensors"
-            yield Diagnostic("format", text)
+            message = (
+                f"MindSpore 2.10 does not load {', '.join(sorted(not_loaded))} from safetensors"
+            )
+            yield Diagnostic("format", message)
         if "crc_num" in attrs and "BFloat16" in dtypes:
-            text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
-            yield Diagnostic("format", text, hint="load these without crc_check")
+            message = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
+            yield Diagnostic("format", message, hint="load these without crc_check")
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -148,8 +150,8 @@ class Safetensors(Format):
                 reason = "the file is shorter than its header" if is_possible else _NO_HEADER
                 facts = f"header of {nbytes} bytes, file of {size} bytes"
                 raise FormatError(path, 0, reason, facts=facts)
-            text = opened.read(nbytes)
-            header = _parse_header(path, text)
+            document = opened.read(nbytes)
+            header = _parse_header(path, document)
         attrs = _parse_metadata(path, header.pop(METADATA, None))
         _refuse_disguised(path, attrs, len(header))
         tensors = {
@@ -157,12 +159,14 @@ class Safetensors(Format):
             for name, entry in header.items()
         }
         attrs = {
-            key: text for key, text in attrs.items() if not (key in tensors and text in ALL_DTYPES)
+            key: value
+            for key, value in attrs.items()
+            if not (key in tensors and value in ALL_DTYPES)
         }
         index = FileIndex((file,), self.name, size, tensors, attrs)
         entries = cast("Mapping[str, Mapping[str, Sequence[int]]]", header)
-        starts = {name: 8 + nbytes + one["data_offsets"][0] for name, one in entries.items()}
-        _check_coverage(index, 8 + nbytes, starts, are_offsets_proven=_is_usual(text))
+        starts = {name: 8 + nbytes + entry["data_offsets"][0] for name, entry in entries.items()}
+        _check_coverage(index, 8 + nbytes, starts, are_offsets_proven=_is_usual(document))
         return index
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
@@ -172,9 +176,9 @@ class Safetensors(Format):
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the length and the JSON, with the place of a checksum."""
         ordered = _ordered(tensors)
-        text = _make_header(ordered, attrs)
-        assert len(text) <= MAX_HEADER_BYTES, "the caller has called refusals()"
-        head = len(text).to_bytes(8, "little") + text
+        document = _make_header(ordered, attrs)
+        assert len(document) <= MAX_HEADER_BYTES, "the caller has called refusals()"
+        head = len(document).to_bytes(8, "little") + document
         parts = [(head, "", 0), *((b"", meta.name, meta.nbytes) for meta in ordered)]
         written = {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
         return lay_out(self.name, ordered, written, parts)
@@ -231,8 +235,8 @@ def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> byt
             "data_offsets": [at, at + meta.nbytes],
         }
         at += meta.nbytes
-    text = _to_json(header)
-    return text + b" " * (-len(text) % 8)
+    document = _to_json(header)
+    return document + b" " * (-len(document) % 8)
 
 
 def _entry_bytes(meta: TensorMeta) -> int:
@@ -262,9 +266,9 @@ def _type_name(meta: TensorMeta) -> str:
     return word
 
 
-def _parse_header(path: str, text: bytes) -> dict[str, object]:
+def _parse_header(path: str, document: bytes) -> dict[str, object]:
     try:
-        header = parse_json(text)
+        header = parse_json(document)
     except ValueError as error:
         raise FormatError(path, 8, "the header cannot be parsed", facts=str(error)) from error
     if not isinstance(header, dict):
@@ -291,9 +295,9 @@ def _refuse_disguised(path: str, attrs: Mapping[str, str], tensors: int) -> None
     if offsets is not None and (
         _SLICES_OF_TORCH.match(Path(path).name) or len(_OFFSETS_OF_ZERO.findall(offsets)) < tensors
     ):
-        text = "slices of one rank, written by torch's distributed checkpoint"
+        reason = "slices of one rank, written by torch's distributed checkpoint"
         hint = "load the folder with torch's HuggingFaceStorageReader and save full tensors"
-        raise UnsupportedError(path, None, text, hint)
+        raise UnsupportedError(path, None, reason, hint)
 
 
 def _parse_entry(
@@ -318,13 +322,13 @@ def _parse_entry(
     if span is None or len(span) != 2 or span[0] > span[1]:
         raise bad("data_offsets are not a begin and an end", f"{entry.get('data_offsets')!r:.80}")
     nbits = math.prod(shape) * (dtype.packed_bits or 8 * dtype.itemsize)
-    listed = f"{list(shape)!s:.80} of {word}"
+    described = f"{list(shape)!s:.80} of {word}"
     if nbits % 8:
-        raise bad("its elements do not fill whole bytes", listed)
+        raise bad("its elements do not fill whole bytes", described)
     need = nbits // 8
     if span[1] - span[0] != need:
         needed = "more than 2**63" if need >> 63 else need
-        facts = f"{listed} needs {needed} bytes, data_offsets are {list(span)}"
+        facts = f"{described} needs {needed} bytes, data_offsets are {list(span)}"
         raise bad("its shape does not fit its data_offsets", facts)
     extents = (Extent(data_start + span[0], need),) if need else ()
     whole = shape if dtype.packed_bits is not None or len(shape) > MAX_AXES else None
@@ -340,9 +344,9 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _is_usual(text: bytes) -> bool:
-    nbytes = len(text.rstrip())
-    return len(text) == nbytes + -nbytes % 8
+def _is_usual(document: bytes) -> bool:
+    nbytes = len(document.rstrip())
+    return len(document) == nbytes + -nbytes % 8
 
 
 def _check_coverage(
@@ -354,7 +358,7 @@ def _check_coverage(
     If ``are_offsets_proven``, a file that ends too early is a `CutShortError`.
     """
     path, at, size = index.path, data_start, index.nbytes
-    spans = [(starts[name], one.meta.nbytes, name) for name, one in index.tensors.items()]
+    spans = [(starts[name], tensor.meta.nbytes, name) for name, tensor in index.tensors.items()]
     for offset, nbytes, name in sorted(spans):
         if offset != at:
             problem = "its bytes overlap others" if offset < at else "a gap lies before its bytes"

@@ -217,9 +217,9 @@ def _count_reads() -> tuple[Reads, Reads]:
 
     It is nothing on a system that does not count either.
     """
-    text = read_process("io")
-    if not text:
+    status = read_process("io")
+    if not status:
         return Reads(), Reads()
-    counts = {name: int(number) for name, number in re.findall(r"(\w+): (\d+)", text)}
+    counts = {name: int(number) for name, number in re.findall(r"(\w+): (\d+)", status)}
     before = Reads(counts["syscr"], counts["rchar"])
-    return before, before + Reads(1, len(text))
+    return before, before + Reads(1, len(status))

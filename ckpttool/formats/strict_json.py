@@ -133,9 +133,9 @@ def to_json(value: object) -> bytes:
     """
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value), indent=0)
-    if text.isascii() and b"\x7f" not in text:  # which msgspec does not escape
-        return text
+    document = msgspec.json.format(msgspec.json.encode(value), indent=0)
+    if document.isascii() and b"\x7f" not in document:  # which msgspec does not escape
+        return document
     return json.dumps(msgspec.to_builtins(value)).encode("ascii")
 
 

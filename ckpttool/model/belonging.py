@@ -2,10 +2,8 @@
 
 A parameter is more than a tensor.  What chooses, casts, averages, renames or shows tensors takes
 the answer from here, so that no half of a parameter is left behind.  Names, element types and full
-shapes decide.  Only a single number that may count something needs its value, see `may_count`.
-
-Which layout a state has is another question, which also concerns states that a strategy lists; see
-`ckpttool.model.names.match_states`.
+shapes decide.  Only a single number that may count something needs its value (`may_count`).  Which
+layout a state has is left to `ckpttool.model.names.match_states`.
 
 Source
 ------
@@ -41,15 +39,14 @@ class Belonging(Struct, frozen=True):
     Attributes
     ----------
     role
-        ``"weight"``; ``"state"`` of an optimizer, accumulated gradients or a master copy;
-        ``"scale"`` of a Float8 weight; ``"copy"``, an average of weights; ``"counter"``, a single
-        value of training.
+        ``"state"`` of an optimizer, accumulated gradients or a master copy; ``"scale"`` of a Float8
+        weight; ``"copy"``, an average of weights; ``"counter"``, a single value of training.
     of
         The parameter, which may be absent; None for what belongs to no single one.
     scale
-        The tensor that has the scale of a Float8 weight; None without one.
+        The tensor that has the scale of a Float8 weight.
     is_guessed
-        Whether only the value of a counter tells that it counts something.
+        Whether only the value of a counter shows that it counts something.
     """
 
     role: Role = "weight"
@@ -87,7 +84,7 @@ _SCALES = ("_scale_inv", "_scale")
 
 
 def find_belongings(
-    listed: Collection[str],
+    strategy_names: Collection[str],
     metas: Mapping[str, TensorMeta],
     counting: Collection[str] = (),
     states: ParameterOfState | None = None,
@@ -100,7 +97,7 @@ def find_belongings(
 
     Parameters
     ----------
-    listed
+    strategy_names
         Names that the strategy lists.
     metas
         Full tensors of the checkpoint by name, or slices of them.
@@ -112,12 +109,12 @@ def find_belongings(
     Examples
     --------
     >>> w, step = TensorMeta("w", "Float32", (4, 3)), TensorMeta("global_step", "Int32", (1,))
-    >>> found = find_belongings([], {"w": w, "adam_m.w": w, "ema.w": w, "global_step": step})
-    >>> {name: one.role for name, one in found.items()}
+    >>> metas = {"w": w, "adam_m.w": w, "ema.w": w, "global_step": step}
+    >>> {name: what.role for name, what in find_belongings([], metas).items()}
     {'adam_m.w': 'state', 'ema.w': 'copy', 'global_step': 'counter'}
     """
-    names = dict.fromkeys((*metas, *listed))
-    states = match_states(listed, metas) if states is None else states
+    names = dict.fromkeys((*metas, *strategy_names))
+    states = match_states(strategy_names, metas) if states is None else states
     parameters = drop_unlike_shapes(states, metas)
     proven = {parse_name(name).prefix for name in parameters}
     has_weights = any(
@@ -126,35 +123,35 @@ def find_belongings(
         and not (name in metas and metas[name].is_single)
         for name in names
     )
-    found: dict[str, Belonging] = {}
+    belongings: dict[str, Belonging] = {}
     for name in names:
         meta, parsed, parameter = metas.get(name), parse_name(name), parameters.get(name)
         prefix, _, rest = name.partition(".")
         if parsed.parameter is not None:
             if parameter or parsed.prefix in proven or parsed.is_gradient or not has_weights:
-                found[name] = Belonging("state", parsed.parameter)
+                belongings[name] = Belonging("state", parsed.parameter)
         elif prefix in _COPIES and rest in names and _are_alike(name, rest, metas):
-            found[name] = Belonging("copy", rest)
+            belongings[name] = Belonging("copy", rest)
         elif parameter is not None:
             role: Role = "state" if prefix in _OTHER_STATES else "weight"
-            found[name] = Belonging(role, parameter)
+            belongings[name] = Belonging(role, parameter)
         elif _STATE.fullmatch(name):
-            found[name] = Belonging("state")
+            belongings[name] = Belonging("state")
         elif _COUNTER.fullmatch(name) and (meta is None or len(meta.shape) < 2):
-            found[name] = Belonging("counter")  # a rate that is planned has all steps
+            belongings[name] = Belonging("counter")  # a rate that is planned has all steps
         elif meta is None or meta.is_single:
             owner = _owner_of_value(name, names)
             is_whole = meta is not None and "." not in name and meta.dtype not in FLOATS
             if owner is not None or is_whole or name == _EMA_COUNTER:
-                found[name] = Belonging("counter", owner)
+                belongings[name] = Belonging("counter", owner)
             elif name in counting:
-                found[name] = Belonging("counter", is_guessed=True)
+                belongings[name] = Belonging("counter", is_guessed=True)
     for name in (name for name, meta in metas.items() if meta.dtype in FLOAT8):
         scale = next((name + suffix for suffix in _SCALES if name + suffix in names), None)
         if scale is not None:
-            found[name] = replace(found.get(name, WEIGHT), scale=scale)
-            found[scale] = Belonging("scale", name)
-    return found
+            belongings[name] = replace(belongings.get(name, WEIGHT), scale=scale)
+            belongings[scale] = Belonging("scale", name)
+    return belongings
 
 
 def owners_of(name: str, belongings: Belongings) -> Iterator[str]:
@@ -164,8 +161,8 @@ def owners_of(name: str, belongings: Belongings) -> Iterator[str]:
 
     Examples
     --------
-    >>> found = {"adam_m.ema.w": Belonging("state", "ema.w"), "ema.w": Belonging("copy", "w")}
-    >>> list(owners_of("adam_m.ema.w", found))
+    >>> known = {"adam_m.ema.w": Belonging("state", "ema.w"), "ema.w": Belonging("copy", "w")}
+    >>> list(owners_of("adam_m.ema.w", known))
     ['ema.w', 'w']
     """
     what = belongings.get(name, WEIGHT)
@@ -175,19 +172,13 @@ def owners_of(name: str, belongings: Belongings) -> Iterator[str]:
 
 
 def count_roles(names: Iterable[str], belongings: Belongings) -> dict[Role, int]:
-    """Return how many tensors have each role; none for a role that no tensor has.
-
-    Examples
-    --------
-    >>> count_roles(["w", "adam_m.w"], {"adam_m.w": Belonging("state", "w")})
-    {'weight': 1, 'state': 1}
-    """
-    found = Counter(belongings.get(name, WEIGHT).role for name in names)
-    return {role: found[role] for role in get_args(Role) if found[role]}
+    """Return how many tensors have each role, without roles that no tensor has."""
+    counts = Counter(belongings.get(name, WEIGHT).role for name in names)
+    return {role: counts[role] for role in get_args(Role) if counts[role]}
 
 
 def format_roles(roles: Mapping[Role, int]) -> str:
-    """Return the numbers of tensors of each role, for people.
+    """Return the numbers of tensors of each role as text.
 
     Examples
     --------
@@ -199,21 +190,20 @@ def format_roles(roles: Mapping[Role, int]) -> str:
 
 
 def _are_alike(name: str, other: str, metas: Mapping[str, TensorMeta]) -> bool:
-    kinds = {(metas[one].dtype, metas[one].shape) for one in (name, other) if one in metas}
+    kinds = {(metas[each].dtype, metas[each].shape) for each in (name, other) if each in metas}
     return len(kinds) < 2
 
 
 def _owner_of_value(name: str, names: Collection[str]) -> str | None:
-    """Return the parameter of which an optimizer has a single value; None without one."""
-    rests = (name.removeprefix(one) for one in _VALUE_PREFIXES if name.startswith(one))
+    rests = (name.removeprefix(prefix) for prefix in _VALUE_PREFIXES if name.startswith(prefix))
     return next((rest for rest in rests if rest in names), None)
 
 
-def may_count(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
+def may_count(strategy_names: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
     """Return the single numbers that count something if they are whole and above `LEAST_COUNT`.
 
-    They are floating-point numbers that no strategy lists, that no optimizer has state of, and
-    whose names say nothing.
+    They are floating-point numbers that no strategy lists and no optimizer has state of, and whose
+    names say nothing.
     """
     trained = {parse_name(name).parameter for name in metas}
     return frozenset(
@@ -221,7 +211,7 @@ def may_count(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> froze
         for name, meta in metas.items()
         if meta.dtype in CASTABLE
         and meta.is_single
-        and name not in listed
+        and name not in strategy_names
         and name not in trained
         and parse_name(name).parameter is None
         and _owner_of_value(name, metas) is None

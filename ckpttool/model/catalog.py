@@ -1,4 +1,10 @@
-"""The catalog of a checkpoint: the headers of its files, and what was found beside them."""
+"""The catalog of a checkpoint: the headers of its files, and what was found beside them.
+
+Discovery fills it from any kind of folder, and what is foreign in that folder ends there.  All that
+follows from headers alone is answered here, once for the ranks that share a header, because
+thousands of ranks have a few different headers.  The meaning of tensors is left to
+`ckpttool.checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +40,6 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
 
     Attributes
     ----------
-    root
-        The folder or file that was scanned.
     files
         Rank to header, ascending; of a merged checkpoint, file number to header.
     step
@@ -51,8 +55,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     strategy_files
         The default strategy files: those that lie with the rank folders.
     one_of_several
-        Evidence that the only file is one rank's of several, so that tensors may be slices; empty
-        if there is none.
+        Evidence that the only file is one rank's of several, so that tensors may be slices.
     is_merged
         Whether the files hold full tensors: one file, or several with an index.  A single file may
         still be the file of one rank, if the user gives its strategy.
@@ -68,11 +71,9 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
         Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
     expected_ranks
         The ranks that the manifest of a verified set lists; None for all.
-    other_steps
-        Other steps of the same run, as ``--step`` takes them, the newest first: rank to path.
-    steps_of_other_runs
-        Steps of other runs in the folder, as ``--step`` takes them, the newest first; None if all
-        files are of one run.
+    other_steps, steps_of_other_runs
+        Other steps of the same run, with rank to path, and of other runs, as ``--step`` takes them,
+        the newest first; None if all files are of one run.
     names_of
         Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
     reads
@@ -105,10 +106,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
 
     @cached_property
     def headers(self) -> Mapping[tuple[int, ...], Mapping[str, StoredTensor]]:
-        """The distinct headers by the ranks that share each, lowest rank first.
-
-        Computing from these few saves time when thousands of ranks have equal headers.
-        """
+        """The distinct headers by the ranks that share each, lowest rank first."""
         groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
         for rank, file in self.files.items():
             groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
@@ -129,13 +127,15 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
         """Return the diagnostics that are errors for a command."""
         column = severities(command)
-        return tuple(one for one in self.diagnostics if column[one.code] == "error")
+        return tuple(
+            diagnostic for diagnostic in self.diagnostics if column[diagnostic.code] == "error"
+        )
 
     @property
     def common_attrs(self) -> dict[str, str]:
         """The attributes that the headers of all files have in common."""
         return dict(
-            sorted(set.intersection(*({*one.attrs.items()} for one in self.files.values())))
+            sorted(set.intersection(*({*file.attrs.items()} for file in self.files.values())))
         )
 
     @property
@@ -167,14 +167,11 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     def _states(self) -> dict[tuple[str, ...], ParameterOfState]:
         return {}
 
-    def match_states(self, listed: Collection[str] = ()) -> ParameterOfState:
-        """Match its optimizer states with their parameters, once for the same ``listed`` names.
-
-        See `ckpttool.model.names.match_states`.
-        """
-        key = tuple(listed)
+    def match_states(self, strategy_names: Collection[str] = ()) -> ParameterOfState:
+        """Return its `ckpttool.model.names.match_states`, computed once for equal names."""
+        key = tuple(strategy_names)
         if key not in self._states:
-            self._states[key] = match_states(listed, self.metas)
+            self._states[key] = match_states(strategy_names, self.metas)
         return self._states[key]
 
     @cached_property
@@ -190,10 +187,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
         return {name: joined[tuple(groups)] for name, groups in groups_of.items()}
 
     def find_kinds(self) -> Mapping[str, Hashable]:
-        """Return name to kind: tensors of one have equal types and shapes, and lie in equal files.
-
-        What follows from headers is the same for all tensors of a kind.
-        """
+        """Return name to kind: tensors of a kind have equal types and shapes, in equal files."""
         kinds: dict[str, int] = {}
         numbers: dict[Hashable, int] = {}
         for place, header in enumerate(self.headers.values()):
@@ -232,7 +226,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
         """Return the catalog as it would be if the files held only the tensors of these names."""
 
         def chosen(tensors: Mapping[str, _T]) -> dict[str, _T]:
-            return {name: one for name, one in tensors.items() if name in names}
+            return {name: tensor for name, tensor in tensors.items() if name in names}
 
         headers = {id(header): chosen(header) for header in self.headers.values()}
         files = {}
@@ -248,7 +242,9 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
                 tensors=chosen(description.tensors),
                 broken=description.broken & {*names},
                 problems=tuple(
-                    one for one in description.problems if one.tensor is None or one.tensor in names
+                    problem
+                    for problem in description.problems
+                    if problem.tensor is None or problem.tensor in names
                 ),
             )
         return replace(
@@ -276,7 +272,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     @property
     def cut_short(self) -> Mapping[int, CutShortError]:
         """The errors of the damaged files that are cut short."""
-        return {n: one for n, one in self.damaged.items() if isinstance(one, CutShortError)}
+        return {n: error for n, error in self.damaged.items() if isinstance(error, CutShortError)}
 
     @cached_property
     def whole_files(self) -> Mapping[int, FileIndex]:

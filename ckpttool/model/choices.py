@@ -1,4 +1,9 @@
-"""Which tensors of a checkpoint are wanted, and in what form."""
+"""Which tensors of a checkpoint are wanted, under which names and in which element types.
+
+It parses the options once and refuses what is malformed; commands ask it for each tensor.  What
+belongs to an excluded parameter is decided by `ckpttool.model.belonging`, new names by
+`ckpttool.model.renames`, so that no command has a rule of its own.
+"""
 
 from __future__ import annotations
 
@@ -112,13 +117,13 @@ class TensorOptions(Struct, frozen=True, dict=True):
             texts: tuple[object, ...] = (given,)
             if isinstance(given, Iterable) and not isinstance(given, str):
                 texts = tuple(given)
-            if not all(isinstance(one, str) for one in texts):
+            if not all(isinstance(word, str) for word in texts):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
             force_setattr(self, name, texts)
         _ = self.included, self.excluded, self.renames, self.casts  # what is malformed is refused
         if self.on_overflow not in get_args(OnOverflow):
-            text = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
-            raise ValueError(text)
+            message = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
+            raise ValueError(message)
 
     @cached_property
     def included(self) -> tuple[Pattern, ...]:
@@ -148,22 +153,22 @@ class TensorOptions(Struct, frozen=True, dict=True):
     @property
     def are_named(self) -> bool:
         """Whether the user named each tensor that is wanted, without a pattern."""
-        return bool(self.included) and not any(one.is_pattern for one in self.included)
+        return bool(self.included) and not any(pattern.is_pattern for pattern in self.included)
 
     def choose(self, names: Iterable[str], belongings: Belongings) -> frozenset[str]:
         """Return the wanted names; ``belongings`` say what goes with an excluded parameter."""
 
         def is_wanted(name: str) -> bool:
-            if any(self._names(one, name) for one in self.excluded):
+            if any(self._names(pattern, name) for pattern in self.excluded):
                 return False
             if self.weights_only and not belongings.get(name, WEIGHT).is_model:
                 return False
             if self.included:
-                return any(self._names(one, name) for one in self.included)
+                return any(self._names(pattern, name) for pattern in self.included)
             return not any(
-                self._names(one, owner)
+                self._names(pattern, owner)
                 for owner in owners_of(name, belongings)
-                for one in self.excluded
+                for pattern in self.excluded
             )
 
         return frozenset(filter(is_wanted, names))
@@ -175,7 +180,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
         self, names: Collection[str], where: str, absent: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing; see `unmatched_problems`."""
-        names, absent = ([self.called.get(one, one) for one in each] for each in (names, absent))
+        names, absent = ([self.called.get(name, name) for name in each] for each in (names, absent))
         yield from unmatched_problems((*self.included, *self.excluded), names, where, absent)
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
@@ -183,27 +188,20 @@ class TensorOptions(Struct, frozen=True, dict=True):
         if not is_number or what.role in ("counter", "scale"):
             return []
         matching = [
-            one for one in self.casts if one.pattern and self._names(one.pattern, meta.name)
+            cast for cast in self.casts if cast.pattern and self._names(cast.pattern, meta.name)
         ]
-        return matching or [one for one in self.casts if one.pattern is None and what.is_trained]
+        return matching or [cast for cast in self.casts if cast.pattern is None and what.is_trained]
 
     def dtype_of(self, meta: TensorMeta, what: Belonging) -> str:
         """Return the element type in which a tensor is wanted."""
-        return next((one.dtype for one in self._casts_of(meta, what)), meta.dtype)
+        return next((cast.dtype for cast in self._casts_of(meta, what)), meta.dtype)
 
     def cast_problems(
         self, metas: Mapping[str, TensorMeta], belongings: Belongings, where: str
     ) -> Iterator[Diagnostic]:
         """Yield the problems of casts that name no tensor, none of numbers, or one in two types.
 
-        Parameters
-        ----------
-        metas
-            The tensors.
-        belongings
-            What they are.
-        where
-            What has them.
+        ``where`` is the path of the checkpoint that has the tensors.
         """
         if not metas:
             return
@@ -214,25 +212,25 @@ class TensorOptions(Struct, frozen=True, dict=True):
 
         for name, meta in metas.items():
             casts = self._casts_of(meta, of(meta))
-            if len({one.dtype for one in casts}) > 1:
+            if len({cast.dtype for cast in casts}) > 1:
                 contradicted.setdefault(tuple(casts), []).append(name)
         for several, names in contradicted.items():
-            texts = " and ".join(repr(one.text) for one in several)
-            text = f"two types for the same {count(len(names), 'tensor')}: {texts}"
+            texts = " and ".join(repr(cast.text) for cast in several)
+            message = f"two types for the same {count(len(names), 'tensor')}: {texts}"
             hint = "--dtype with patterns that do not overlap"
-            yield Diagnostic("options", text, hint=hint, facts=shorten(names, 3), where=where)
+            yield Diagnostic("options", message, hint=hint, facts=shorten(names, 3), where=where)
         for cast in self.casts:
             if cast.pattern is None:
                 continue
-            named = [one for one in metas.values() if self._names(cast.pattern, one.name)]
+            named = [meta for meta in metas.values() if self._names(cast.pattern, meta.name)]
             if not named:
                 yield from unmatched_problems([cast.pattern], metas, where)
-            elif not any(self._casts_of(one, of(one)) for one in named):
-                text = f"no tensor that {cast.text!r} names can be cast"
-                names = [one.name for one in named]
-                facts = shorten((f"{one.name} is {one.dtype}" for one in named), 3)
+            elif not any(self._casts_of(meta, of(meta)) for meta in named):
+                message = f"no tensor that {cast.text!r} names can be cast"
+                names = [meta.name for meta in named]
+                facts = shorten((f"{meta.name} is {meta.dtype}" for meta in named), 3)
                 facts += f", and not {any_of(sorted(CASTABLE))}"
-                if kept := [of(one).role for one in named if one.dtype in CASTABLE]:
+                if kept := [of(meta).role for meta in named if meta.dtype in CASTABLE]:
                     facts = f"a {kept[0]} is not cast by itself: {shorten(names, 3)}"
                 hint = "--dtype with another pattern"
-                yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+                yield Diagnostic("options", message, hint=hint, facts=facts, where=where)

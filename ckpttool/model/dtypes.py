@@ -1,7 +1,8 @@
 """One table of element types: MindSpore's name, bytes per element, and each format's word for it.
 
-The name of a type is the one that MindSpore writes into ``tensor_type`` of a ``.ckpt``.
-``inspect`` prints the same name.
+The name of a type is the one that MindSpore writes into ``tensor_type`` of a ``.ckpt``, and that
+``inspect`` prints.  Formats, casts and comparisons take all that they know of a type from here, so
+that a new type is one line.  Its numbers are left to `ckpttool.storage.numbers`.
 
 Source
 ------
@@ -21,8 +22,7 @@ class DType(Struct, frozen=True):
     Attributes
     ----------
     name
-        MindSpore's name, as in the ``tensor_type`` of a ``.ckpt``; safetensors' word if MindSpore
-        lacks the type.
+        MindSpore's name; safetensors' word if MindSpore lacks the type.
     itemsize
         Bytes per element.  1 where several elements share a byte: a shape then counts bytes.
     safetensors
@@ -106,12 +106,8 @@ NOT_LOADED_FROM_SAFETENSORS = frozenset({"Float8E4M3FN", "Float8E5M2", "Complex6
 def find_dtype(name: str) -> DType | None:
     """Return the type of a name or alias, or None.
 
-    Examples
-    --------
-    >>> find_dtype("BFloat16").itemsize
-    2
-    >>> find_dtype("Float7") is None
-    True
+    >>> find_dtype("BFloat16").itemsize, find_dtype("Float7")
+    (2, None)
     """
     return DTYPES.get(ALIASES.get(name, name))
 
@@ -119,8 +115,6 @@ def find_dtype(name: str) -> DType | None:
 def find_word(word: str) -> DType | None:
     """Return the type for a framework's spelling, such as ``torch.float8_e4m3fn``; ignore case.
 
-    Examples
-    --------
     >>> find_word("bfloat16").name, find_word("torch.float8_e4m3fn").name
     ('BFloat16', 'Float8E4M3FN')
     """

@@ -84,8 +84,6 @@ def make_grid(
 ) -> Grid:
     """Return the slices of a layout; the arguments are fields of a valid `Layout`.
 
-    Examples
-    --------
     >>> make_grid((2, 2), ((1,), ()), 2, 4).index
     ((0, 0), (1, 0), (2, 0), (3, 0))
     """
@@ -104,7 +102,7 @@ def make_grid(
     slice_counts = [math.prod(device_matrix[i] for i in cut) for cut in axes]
     if optimizer_shard > 1:
         slice_counts[0] *= optimizer_shard
-    ordered = {at: tuple(held) for at, held in sorted(owners.items())}
+    ordered = {at: tuple(ranks) for at, ranks in sorted(owners.items())}
     return Grid(tuple(slice_counts), tuple(index), ordered)
 
 
@@ -123,16 +121,14 @@ def nearest_divisors(size: int, slices: int) -> tuple[int, ...]:
     >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
     ((4, 8), (4,))
     """
-    found = divisors(size)
-    at = bisect_left(found, slices)
-    return tuple(found[max(0, at - 1) : at + 1])
+    candidates = divisors(size)
+    at = bisect_left(candidates, slices)
+    return tuple(candidates[max(0, at - 1) : at + 1])
 
 
 def divisors(number: int) -> list[int]:
     """Return all divisors of a number, ascending.
 
-    Examples
-    --------
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
@@ -167,8 +163,8 @@ class Layout(Struct, frozen=True, dict=True):
     first_rank
         The stage's lowest rank.
     full_shape
-        Shape of the full tensor from the strategy file, to be checked against the slices.  JSON
-        files have it; None if the file does not.
+        Shape of the full tensor from the strategy file, to be checked against the slices.  Only
+        JSON files have it.
     rows
         Rows of each slice along axis 0, before an optimizer shard, if they are not equal.
     fields
@@ -295,16 +291,14 @@ class Layout(Struct, frozen=True, dict=True):
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return the position of ``rank`` along each axis of the device matrix, outermost first.
 
-        Examples
-        --------
         >>> Layout((2, 2, 2), ()).coordinate(5), Layout((2, 4), (), first_rank=8).coordinate(15)
         ((1, 0, 1), (1, 3))
         """
-        place, found = rank - self.first_rank, []
+        place, coords = rank - self.first_rank, []
         for size in reversed(self.device_matrix):
             place, at = divmod(place, size)
-            found.append(at)
-        return tuple(reversed(found))
+            coords.append(at)
+        return tuple(reversed(coords))
 
     def slice_index(self, rank: int) -> tuple[int, ...]:
         """Return the position of the slice of ``rank`` along each tensor axis."""
@@ -325,12 +319,12 @@ class Layout(Struct, frozen=True, dict=True):
     def cuts_like(self, other: Layout) -> bool:
         """Return whether every rank has the same slice, whatever the device matrices.
 
-        Examples
-        --------
         >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
-        mine, its = ((one.ranks, one.rows, one.fields, one._grid) for one in (self, other))
+        mine, its = (
+            (layout.ranks, layout.rows, layout.fields, layout._grid) for layout in (self, other)
+        )
         return mine == its
 
     def unseen_shard(self, ranks: Collection[int]) -> int:
@@ -339,8 +333,6 @@ class Layout(Struct, frozen=True, dict=True):
         With a shard of ``s``, owners of one slice hold equal parts of it if their positions among
         the owners differ by a multiple of ``s``.  1 is for ranks that would show every shard.
 
-        Examples
-        --------
         >>> layout = Layout((4,), ((),))
         >>> layout.unseen_shard([0]), layout.unseen_shard([0, 2]), layout.unseen_shard([0, 1])
         (4, 2, 1)
@@ -413,8 +405,6 @@ class Layout(Struct, frozen=True, dict=True):
     def boxes(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Region]:
         """Yield the boxes of elements in the slice at ``index``: one, or one for each field.
 
-        Examples
-        --------
         >>> [*map(str, Layout((2,), ((0,), ()), fields=2).boxes((1, 0), (8, 3)))]
         ['[2:4, 0:3]', '[6:8, 0:3]']
         """
@@ -426,8 +416,6 @@ class Layout(Struct, frozen=True, dict=True):
     def region(self, rank: int, shape: tuple[int, ...]) -> Region:
         """Return the elements of a full tensor of ``shape`` that ``rank`` holds.
 
-        Examples
-        --------
         >>> Layout((2, 2, 2), ((1,), (2, 0))).region(5, (16, 8))
         Region(start=(0, 6), stop=(8, 8))
         """
@@ -436,10 +424,7 @@ class Layout(Struct, frozen=True, dict=True):
     def overlaps(
         self, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """Yield every stretch of a slice that overlaps ``within``, counted from ``origin``.
-
-        The items are those of `grid_overlaps`, with the last counted from ``origin``.
-        """
+        """Yield the `grid_overlaps` of ``within``, whose elements count from ``origin``."""
         few = _few_overlaps(self, within, origin, shape)
         return _overlaps(self, within, origin, shape) if few is None else iter(few)
 
@@ -467,8 +452,6 @@ class Layout(Struct, frozen=True, dict=True):
         or if it is a shape, of a slice, of the whole or before the optimizer shard: it has a number
         for each axis.  The result is None if it is neither.
 
-        Examples
-        --------
         >>> layout = Layout((2,), ((0,), ()), split_shape=(6, 4))
         >>> layout.settled_by_slices([(6, 4)]).rows, layout.settled_by_slices([(6, 3), (4, 3)]).rows
         ((), (6, 4))
@@ -491,8 +474,12 @@ class Layout(Struct, frozen=True, dict=True):
         """
         split, even = self.split_shape, replace(self, split_shape=())
         unsplit = replace(even, optimizer_shard=1)
-        possible = (one for one in (even, unsplit) if not one.why_not(shape))
-        if split in {(), shape, *(one.slice_shape(self.first_rank, shape) for one in possible)}:
+        possible = (layout for layout in (even, unsplit) if not layout.why_not(shape))
+        if split in {
+            (),
+            shape,
+            *(layout.slice_shape(self.first_rank, shape) for layout in possible),
+        }:
             return even
         if self.may_be_rows and sum(split) == shape[0]:
             return replace(even, rows=split)
@@ -507,8 +494,6 @@ class Layout(Struct, frozen=True, dict=True):
     def uneven_axes(self, shape: tuple[int, ...]) -> tuple[UnevenAxis, ...]:
         """Return the axes of a full tensor of ``shape`` that the slices do not divide.
 
-        Examples
-        --------
         >>> Layout((3,), ((0,), ())).uneven_axes((8, 8))
         (UnevenAxis(axis=0, size=8, slices=3),)
         """
@@ -523,8 +508,6 @@ class Layout(Struct, frozen=True, dict=True):
     def why_not(self, shape: tuple[int, ...]) -> str | None:
         """Return why a full tensor of ``shape`` cannot be sharded like this, or None.
 
-        Examples
-        --------
         >>> print(Layout((3,), ((0,), ())).why_not((8, 8)))
         axis 0 of (8, 8) is divisible by 2 or 4, not by 3
         """
@@ -543,9 +526,9 @@ class Layout(Struct, frozen=True, dict=True):
         if uneven:
             return f"slices of {uneven} rows are not divisible by {self.optimizer_shard}"
         reasons = [
-            f"axis {one.axis} of {shape} is divisible by "
-            f"{' or '.join(map(str, one.nearest))}, not by {one.slices}"
-            for one in self.uneven_axes(shape)
+            f"axis {uneven.axis} of {shape} is divisible by "
+            f"{' or '.join(map(str, uneven.nearest))}, not by {uneven.slices}"
+            for uneven in self.uneven_axes(shape)
         ]
         return "; ".join(reasons) or None
 
@@ -557,8 +540,8 @@ def _unsharded(ndim: int, ranks: int, first_rank: int) -> Layout:
 
 @lru_cache(maxsize=64)  # a thousand parameters have one layout and lie on the same ranks
 def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    held = {layout.slice_index(rank) for rank in ranks}
-    return tuple(layout.owners(index) for index in layout.slice_indices() if index not in held)
+    indices = {layout.slice_index(rank) for rank in ranks}
+    return tuple(layout.owners(index) for index in layout.slice_indices() if index not in indices)
 
 
 @lru_cache(maxsize=65536)  # a model has few pairs of layout and shape; each rank needs them
@@ -582,9 +565,8 @@ def _overlaps(
 def _few_overlaps(
     layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
-    """Return the overlaps for the cache; None if there are too many."""
-    found = tuple(islice(_overlaps(layout, within, origin, shape), _FEW_OVERLAPS + 1))
-    return found if len(found) <= _FEW_OVERLAPS else None
+    overlaps = tuple(islice(_overlaps(layout, within, origin, shape), _FEW_OVERLAPS + 1))
+    return overlaps if len(overlaps) <= _FEW_OVERLAPS else None
 
 
 def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
@@ -596,17 +578,8 @@ def fold_layout(
 ) -> tuple[Layout, ...]:
     """Return the layouts of ``ndim`` axes whose expanded form is ``layout``.
 
-    Parameters
-    ----------
-    layout
-        The layout of the expanded tensor, with its ``full_shape``.
-    ndim
-        Number of axes of the stored tensor.
-    fits
-        Whether a folded layout, with its ``full_shape``, is possible.
+    ``fits`` says whether a folded layout, with its ``full_shape``, is possible.
 
-    Examples
-    --------
     >>> expanded = Layout((2, 2, 4), ((2,), (1,), (0,), ()), full_shape=(2, 2, 8, 8))
     >>> [(way.tensor_map, way.full_shape) for way in fold_layout(expanded, 2)]
     [(((2, 1, 0), ()), (32, 8))]
@@ -630,8 +603,6 @@ def fold_layout(
 def may_be_expanded(layout: Layout) -> bool:
     """Return whether two sharded axes may be one of the stored tensor, which slices alone decide.
 
-    Examples
-    --------
     >>> may_be_expanded(Layout((2, 2), ((1,), (0,), ()), full_shape=(2, 4, 8)))
     True
     >>> may_be_expanded(Layout((2, 2), ((1,), (0,)), full_shape=(8, 8)))
@@ -669,7 +640,6 @@ def _seams(
 
 
 def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:
-    """Return the layout with each of these axes joined to the one before it."""
     cuts = [i for i in range(len(shape) + 1) if i not in joined]
     return replace(
         layout,
@@ -687,8 +657,6 @@ def without_axis(layout: Layout, axis: int) -> Layout | None:
     It is impossible for a tensor of fewer than two axes and for a field-sliced one.  It is also
     impossible if no device axes form the optimizer shard.
 
-    Examples
-    --------
     >>> without_axis(Layout((4, 2), ((), (0,)), optimizer_shard=4), -1).tensor_map
     ((1,),)
     """
@@ -711,11 +679,9 @@ def shard_as_axes(layout: Layout) -> Layout | None:
     along the innermost free device axes if the product of their sizes is ``s``.  One of them may
     have to be split for that.
 
-    Examples
-    --------
-    >>> shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
-    Layout(device_matrix=(2, 2, 2), tensor_map=((0,),), optimizer_shard=1, first_rank=0, \
-full_shape=None, rows=(), fields=1, split_shape=())
+    >>> plain = shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
+    >>> plain.device_matrix, plain.tensor_map, plain.optimizer_shard
+    ((2, 2, 2), ((0,),), 1)
     """
     if layout.optimizer_shard == 1:
         return layout

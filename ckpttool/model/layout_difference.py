@@ -1,6 +1,7 @@
 """What differs between the layouts that two strategies give to a name.
 
-Two layouts are equal if every rank holds the same slice, whatever their device matrices are.
+Two layouts are equal if every rank holds the same slice, whatever their device matrices are.  The
+kinds of difference are those that `strategy diff` shows; folding equal ones is left to it.
 """
 
 from __future__ import annotations
@@ -34,26 +35,28 @@ class LayoutDifference(Struct, frozen=True):
 
 def layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layouts]:
     """Return the layouts of a name in two strategies; () where one has none."""
-    rules = [one.rules.find(name) if one.rules else None for one in (a, b)]
+    rules = [strategy.rules.find(name) if strategy.rules else None for strategy in (a, b)]
     written = [rule.layout for rule in rules if rule is not None]
     known = [*a.layouts.get(name, ()), *b.layouts.get(name, ()), *written]
-    ndim = max(len(one.tensor_map) for one in known)
+    ndim = max(len(layout.tensor_map) for layout in known)
 
-    def layouts(one: Strategy, rule: Rule | None) -> Layouts:
-        if rule is None or name in one.layouts:
-            return one.layouts.get(name) or layouts_of_rest(one, ndim)
+    def layouts(strategy: Strategy, rule: Rule | None) -> Layouts:
+        if rule is None or name in strategy.layouts:
+            return strategy.layouts.get(name) or layouts_of_rest(strategy, ndim)
         return rule.layouts(ndim)
 
     return layouts(a, rules[0]), layouts(b, rules[1])
 
 
-def layouts_of_rest(one: Strategy, ndim: int) -> Layouts:
+def layouts_of_rest(strategy: Strategy, ndim: int) -> Layouts:
     """Return the layouts that ``otherwise`` gives; () without it."""
-    if not (one.replicates_rest or (one.rules is not None and one.rules.replicates_rest)):
+    if not (
+        strategy.replicates_rest or (strategy.rules is not None and strategy.rules.replicates_rest)
+    ):
         return ()
     return tuple(
-        Layout.unsharded(ndim, one.stage_ranks, one.ranks_of(stage)[0])
-        for stage in range(one.stages)
+        Layout.unsharded(ndim, strategy.stage_ranks, strategy.ranks_of(stage)[0])
+        for stage in range(strategy.stages)
     )
 
 
@@ -61,18 +64,19 @@ def kind_of_difference(a: Layouts, b: Layouts) -> Kind | None:
     """Return what differs first between the layouts of a name; None if every rank is alike."""
     if not a or not b:
         return "only in A" if a else "only in B"
-    if [one.stage for one in a] != [one.stage for one in b]:
+    if [layout.stage for layout in a] != [layout.stage for layout in b]:
         return "stages"
     if not _hold_the_same(a, b):
-        without = [[replace(one, optimizer_shard=1) for one in side] for side in (a, b)]
+        without = [[replace(layout, optimizer_shard=1) for layout in side] for side in (a, b)]
         return "optimizer shard" if _hold_the_same(*without) else "slices"
-    shapes = ((one.full_shape, other.full_shape) for one, other in zip(a, b, strict=True))
+    shapes = ((layout.full_shape, other.full_shape) for layout, other in zip(a, b, strict=True))
     differ = any(None not in pair and pair[0] != pair[1] for pair in shapes)
     return "shape" if differ else None
 
 
 def _hold_the_same(a: Sequence[Layout], b: Sequence[Layout]) -> bool:
-    """Return whether every rank has the same slice; the axes of one side may be expanded."""
+    # the axes of one side may be expanded
+    # The axes of one side may be expanded.
     return any(
         shard_equally(*pair) for pair in ((a, b), (fold_like(a, b), b), (a, fold_like(b, a)))
     )

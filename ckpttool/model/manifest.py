@@ -117,7 +117,15 @@ class StrategyFile(Struct, frozen=True):
 
 
 class LeftOut(Struct, frozen=True):
-    """How many tensors the user did not want, and their bytes."""
+    """The tensors that the user did not want.
+
+    Attributes
+    ----------
+    tensors
+        Their number.
+    nbytes
+        Bytes of their full tensors; of convert in all files.
+    """
 
     tensors: int
     nbytes: int
@@ -141,8 +149,6 @@ class LayoutTable(Struct, frozen=True):
 
     Attributes
     ----------
-    stages, stage_ranks
-        Number of pipeline stages, and of the ranks of each.
     kinds
         The layouts of a tensor, one for each stage that has it.
     tensors
@@ -165,9 +171,13 @@ class LayoutTable(Struct, frozen=True):
             self.tensors.values()
         ):
             raise ValueError("a table of layouts that ckpttool does not write")
-        for one in chain(*self.kinds):
-            is_small = max(len(one.device_matrix), len(one.tensor_map)) <= MAX_LAYOUT_AXES
-            if not is_small or one.first_rank not in firsts or len(one.ranks) != self.stage_ranks:
+        for layout in chain(*self.kinds):
+            is_small = max(len(layout.device_matrix), len(layout.tensor_map)) <= MAX_LAYOUT_AXES
+            if (
+                not is_small
+                or layout.first_rank not in firsts
+                or len(layout.ranks) != self.stage_ranks
+            ):
                 raise ValueError(f"a layout that is not of a stage of {self.stage_ranks} ranks")
 
     @classmethod
@@ -186,7 +196,8 @@ class LayoutTable(Struct, frozen=True):
     def entry(self) -> Mapping[str, object]:
         """Return the JSON object of the document."""
         kinds = [
-            [{key: getattr(one, key) for key in _OF_LAYOUT} for one in of] for of in self.kinds
+            [{key: getattr(layout, key) for key in _OF_LAYOUT} for layout in of]
+            for of in self.kinds
         ]
         sizes = {"stages": self.stages, "stage_ranks": self.stage_ranks}
         return {**sizes, "kinds": kinds, "tensors": self.tensors}
@@ -195,34 +206,14 @@ class LayoutTable(Struct, frozen=True):
 class Provenance(Struct, frozen=True):
     """What a run reads and does; equal provenance gives equal outputs.
 
-    The names are those of the document.
+    The names are those of the document at the top of this module; what follows has no key there.
 
     Attributes
     ----------
-    ckpttool
-        Its version.
-    plan
-        Digest of the plan.
-    step
-        Step of the source, as in its file names.
-    inputs, strategies
-        The files that it reads.
-    dst_strategies
-        The strategy file that it writes with the outputs, if any.
     crc
         Whether the outputs store a checksum; None if only a manifest tells of the run.
     command
         The command line, for the user; empty if only a manifest tells of the run.
-    renamed
-        Name in the outputs to name in the source, where they differ.
-    averaged
-        The checkpoints of which the weighted mean was made; none for one source.
-    left_out
-        The tensors of the source that the user did not want; None if there are none.
-    layouts
-        The layouts of the outputs; None if not known.
-    source_names
-        Name in the outputs to that in the strategy of the source; None if not known, or not needed.
     weight_block
         Rows and columns of Float8 weights that share a scale, as a config.json of the source says.
     """
@@ -244,7 +235,7 @@ class Provenance(Struct, frozen=True):
 
     @property
     def has_unknown_names(self) -> bool:
-        """Whether tensors were renamed, and nothing tells the names that strategies use."""
+        """Whether tensors were renamed, and nothing shows the names that strategies use."""
         return bool(self.renamed) and self.layouts is None and self.source_names is None
 
     @property
@@ -252,8 +243,8 @@ class Provenance(Struct, frozen=True):
         """SHA-256 of what decides the outputs."""
         inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
         strategies = sorted({(file.name, file.sha256) for file in self.strategies})
-        text = json.dumps([self.ckpttool, self.plan, inputs, strategies])
-        return hashlib.sha256(text.encode()).hexdigest()
+        document = json.dumps([self.ckpttool, self.plan, inputs, strategies])
+        return hashlib.sha256(document.encode()).hexdigest()
 
     def head(self) -> Mapping[str, object]:
         """Return the first lines of a manifest as a JSON object, without times."""
@@ -269,7 +260,11 @@ class Provenance(Struct, frozen=True):
             "strategies": [file.entry() for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
-            **({"averaged": [to_builtins(one) for one in self.averaged]} if self.averaged else {}),
+            **(
+                {"averaged": [to_builtins(source) for source in self.averaged]}
+                if self.averaged
+                else {}
+            ),
             **({"left_out": to_builtins(self.left_out)} if self.left_out else {}),
             **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
@@ -314,7 +309,7 @@ class CastStats(Struct, frozen=True):
     max_rel: float = 0.0
 
     def merged(self, other: CastStats) -> CastStats:
-        """Return what it did to both together."""
+        """Return the statistics of both together."""
         return CastStats(
             self.elements + other.elements,
             self.infinities + other.infinities,
@@ -326,9 +321,9 @@ class CastStats(Struct, frozen=True):
 
     @classmethod
     def sum(cls, parts: Iterable[CastStats | None]) -> CastStats | None:
-        """Return what casts did to all parts together; None if there were no casts."""
-        found = [one for one in parts if one is not None]
-        return reduce(cls.merged, found) if found else None
+        """Return the statistics of all parts together; None if there were no casts."""
+        casts = [stats for stats in parts if stats is not None]
+        return reduce(cls.merged, casts) if casts else None
 
     def __str__(self) -> str:
         texts = []
@@ -340,16 +335,9 @@ class CastStats(Struct, frozen=True):
 
 
 class OutputEntry(Struct, frozen=True):
-    """A complete output, as a manifest lists it.
+    """A complete output, as a manifest lists it; ``path`` is relative to the manifest's folder.
 
-    Attributes
-    ----------
-    rank, path, format, nbytes
-        Its rank, its path from the manifest's folder, its format, and its size.
-    tensors
-        Its tensors, in order.
-    cast
-        What casts did to the slices that no output of a lower rank has; None without casts.
+    ``cast`` is what casts did to the slices that no output of a lower rank has; None without casts.
     """
 
     rank: int
@@ -394,31 +382,33 @@ class AlikeOutputs(Struct, eq=False):
     _telling: dict[bytes, dict[Unit, int]] = {}  # by digests
 
     def telling_units(self, output: ListedOutput) -> Mapping[Unit, int]:
-        """Return units that together tell an output from all others alike, with their bytes.
+        """Return units that together distinguish an output from all others alike, with their bytes.
 
         The smallest unit that differs between the outputs is mostly enough.  If all outputs are
         equal, it is the largest unit, which says most of the file.
         """
         if not self._telling:
             nbytes = {
-                (one.name, number): size
-                for one in self.tensors
-                for number, size in enumerate(islice(_sizes(one), len(self.numbers[one.name])))
+                (tensor.name, number): size
+                for tensor in self.tensors
+                for number, size in enumerate(
+                    islice(_sizes(tensor), len(self.numbers[tensor.name]))
+                )
             }
             in_order = sorted(nbytes, key=lambda unit: nbytes[unit])
-            distinct = {one.digests: one for one in self.outputs}
+            distinct = {output.digests: output for output in self.outputs}
             self._telling = {digests: {} for digests in distinct}
-            for unit, one in _tell_apart(list(distinct.values()), in_order):
-                self._telling[one.digests][unit] = nbytes[unit]
+            for unit, member in _tell_apart(list(distinct.values()), in_order):
+                self._telling[member.digests][unit] = nbytes[unit]
             if len(distinct) == 1:
                 self._telling = {output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}}
         return self._telling[output.digests]
 
-    def find_holders(self, found: Mapping[Unit, bytes]) -> Iterator[ListedOutput]:
+    def find_holders(self, hashes: Mapping[Unit, bytes]) -> Iterator[ListedOutput]:
         """Yield the outputs that list all these hashes."""
-        for one in self.outputs:
-            if all(one.digest(unit) == digest for unit, digest in found.items()):
-                yield one
+        for output in self.outputs:
+            if all(output.digest(unit) == digest for unit, digest in hashes.items()):
+                yield output
 
 
 def _tell_apart(
@@ -430,10 +420,10 @@ def _tell_apart(
         left = []
         for group in groups:
             by_digest: dict[bytes, list[ListedOutput]] = {}
-            for one in group:
-                by_digest.setdefault(one.digest(unit), []).append(one)
+            for output in group:
+                by_digest.setdefault(output.digest(unit), []).append(output)
             if len(by_digest) > 1:
-                yield from ((unit, one) for one in group)
+                yield from ((unit, output) for output in group)
             left += [alike for alike in by_digest.values() if len(alike) > 1]
         groups = left
 
@@ -476,29 +466,31 @@ def list_outputs(entries: Iterable[OutputEntry]) -> list[ListedOutput]:
     ValueError
         A hash does not have 64 hexadecimal digits.
     """
-    listed: list[ListedOutput] = []
+    outputs: list[ListedOutput] = []
     groups: dict[object, AlikeOutputs] = {}
     for entry in entries:
-        key = tuple((one.name, one.dtype, one.shape, len(one.sha256)) for one in entry.tensors)
+        key = tuple(
+            (tensor.name, tensor.dtype, tensor.shape, len(tensor.sha256))
+            for tensor in entry.tensors
+        )
         if key not in groups:
-            tensors = tuple(replace(one, sha256=()) for one in entry.tensors)
-            ends = accumulate((len(one.sha256) for one in entry.tensors), initial=0)
+            tensors = tuple(replace(tensor, sha256=()) for tensor in entry.tensors)
+            ends = accumulate((len(tensor.sha256) for tensor in entry.tensors), initial=0)
             ranges = (range(*pair) for pair in pairwise(ends))
-            names = (one.name for one in entry.tensors)
+            names = (tensor.name for tensor in entry.tensors)
             groups[key] = AlikeOutputs(tensors, dict(zip(names, ranges, strict=True)))
-        hashes = [sha256 for one in entry.tensors for sha256 in one.sha256]
+        hashes = [sha256 for tensor in entry.tensors for sha256 in tensor.sha256]
         digests = bytes.fromhex("".join(hashes))
-        if any(len(one) != 2 * DIGEST_BYTES for one in hashes):
+        if any(len(digest) != 2 * DIGEST_BYTES for digest in hashes):
             raise ValueError("a hash does not have 64 digits")
         alike = groups[key]
         output = ListedOutput(replace(entry, tensors=alike.tensors), alike, digests)
         alike.outputs.append(output)
-        listed.append(output)
-    return listed
+        outputs.append(output)
+    return outputs
 
 
 def _sizes(tensor: TensorEntry) -> Iterator[int]:
-    """Yield the bytes of each unit of a tensor; a string is a unit without bytes to read."""
     if tensor.dtype == TEXT:
         yield 0
         return
@@ -511,8 +503,6 @@ def units(meta: TensorMeta) -> Iterator[Region]:
 
     Element type and shape alone determine them.
 
-    Examples
-    --------
     >>> [unit.shape for unit in units(TensorMeta("w", "Float32", (3, 1 << 20)))]
     [(2, 1048576), (1, 1048576)]
     """
@@ -532,19 +522,13 @@ def count_units(meta: TensorMeta) -> int:
     return sum(1 for _ in units(meta))
 
 
-def hash_text(text: str) -> str:
+def hash_text(value: str) -> str:
     """Return the hash of a string entry."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(value.encode()).hexdigest()
 
 
 class UnitHashes:
-    """The SHA-256 of all units of an output, which come in any order; 32 bytes each.
-
-    Parameters
-    ----------
-    metas
-        The tensors of the output, in order.
-    """
+    """The SHA-256 of all units of an output, which come in any order; 32 bytes each."""
 
     def __init__(self, metas: Sequence[TensorMeta]) -> None:
         self._metas = metas
@@ -565,10 +549,10 @@ class UnitHashes:
         assert not self._missing, f"{self._missing} units without a hash"
         for meta, ends in zip(self._metas, pairwise(self._first), strict=True):
             ats = (DIGEST_BYTES * number for number in range(*ends))
-            found = [self._digests[at : at + DIGEST_BYTES].hex() for at in ats]
+            hashes = [self._digests[at : at + DIGEST_BYTES].hex() for at in ats]
             if meta.text is not None:
-                found = [hash_text(meta.text)]
-            yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(found))
+                hashes = [hash_text(meta.text)]
+            yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(hashes))
 
 
 def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:

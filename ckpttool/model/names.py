@@ -1,5 +1,9 @@
 """Names of tensors: optimizer state, statistics with one axis less, and map parameters.
 
+A name alone is parsed here, once, with the tables of MindSpore's prefixes.  To what a tensor of the
+name belongs is left to `ckpttool.model.belonging`, how it is sharded to `ckpttool.checkpoint`:
+these know shapes and strategies.
+
 AdaFactor and CAME store means of a parameter's second moments: over its last axis (rows) and over
 the axis before it (columns).  A rank computes them from its own slice.  So the remaining axes give
 the position of its slice of a statistic.  Ranks that differ only along the reduced axis hold equal
@@ -69,18 +73,16 @@ _REDUCED_AXES = {
     "exp_avg_insta_col_": -2,
 }
 _SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot; longer ones first
-_DOTTED_PREFIXES = {one: one for one in STATE_PREFIXES if one not in _SECOND_MOMENTS}
+_DOTTED_PREFIXES = {prefix: prefix for prefix in STATE_PREFIXES if prefix not in _SECOND_MOMENTS}
 
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
 class Name(Struct, frozen=True):
-    """What the name of a tensor alone tells.
+    """What the name of a tensor alone shows.
 
     Attributes
     ----------
-    text
-        The name.
     prefix
         The prefix of MindSpore's optimizers that it begins with; "" if it has none.
     parameter
@@ -122,8 +124,6 @@ class Name(Struct, frozen=True):
     def splits(self) -> Iterator[tuple[str, str]]:
         """Yield the ways to split it behind a dot, the shortest start first.
 
-        Examples
-        --------
         >>> list(parse_name("net.dense.weight").splits())
         [('net.', 'dense.weight'), ('net.dense.', 'weight')]
         """
@@ -132,18 +132,14 @@ class Name(Struct, frozen=True):
             yield ".".join(parts[:number]) + ".", ".".join(parts[number:])
 
 
-def parse_name(text: str) -> Name:
+def parse_name(name: str) -> Name:
     """Parse the name of a tensor.
 
-    Examples
-    --------
-    >>> parse_name("adam_m.layer.weight").parameter
-    'layer.weight'
     >>> name = parse_name("exp_avg_sq_col_dense.weight")
-    >>> name.parameter, name.reduced_axis
-    ('dense.weight', -2)
+    >>> parse_name("adam_m.layer.weight").parameter, name.parameter, name.reduced_axis
+    ('layer.weight', 'dense.weight', -2)
     """
-    return _KNOWN[text]
+    return _KNOWN[name]
 
 
 class _Known(dict[str, Name]):
@@ -155,25 +151,25 @@ class _Known(dict[str, Name]):
 
     MOST = 1 << 17
 
-    def __missing__(self, text: str) -> Name:
+    def __missing__(self, key: str) -> Name:
         if len(self) >= self.MOST:
             self.clear()
-        self[text] = name = _parse_name(text)
+        self[key] = name = _parse_name(key)
         return name
 
 
 _KNOWN = _Known()
 
 
-def _parse_name(text: str) -> Name:
-    prefix = _DOTTED_PREFIXES.get(text[: text.find(".") + 1], "")
-    prefix = prefix or next((one for one in _SECOND_MOMENTS if text.startswith(one)), "")
-    if prefix in ("", text):
-        return Name(text)
-    parameter = text.removeprefix(prefix)
+def _parse_name(name: str) -> Name:
+    prefix = _DOTTED_PREFIXES.get(name[: name.find(".") + 1], "")
+    prefix = prefix or next((moment for moment in _SECOND_MOMENTS if name.startswith(moment)), "")
+    if prefix in ("", name):
+        return Name(name)
+    parameter = name.removeprefix(prefix)
     if parameter in _KNOWN:
         parameter = _KNOWN[parameter].text  # the same string, which large models have 50,000 of
-    return Name(text, prefix, parameter, _REDUCED_AXES.get(prefix))
+    return Name(name, prefix, parameter, _REDUCED_AXES.get(prefix))
 
 
 def forget_names() -> None:
@@ -182,10 +178,8 @@ def forget_names() -> None:
 
 
 def map_of_component(name: str) -> str | None:
-    """Return the map parameter that a tensor is a component of; None if it is not one.
+    """Return the map parameter that a tensor is a component of, or None.
 
-    Examples
-    --------
     >>> map_of_component("emb.__map_keys__")
     'emb'
     """
@@ -197,7 +191,9 @@ def map_component_names(tag: str) -> tuple[str, ...]:
     return tuple(tag + suffix for suffix in _MAP_SUFFIXES)
 
 
-def match_states(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> ParameterOfState:
+def match_states(
+    strategy_names: Collection[str], metas: Mapping[str, TensorMeta]
+) -> ParameterOfState:
     """Match optimizer states with their parameters by their names.
 
     A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
@@ -209,45 +205,36 @@ def match_states(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> Pa
     Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
     other name with such a prefix may be a state whose parameter is missing.
 
-    Parameters
-    ----------
-    listed
-        Names that the strategy lists.
-    metas
-        Tensors of the checkpoint by name.
-
-    Examples
-    --------
     >>> w = TensorMeta("w", "Float32", (4, 3))
     >>> match_states(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
     {'mine.w': 'w', 'mine.b': 'b'}
     """
-    names = dict.fromkeys((*listed, *metas))
-    found: dict[str, str] = {}
+    names = dict.fromkeys((*strategy_names, *metas))
+    candidates: dict[str, str] = {}
     modules: set[str] = set()
     listed_modules: set[str] = set()
     for name in names:
         prefix, _, parameter = name.partition(".")
         by_prefix = parse_name(name).parameter
         if by_prefix in names:
-            found[name] = by_prefix
+            candidates[name] = by_prefix
         elif parameter in names and parameter and prefix.isidentifier():
-            found[name] = parameter
+            candidates[name] = parameter
         elif f"{prefix}.{name}" in names:
             continue  # a parameter of a module whose name is also the prefix of its state
-        elif name in listed:
+        elif name in strategy_names:
             listed_modules.add(prefix)
         elif math.prod(metas[name].shape) != 1:
             modules.add(prefix)
     modules |= listed_modules
     parameter_of_state = {}
-    for name, parameter in found.items():
+    for name, parameter in candidates.items():
         prefix = name.removesuffix(parameter).removesuffix(".")
         if prefix not in (modules if parse_name(name).parameter is None else listed_modules):
             parameter_of_state[name] = parameter
     for name, parameter in parameter_of_state.items():
         # The parameter of an unlisted state may be an unlisted state itself.
-        while parameter not in listed and parameter in parameter_of_state:
+        while parameter not in strategy_names and parameter in parameter_of_state:
             parameter = parameter_of_state[parameter]
         parameter_of_state[name] = parameter
     return parameter_of_state

@@ -1,7 +1,9 @@
-r"""Patterns of names.
+r"""Patterns of names, for options and rules.
 
 A pattern is a glob such as ``*.weight``, in which ``*`` also stands for dots, or ``re:`` and a
-regular expression such as ``re:layers\.[0-3]\.``, which may begin and end anywhere in a name.
+regular expression such as ``re:layers\.[0-3]\.``, which may begin and end anywhere in a name.  This
+module says what a pattern matches, and words the problem of one that matches nothing.  What follows
+from a match is left to the caller.
 """
 
 from __future__ import annotations
@@ -95,17 +97,15 @@ def unmatched_problem(what: str, names: Collection[str], where: str) -> Diagnost
     """
     facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
     hint = f"`ckpttool inspect --all {quote(where)}` lists the names"
-    text = f"no tensor matches {what}"
-    return Diagnostic("options", text, hint=hint, facts=facts, where=where)
+    message = f"no tensor matches {what}"
+    return Diagnostic("options", message, hint=hint, facts=facts, where=where)
 
 
-def fold_names(names: Iterable[str], others: Collection[str], most: int) -> tuple[str, ...]:
-    """Return patterns that match all ``names`` and none of the ``others``, if few are enough.
+def fold_names(names: Iterable[str], excluded: Collection[str], most: int) -> tuple[str, ...]:
+    """Return patterns that match all ``names`` and none of ``excluded``, if few are enough.
 
     A pattern is what several names begin with, perhaps with any numbers, or one name.
 
-    Examples
-    --------
     >>> fold_names(["layers.0.w", "layers.1.w", "head.w"], ["layers.0.b"], most=2)
     ('layers.*.w', 'head.w')
     """
@@ -113,9 +113,11 @@ def fold_names(names: Iterable[str], others: Collection[str], most: int) -> tupl
     rest = list(names)
     while rest and len(folded) < most:
         name = rest[0]
-        near = (one for one in _wider(name) if not any(map(one.matches, others)))
+        near = (pattern for pattern in _wider(name) if not any(map(pattern.matches, excluded)))
         pattern = next(near, None)
-        left = [one for one in rest if one != name and not (pattern and pattern.matches(one))]
+        left = [
+            other for other in rest if other != name and not (pattern and pattern.matches(other))
+        ]
         folded.append(pattern.text if pattern and len(rest) - len(left) > 1 else name)
         rest = left
     return () if rest else tuple(folded)
@@ -123,6 +125,6 @@ def fold_names(names: Iterable[str], others: Collection[str], most: int) -> tupl
 
 def _wider(name: str) -> Iterator[Pattern]:
     heads = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
-    for text in (*heads, name) if {*"*?[:"}.isdisjoint(name) else ():
-        yield Pattern(re.sub(r"(?<![A-Za-z\d])\d+(?=\.)", "*", text))
-        yield Pattern(text)
+    for glob in (*heads, name) if {*"*?[:"}.isdisjoint(name) else ():
+        yield Pattern(re.sub(r"(?<![A-Za-z\d])\d+(?=\.)", "*", glob))
+        yield Pattern(glob)

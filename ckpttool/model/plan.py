@@ -1,8 +1,9 @@
 """A plan: for every output tensor its terms, and for each term the pieces that fill it.
 
-A plan is data.  `ckpttool.planning.targets` makes and checks it.  Iterating it yields the output
-files one at a time and computes pieces only when they are needed.  Its size does not grow with
-their number.
+A plan is data.  `ckpttool.planning.targets` makes and checks it, `ckpttool.execution` carries it
+out, and neither knows the other.  Iterating it yields the output files one at a time and computes
+pieces only when they are needed.  Its size does not grow with their number, so it can be printed,
+pickled and sent to another machine.
 """
 
 from __future__ import annotations
@@ -109,8 +110,7 @@ class OutputTensor(Struct, frozen=True, gc=False):
     region
         The region of the full tensor that the output slice holds.
     terms
-        The sources of these elements.  An `excerpt` for another process has only the slices that it
-        needs.
+        The sources.  An `excerpt` for another process has only the slices that it needs.
     kind
         Equal for tensors of a plan whose equal regions are read from equal places of equal slices;
         None if nobody has compared them.
@@ -162,7 +162,7 @@ class OutputTensor(Struct, frozen=True, gc=False):
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
         region = within.moved_by(self.region.start)
-        counts = (one.source.slicing.count_overlaps(one.elements(region)) for one in self.terms)
+        counts = (term.source.slicing.count_overlaps(term.elements(region)) for term in self.terms)
         return sum(counts)
 
     def excerpt(self, within: Region) -> OutputTensor:
@@ -191,8 +191,6 @@ class Target(Struct, frozen=True):
 
     Attributes
     ----------
-    format
-        ``"hdf5"``, ``"ckpt"`` or ``"safetensors"``.
     paths
         Rank to output file, ascending; only the ranks to write.
     ranks
@@ -218,7 +216,7 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def unwritten(cls, strategy: Strategy | None, ranks: Iterable[int] | None = None) -> Target:
-        """Return a target of which nothing is written, so that it has no format and no paths."""
+        """Return a target without a format and paths, of which nothing is written."""
         if strategy is None:
             return cls("", {0: ""})
         every = strategy.ranks
@@ -255,12 +253,8 @@ class Target(Struct, frozen=True):
 class NotListed(Struct):
     """Full tensors that the target strategy does not list, by name.
 
-    Attributes
-    ----------
-    followed
-        Optimizer states that are sharded like their parameters.
-    full, dropped
-        Tensors written in full to every rank, and tensors not written.  Neither has single values.
+    ``followed`` are optimizer states that are sharded like their parameters.  ``full`` are written
+    in full to every rank, ``dropped`` are not written; neither has single values.
     """
 
     followed: dict[str, TensorMeta] = {}
@@ -280,14 +274,8 @@ class NotListed(Struct):
 class Document(Struct, frozen=True):
     """A small file that describes the outputs and is written when all of them are complete.
 
-    An old one is removed before the first output is replaced.
-
-    Attributes
-    ----------
-    path, data
-        The file and its content.
-    kind
-        ``"index"`` of numbered files; ``"strategy"`` or ``"meta.json"`` of rank files.
+    An old one is removed before the first output is replaced.  ``kind`` is ``"index"`` of numbered
+    files, ``"strategy"`` or ``"meta.json"`` of rank files.
     """
 
     path: str
@@ -321,7 +309,9 @@ class Transfer(Struct, frozen=True, gc=False):
     @property
     def read_kind(self) -> Hashable:
         """A value that is equal for transfers whose elements are in equal places of slices."""
-        places = ((one.source.slicing.key, one.source.meta.dtype, one.block) for one in self.terms)
+        places = (
+            (term.source.slicing.key, term.source.meta.dtype, term.block) for term in self.terms
+        )
         return self.dtype, tuple(places)
 
     def terms_of(self, rank: int) -> tuple[Term, ...]:
@@ -362,8 +352,6 @@ class Kept(Struct, frozen=True):
 
     Attributes
     ----------
-    strategy
-        The layouts of the tensors; None if it has none.
     names
         The names in the strategy of the first source that differ; None if not known.
     files
@@ -387,12 +375,8 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         The checkpoints that are read; a `Term` says which of them has its source.
     weights
         The weights of the inputs in means; none if there is one input.
-    not_listed
-        The tensors that the target strategy does not list.
     left_out
         The tensors of the source that the user does not want, with their bytes.
-    roles
-        How many of the tensors are weights, states, scales, copies and counters.
     weight_block
         Rows and columns of Float8 weights that share a scale; None for the usual ones.
     strategies
@@ -403,8 +387,6 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         The attributes that say how the outputs were made.
     listed
         The source files that a manifest lists, by path.
-    tensors
-        What the user wants of the tensors, and what becomes of numbers that overflow.
     kept
         What is known of the layouts of files that are written again.
     """
@@ -445,7 +427,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
     @property
     def renamed(self) -> Mapping[str, str]:
         """Name in the outputs to name in the source, where they differ."""
-        pairs = ((one.name, one.source.name) for one in self.transfers)
+        pairs = ((transfer.name, transfer.source.name) for transfer in self.transfers)
         return {new: old for new, old in pairs if new != old}
 
     @property
@@ -457,7 +439,10 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         names = None if self.kept.strategy else self.kept.names
         if names is None:
             return None
-        called = {one.name: names.get(one.source.name, one.source.name) for one in self.transfers}
+        called = {
+            transfer.name: names.get(transfer.source.name, transfer.source.name)
+            for transfer in self.transfers
+        }
         return {name: old for name, old in called.items() if name != old}
 
     @cached_property
@@ -470,21 +455,24 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         if self.is_own:
             if (known := self.kept.strategy) is None:
                 return None
-            pairs = ((one.name, known.layouts.get(one.source.name)) for one in self.transfers)
+            pairs = (
+                (transfer.name, known.layouts.get(transfer.source.name))
+                for transfer in self.transfers
+            )
             return replace(known, layouts={name: of for name, of in pairs if of})
         target = self.target.strategy
         strategy = target or Strategy({}, 1, 1)
-        found: dict[str, tuple[Layout, ...]] = {}
-        for one in self.transfers:
-            name, old = one.name, one.source.name
+        layouts: dict[str, tuple[Layout, ...]] = {}
+        for transfer in self.transfers:
+            name, old = transfer.name, transfer.source.name
             is_listed = old in strategy.layouts or old in self.not_listed.followed
-            has_layout = one.meta.text is None and (is_listed or not one.meta.is_single)
-            if one.source.only_for is None and has_layout:
-                full = Layout.unsharded(len(one.meta.shape))  # in whichever numbered file
-                of_stages = _by_stage(one, target.stage_ranks) if target else [full]
-                placed = (*found.get(name, ()), *of_stages)
-                found[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
-        return replace(strategy, layouts=found, rules=None)
+            has_layout = transfer.meta.text is None and (is_listed or not transfer.meta.is_single)
+            if transfer.source.only_for is None and has_layout:
+                full = Layout.unsharded(len(transfer.meta.shape))  # in whichever numbered file
+                of_stages = _by_stage(transfer, target.stage_ranks) if target else [full]
+                placed = (*layouts.get(name, ()), *of_stages)
+                layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
+        return replace(strategy, layouts=layouts, rules=None)
 
     @property
     def attrs(self) -> Mapping[str, str]:
@@ -503,7 +491,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         """The distinct headers of the outputs, by the ranks that share each."""
         layouts, transfers, numbers = self._distinct_layouts
         stages = dict.fromkeys(layout.ranks for layout, _ in layouts)
-        uneven = [one for one in layouts if not one[0].has_equal_slices]
+        uneven = [layout for layout in layouts if not layout[0].has_equal_slices]
         ranks_of: dict[Hashable, list[int]] = {}
         for rank in self.target.paths:
             places = [rank in ranks for ranks in stages]
@@ -535,35 +523,37 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         What all outputs hold of these tensors are the full tensors, once; or what each rank has.
         """
         by_layouts: dict[tuple[Layout, ...], list[str]] = {}
-        found: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
+        names_of: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
         for transfer in self.transfers:
             if transfer.is_cast and transfer.is_own:
-                for rank in chain(*(found.keys() & one.ranks for one in transfer.layouts)):
-                    found[rank].add(transfer.name)
+                for rank in chain(*(names_of.keys() & layout.ranks for layout in transfer.layouts)):
+                    names_of[rank].add(transfer.name)
             elif transfer.is_cast:
                 by_layouts.setdefault(transfer.layouts, []).append(transfer.name)
         for layouts, names in by_layouts.items():
             # Pipeline stages that share a tensor hold it several times: the first one counts.
-            held = ((one, sorted(found.keys() & one.ranks)) for one in layouts)
-            layout, ranks = next((pair for pair in held if pair[1]), (layouts[0], []))
+            holding = ((layout, sorted(names_of.keys() & layout.ranks)) for layout in layouts)
+            layout, ranks = next((pair for pair in holding if pair[1]), (layouts[0], []))
             seen = set[tuple[int, ...]]()
             for rank in ranks:
                 index = layout.slice_index(rank)
                 if index not in seen:
                     seen.add(index)
-                    found[rank].update(names)
-        return {rank: frozenset(names) for rank, names in found.items()}
+                    names_of[rank].update(names)
+        return {rank: frozenset(names) for rank, names in names_of.items()}
 
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of the outputs, those with equal tensors together; data parallel ranks have."""
         layouts, *_ = self._distinct_layouts
-        even = dict.fromkeys(one for one, shape in layouts if one.is_even and 0 not in shape)
-        others = [(one, shape) for one, shape in layouts if one not in even]
+        even = dict.fromkeys(
+            layout for layout, shape in layouts if layout.is_even and 0 not in shape
+        )
+        uneven = [(layout, shape) for layout, shape in layouts if layout not in even]
         ranks_of: dict[Hashable, list[int]] = {}
         for rank in self.target.paths:
-            places = [one.slice_index(rank) if rank in one.ranks else None for one in even]
-            ranks_of.setdefault((*places, *_regions(others, rank)), []).append(rank)
+            places = [layout.slice_index(rank) if rank in layout.ranks else None for layout in even]
+            ranks_of.setdefault((*places, *_regions(uneven, rank)), []).append(rank)
         return tuple(map(tuple, ranks_of.values()))
 
     @cached_property
@@ -572,7 +562,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
 
         Slices of the same region of such tensors take equal pieces of the same source ranks.
         """
-        kinds_of = [one.find_kinds() for one in self.inputs]
+        kinds_of = [catalog.find_kinds() for catalog in self.inputs]
 
         def kind_of(term: Term) -> Hashable:
             source, kinds = term.source, kinds_of[term.input]
@@ -580,16 +570,16 @@ class Plan(Brief, Struct, frozen=True, dict=True):
             kind = kinds.get(source.name)
             return key, source.meta.dtype, term.weight, term.input, term.block, kind
 
-        found: dict[Hashable, list[Transfer]] = {}
-        for one in self.transfers:
-            key = one.layouts, one.dtype, tuple(map(kind_of, one.terms))
-            found.setdefault(key, []).append(one)
-        return {transfers[0].name: tuple(transfers) for transfers in found.values()}
+        by_kind: dict[Hashable, list[Transfer]] = {}
+        for transfer in self.transfers:
+            key = transfer.layouts, transfer.dtype, tuple(map(kind_of, transfer.terms))
+            by_kind.setdefault(key, []).append(transfer)
+        return {transfers[0].name: tuple(transfers) for transfers in by_kind.values()}
 
     @property
     def of_kinds(self) -> Plan:
         """The plan with one transfer of each of the `kinds`."""
-        return replace(self, transfers=tuple(one for one, *_ in self.kinds.values()))
+        return replace(self, transfers=tuple(transfer for transfer, *_ in self.kinds.values()))
 
     def __iter__(self) -> Iterator[OutputFile]:
         return self.outputs(self.target.paths)
@@ -612,7 +602,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
                 if (region := regions[number]) is not None
             )
             tensors = tuple(
-                OutputTensor(meta, *one) for meta, one in zip(metas[rank], parts, strict=True)
+                OutputTensor(meta, *part) for meta, part in zip(metas[rank], parts, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, attrs)
 
@@ -625,8 +615,8 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         Most of a model's tensors share few layouts, so regions are computed once for each.
         """
         known: dict[_LayoutOfShape, int] = {}
-        transfers = [one for one in self.transfers for _ in one.layouts]
-        layouts = ((one, it.source.meta.shape) for it in self.transfers for one in it.layouts)
+        transfers = [transfer for transfer in self.transfers for _ in transfer.layouts]
+        layouts = ((layout, it.source.meta.shape) for it in self.transfers for layout in it.layouts)
         numbers = [known.setdefault(layout, len(known)) for layout in layouts]
         return tuple(known), transfers, numbers
 
@@ -644,7 +634,6 @@ _LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape
 
 
 def _shapes(layouts: Iterable[_LayoutOfShape], rank: int) -> list[tuple[int, ...] | None]:
-    """Return the shape of the slice of a rank by each layout; None if it is not for the rank."""
     return [
         layout.slice_shape(rank, shape) if rank in layout.ranks else None
         for layout, shape in layouts
@@ -652,7 +641,6 @@ def _shapes(layouts: Iterable[_LayoutOfShape], rank: int) -> list[tuple[int, ...
 
 
 def _regions(layouts: Iterable[_LayoutOfShape], rank: int) -> list[Region | None]:
-    """Return the region of a rank by each layout; None if the layout is not for the rank."""
     return [
         layout.region(rank, shape) if rank in layout.ranks else None for layout, shape in layouts
     ]

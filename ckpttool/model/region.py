@@ -1,4 +1,9 @@
-"""Boxes of elements, the grid of slices under a box, and cuts that are contiguous in C order."""
+"""Boxes of elements, the grid of slices under a box, and cuts that are contiguous in C order.
+
+It is arithmetic on indices alone: layouts, slicings, plans and the copy count on it, so each of its
+algorithms exists once.  Which tensor the elements are of, and where they are stored, is left to
+these.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,6 @@ class Region(Struct, frozen=True):
     A 0-d tensor has the one region ``Region((), ())``, which holds one element.  An axis may be
     empty (``start == stop``).
 
-    Examples
-    --------
     >>> Region((0, 2), (4, 6)).shape
     (4, 4)
     """
@@ -71,18 +74,9 @@ class Region(Struct, frozen=True):
     def bands(self, max_elements: int) -> Iterator[Region]:
         """Yield bands of this region in C order; a contiguous region has contiguous bands.
 
-        Parameters
-        ----------
-        max_elements
-            Largest size of a band.  A single row that is larger is cut as well.
+        A band has at most ``max_elements``: a single row that is larger is cut as well.  Each
+        element is in exactly one band.  An empty region has no bands.
 
-        Yields
-        ------
-        Region
-            In C order; each element is in exactly one band.  An empty region has no bands.
-
-        Examples
-        --------
         >>> [band.shape for band in Region((0, 0), (5, 3)).bands(6)]
         [(2, 3), (2, 3), (1, 3)]
         >>> [band.shape for band in Region((0, 0), (2, 3)).bands(2)]
@@ -162,8 +156,6 @@ def grid_overlaps(
 def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
     """Return how many stretches overlap ``wanted``, with the empty ones between them.
 
-    Examples
-    --------
     >>> count_overlaps([(0, 4, 8), (0, 2, 4, 6)], Region((1, 1), (8, 3)))
     4
     """

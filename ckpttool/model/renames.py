@@ -4,6 +4,10 @@ A rule is a glob and a name, in which each ``*`` or ``?`` stands for what that o
 ``model.*.gamma`` and ``*.weight``.  Brackets such as ``[0-3]`` count, too, if the name has more of
 these than the glob.  Or it is ``re:``, a regular expression and a text with groups, which replaces
 its matches: ``re:^(.*)\.gamma$`` and ``\1.weight``.  The first rule that matches a name counts.
+
+The result is names to new names, and what is wrong with the rules.  That the state and the scale of
+a parameter follow it is taken from `ckpttool.model.belonging`; reading files with rules is left to
+`ckpttool.strategy_files.rename_files`.
 """
 
 from __future__ import annotations
@@ -40,13 +44,13 @@ class Names(dict[str, "tuple[int, ...] | None"]):
         if wanted in ("any", "none"):
             return (name in self) == (wanted == "any")
         if wanted.endswith("names"):
-            start, stop = (bisect_left(self._sorted, one) for one in (name, name + "\U0010ffff"))
+            start, stop = (bisect_left(self._sorted, end) for end in (name, name + "\U0010ffff"))
             return wanted == f"{stop - start} names"
-        found = self.get(name)
-        if wanted == "same" or found is None:
-            return found is not None and found == shape
+        shape_there = self.get(name)
+        if wanted == "same" or shape_there is None:
+            return shape_there is not None and shape_there == shape
         sizes = wanted.replace("n", r"\d+").replace("m", r"(?!1\b)\d+")
-        return re.fullmatch(sizes, " x ".join(map(str, found))) is not None
+        return re.fullmatch(sizes, " x ".join(map(str, shape_there))) is not None
 
 
 class Rename(Struct, frozen=True, dict=True):
@@ -64,7 +68,7 @@ class Rename(Struct, frozen=True, dict=True):
     file
         The file that has the rule; "" if it is given by itself.
     note
-        What a note says of the tensors that match; "" for no note.
+        What a note says of the tensors that match.
 
     Raises
     ------
@@ -124,30 +128,30 @@ class Rename(Struct, frozen=True, dict=True):
         elif self.regex.search(name) is None:
             matched = None
         if matched is None or not all(
-            names.has(self._of(name, matched, text), wanted, names.get(name))
-            for text, wanted in self.beside
+            names.has(self._of(name, matched, template), wanted, names.get(name))
+            for template, wanted in self.beside
         ):
             return None
         return self._of(name, matched, self.new)
 
-    def _of(self, name: str, matched: Sequence[str], text: str) -> str:
+    def _of(self, name: str, matched: Sequence[str], template: str) -> str:
         if self.regex is not None:
-            return self.regex.sub(text, name)
-        first, *rest = _PLACE.split(text)
+            return self.regex.sub(template, name)
+        first, *rest = _PLACE.split(template)
         return first + "".join(chain(*zip(matched, rest, strict=False)))
 
 
 def _pieces(glob: str, has_more: bool) -> Iterator[str | re.Pattern[str]]:
     """Yield what stands between the stars of a glob, as a text or a regular expression."""
     literals, wildcards = WILDCARD.split(glob), WILDCARD.findall(glob)
-    text, is_literal, literal = "", True, ""
+    pattern, is_literal, literal = "", True, ""
     for before, wildcard in zip(literals, [*wildcards, "*"], strict=True):
-        text, literal = text + re.escape(before), literal + before
+        pattern, literal = pattern + re.escape(before), literal + before
         if wildcard == "*":
-            yield literal if is_literal else re.compile(f"(?s){text}")
-            text, is_literal, literal = "", True, ""
+            yield literal if is_literal else re.compile(f"(?s){pattern}")
+            pattern, is_literal, literal = "", True, ""
         else:
-            text, is_literal = text + _group(wildcard, has_more or wildcard == "?"), False
+            pattern, is_literal = pattern + _group(wildcard, has_more or wildcard == "?"), False
 
 
 def _match_glob(pieces: Sequence[str | re.Pattern[str]], name: str) -> list[str] | None:
@@ -158,10 +162,10 @@ def _match_glob(pieces: Sequence[str | re.Pattern[str]], name: str) -> list[str]
     matched: list[str] = []
     stop, last = len(name), len(pieces) - 1
     for number in range(last, -1, -1):
-        found = _find_last(pieces[number], name, stop, is_first=not number, is_last=number == last)
-        if found is None:
+        match = _find_last(pieces[number], name, stop, is_first=not number, is_last=number == last)
+        if match is None:
             return None
-        start, end, groups = found
+        start, end, groups = match
         matched[:0] = (*groups, name[end:stop]) if number < last else groups
         stop = start
     return matched
@@ -179,12 +183,12 @@ def _find_last(
         return (start, end, ()) if is_found and (end == stop or not is_last) else None
     match = piece.fullmatch if is_last else piece.match
     starts = (0,) if is_first else range(stop, -1, -1)
-    found = next(filter(None, (match(name, start, stop) for start in starts)), None)
-    return None if found is None else (found.start(), found.end(), found.groups())
+    last = next(filter(None, (match(name, start, stop) for start in starts)), None)
+    return None if last is None else (last.start(), last.end(), last.groups())
 
 
 def _group(wildcard: str, is_place: bool) -> str:
-    """Return a group that matches what a wildcard matches, or itself: names may have brackets."""
+    # The wildcard may also match itself: names may have brackets.
     return f"({'' if is_place else '?:'}{translate(wildcard)[4:-3]}|{re.escape(wildcard)})"
 
 
@@ -194,17 +198,6 @@ def rename(rules: Iterable[Rename], names: Names, belongings: Belongings) -> Map
     What belongs to a parameter has its prefix or suffix and the new name of the parameter, and the
     components of a map parameter have its new name.
 
-    Parameters
-    ----------
-    rules
-        The rules, the first ones first.
-    names
-        All names of the checkpoint.
-    belongings
-        To what they belong.
-
-    Examples
-    --------
     >>> from ckpttool.model.belonging import find_belongings
     >>> names = Names({"w": (2,), "adam_m.w": (2,)})
     >>> rename([Rename("*", "model.*")], names, find_belongings(names, {}))
@@ -226,19 +219,19 @@ def rename(rules: Iterable[Rename], names: Names, belongings: Belongings) -> Map
 
 
 def _matching(rules: Iterable[Rename], name: str, names: Names) -> Iterator[tuple[Rename, str]]:
-    return ((one, new) for one in rules if (new := one.apply(name, names)) is not None)
+    return ((rule, new) for rule in rules if (new := rule.apply(name, names)) is not None)
 
 
 def rename_notes(
     rules: Iterable[Rename], names: Iterable[str], all_names: Names, belongings: Belongings
 ) -> Iterator[Diagnostic]:
     """Yield what rules say of the tensors that they match; the parameters are as below."""
-    rules, found = tuple(rules), dict[str, list[str]]()
-    for name in names if any(one.note for one in rules) else ():
+    rules, names_of = tuple(rules), dict[str, list[str]]()
+    for name in names if any(rule.note for rule in rules) else ():
         rule, new = next(_matching(rules, name, all_names), (None, name))
         if rule and rule.note and belongings.get(name, WEIGHT).of is None:
-            found.setdefault(rule.note, []).append(name if new == name else f"{name} to {new}")
-    for note, of in found.items():
+            names_of.setdefault(rule.note, []).append(name if new == name else f"{name} to {new}")
+    for note, of in names_of.items():
         yield Diagnostic("new_names", note, facts=shorten(of, 3))
 
 
@@ -252,7 +245,7 @@ def rename_problems(
 ) -> Iterator[Diagnostic]:
     """Yield the problems of rules that match nothing, and of names that become one or nothing.
 
-    Of the rules of a file some may match nothing, since a file serves many models.
+    Some rules of a file may match nothing, since a file serves many models.
 
     Parameters
     ----------
@@ -263,18 +256,18 @@ def rename_problems(
     changed
         Those that change, with their new names.
     where
-        What has the names.
+        The path of what has the names, for messages.
     all_names, belongings
         The names of the checkpoint, and to what they belong; as for `rename`.
     """
     owners = (belongings.get(name, WEIGHT).of for name in names)
     tags = (map_of_component(name) for name in names)
-    ruled = dict.fromkeys(one for one in (*names, *owners, *tags) if one is not None)
+    ruled = dict.fromkeys(name for name in (*names, *owners, *tags) if name is not None)
     groups: dict[object, list[Rename]] = {}
     for rule in rules:
         groups.setdefault(rule.file or rule, []).append(rule)
     for together in groups.values():
-        if any(one.apply(name, all_names) is not None for one in together for name in ruled):
+        if any(rule.apply(name, all_names) is not None for rule in together for name in ruled):
             continue
         first = together[0]
         what = f"a rule of {first.file}" if first.file else repr(first.old)
@@ -284,14 +277,17 @@ def rename_problems(
         olds.setdefault(changed.get(name, name), []).append(name)
     hint = "rules that give each tensor a name of its own"
     if nameless := [name for name in olds.pop("", ()) if name]:  # "" may be its name already
-        text, facts = f"{count(len(nameless), 'tensor')} would have no name", shorten(nameless, 3)
-        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+        message, facts = (
+            f"{count(len(nameless), 'tensor')} would have no name",
+            shorten(nameless, 3),
+        )
+        yield Diagnostic("options", message, hint=hint, facts=facts, where=where)
     if several := {new: of for new, of in olds.items() if len(of) > 1}:
         number = len(several)
-        text = "several tensors would get one name"
-        text += f", for each of {number} names" if number > 1 else ""
+        message = "several tensors would get one name"
+        message += f", for each of {number} names" if number > 1 else ""
         facts = "; ".join(f"{new}: {shorten(of, 3)}" for new, of in [*several.items()][:2])
-        yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
+        yield Diagnostic("options", message, hint=hint, facts=facts, where=where)
 
 
 def parse_renames(given: object) -> Iterator[Rename]:
@@ -319,5 +315,5 @@ def parse_renames(given: object) -> Iterator[Rename]:
             case (str(old), str(new)):
                 yield Rename(old, new)
             case _:
-                text = f'rename={rule!r}, expected rules such as "OLD=NEW" or {{"OLD": "NEW"}}'
-                raise ValueError(text)
+                message = f'rename={rule!r}, expected rules such as "OLD=NEW" or {{"OLD": "NEW"}}'
+                raise ValueError(message)

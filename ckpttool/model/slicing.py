@@ -213,8 +213,8 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
     def excerpt(self, region: Region) -> LayoutSlicing:
         """See `Slicing`."""
         indices = self.layout.touched(region, self.shape)
-        found = map(self.find_slice, indices)
-        return replace(self, files={rank: {self.name: tensor} for rank, tensor in found})
+        slices = map(self.find_slice, indices)
+        return replace(self, files={rank: {self.name: tensor} for rank, tensor in slices})
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
         """See `Slicing`."""
@@ -380,8 +380,6 @@ class BrokenTensor(Struct, frozen=True):
         The slicing of each stage that holds some slices, if slices are missing.
     problem
         Why its slices do not fit together, if there is another reason.
-    is_corrected
-        See `FullTensor`.
     """
 
     meta: TensorMeta
@@ -417,17 +415,7 @@ def holdings(tensor: Tensor) -> Iterator[Holding]:
 
 
 class Box(Struct, frozen=True):
-    """Elements of a full tensor that one rank stores as a tensor of their shape.
-
-    Attributes
-    ----------
-    region
-        Elements of the full tensor.
-    rank
-        The rank that stores them.
-    tensor
-        The stored tensor.
-    """
+    """The region of a full tensor that one rank stores as a tensor of its shape."""
 
     region: Region
     rank: int
@@ -556,12 +544,7 @@ class Description(Struct, frozen=True):
 def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[Diagnostic]:
     """Return the slicing of a tensor from its boxes, or its problems.
 
-    Parameters
-    ----------
-    meta
-        Name, element type and full shape.
-    boxes
-        In any order; they must fill the full tensor, and only equal boxes may overlap.
+    ``meta`` has the full shape.  The boxes must fill it, and only equal boxes may overlap.
     """
     problems = box_problems(meta, boxes)
     if problems:
@@ -589,7 +572,7 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     filled = tuple(number for number in cells if number is not None)
     if len(filled) < len(cells):
         return [_gap(meta, cuts, cells)]
-    return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
+    return BoxSlicing(tuple(tuple(boxes) for boxes in equal.values()), cuts, filled)
 
 
 def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[Diagnostic]:
@@ -601,14 +584,7 @@ def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[Diagnostic]:
 def follow(base: FullTensor, name: str, tensors: Mapping[int, StoredTensor]) -> FullTensor | None:
     """Return undescribed optimizer state as sharded like its parameter; None if it does not fit.
 
-    Parameters
-    ----------
-    base
-        The parameter, which the checkpoint describes.
-    name
-        The name of the state.
-    tensors
-        Rank to stored tensor of the state.
+    The checkpoint describes the parameter, ``base``.  ``tensors`` are those of the state by rank.
     """
     assert isinstance(base.slicing, BoxSlicing)
     regions = {box.rank: box.region for boxes in base.slicing.slices for box in boxes}
@@ -632,16 +608,15 @@ def described_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
 
 
 def _box_problem(meta: TensorMeta, box: Box) -> Diagnostic | None:
-    """Return the problem of a single box, or None."""
-    found, shape = box.tensor.meta, box.region.shape
+    stored, shape = box.tensor.meta, box.region.shape
     where = f"rank {box.rank} ({box.tensor.file.path})"
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
         facts = f"{where} holds {box.region} of {meta.shape}"
         return _problem(meta, "a slice lies outside of the full shape", facts)
-    if (found.dtype, found.shape) != (meta.dtype, shape):
-        facts = f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
+    if (stored.dtype, stored.shape) != (meta.dtype, shape):
+        facts = f"{where} has {stored.dtype} {stored.shape}, expected {meta.dtype} {shape}"
         return _problem(meta, "a slice has another type or shape", facts)
     return None
 
@@ -653,8 +628,8 @@ def why_not_sliced(meta: TensorMeta, layout: Layout) -> str | None:
     return f"{meta.dtype} {meta.whole_shape} is only copied whole"
 
 
-def _problem(meta: TensorMeta, text: str, facts: str) -> Diagnostic:
-    return Diagnostic("missing", text, facts=facts, tensor=meta.name)
+def _problem(meta: TensorMeta, message: str, facts: str) -> Diagnostic:
+    return Diagnostic("missing", message, facts=facts, tensor=meta.name)
 
 
 def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[Diagnostic]:
@@ -678,7 +653,7 @@ def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, .
 
 
 def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
-    """Return for each axis the cells that a region covers; an empty axis has one cell."""
+    # An empty axis has one cell.
     for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
         yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
 

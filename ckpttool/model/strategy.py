@@ -2,7 +2,8 @@
 
 A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written
 strategy lists patterns of names (rules).  `Strategy.resolve` turns its rules into layouts with the
-names of a checkpoint.
+names of a checkpoint.  What a single layout means is left to `ckpttool.model.layout`, the text of
+files to `ckpttool.strategy_files`: so every form of file becomes this one record.
 """
 
 from __future__ import annotations
@@ -37,10 +38,6 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     ----------
     layouts
         Name to layouts, one for each stage that has the parameter, lowest stage first.
-    stages
-        Number of pipeline stages.
-    stage_ranks
-        Number of ranks of each stage.
     files
         The files that were read; empty for a strategy made in memory.
     notes
@@ -87,8 +84,8 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("parameter", "device matrix", "tensor map", "first rank")
         for name, layouts in self.layouts.items():
-            for one in layouts:
-                facts = (one.device_matrix, one.tensor_map, one.first_rank)
+            for layout in layouts:
+                facts = (layout.device_matrix, layout.tensor_map, layout.first_rank)
                 yield (name, *map(str, facts))
 
     @property
@@ -113,8 +110,6 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     def is_covered_by(self, ranks: Collection[int], stage: int | None = None) -> bool:
         """Return whether some ranks hold all slices of all layouts, or of those of a stage.
 
-        Examples
-        --------
         >>> strategy = Strategy({"w": (Layout((2, 2), ((0,),)),)}, 1, 4)
         >>> strategy.is_covered_by({2, 3}), strategy.is_covered_by({0, 2})
         (True, False)
@@ -124,16 +119,18 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         layouts = {*chain(*self.layouts.values(), *of_rules)}
 
         def is_covered(of_stage: range) -> bool:
-            held = tuple(sorted({*of_stage}.intersection(ranks)))
-            of_layouts = (one for one in layouts if one.first_rank == of_stage[0])
-            return bool(held) and not any(one.gaps(held) for one in of_layouts)
+            stage_holders = tuple(sorted({*of_stage}.intersection(ranks)))
+            of_layouts = (layout for layout in layouts if layout.first_rank == of_stage[0])
+            return bool(stage_holders) and not any(
+                layout.gaps(stage_holders) for layout in of_layouts
+            )
 
         stages = range(self.stages) if stage is None else [stage]
-        return all(is_covered(self.ranks_of(one)) for one in stages)
+        return all(is_covered(self.ranks_of(number)) for number in stages)
 
     def with_only(self, names: Collection[str]) -> Strategy:
         """Return the strategy with only the layouts of these names."""
-        layouts = {name: one for name, one in self.layouts.items() if name in names}
+        layouts = {name: layouts for name, layouts in self.layouts.items() if name in names}
         return replace(self, layouts=layouts)
 
     def has_entry(self, name: str) -> bool:
@@ -150,8 +147,8 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         """
         has_old = {name for name in renamed if self.has_entry(name)}
         has_new = {name for name, new in renamed.items() if self.has_entry(new)}
-        found = has_new if len(has_new) > len(has_old) else has_new - has_old
-        return {name: renamed[name] for name in found}
+        chosen = has_new if len(has_new) > len(has_old) else has_new - has_old
+        return {name: renamed[name] for name in chosen}
 
     def with_names(self, called: Mapping[str, str]) -> Strategy:
         """Return the strategy with the names of the keys in place of those of the values.
@@ -159,13 +156,13 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         Several keys may have one value; other names stay.  Rules match the values, too.
         """
         keys: dict[str, list[str]] = {}
-        for name, one in called.items():
-            keys.setdefault(one, []).append(name)
+        for name, old in called.items():
+            keys.setdefault(old, []).append(name)
 
         def renamed(entries: Mapping[str, T]) -> dict[str, T]:
             new: dict[str, T] = {}
-            for one, entry in entries.items():
-                for name in keys.get(one, () if one in called else (one,)):
+            for old, entry in entries.items():
+                for name in keys.get(old, () if old in called else (old,)):
                     new[name] = entry
             return new
 
@@ -173,7 +170,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         rules = self.rules
         if rules is not None:
             before = rules.called
-            both = {name: before.get(one, one) for name, one in called.items()}
+            both = {name: before.get(old, old) for name, old in called.items()}
             rules = replace(rules, called={**before, **both})
         return replace(self, layouts=layouts, handwritten=handwritten, rules=rules)
 
@@ -182,8 +179,6 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
 
         A hand-written strategy beside it gives the number of ranks.
 
-        Examples
-        --------
         >>> group = Strategy({"w": (Layout((2,), ((0,),)),)}, 1, 2, is_of_group=True)
         >>> group.for_ranks(range(6)).layouts["w"][0].device_matrix
         (3, 2)
@@ -192,7 +187,9 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         if not self.is_of_group or self.rules is not None or groups == 1:
             return self
         repeated = {
-            name: tuple(replace(one, device_matrix=(groups, *one.device_matrix)) for one in of_name)
+            name: tuple(
+                replace(layout, device_matrix=(groups, *layout.device_matrix)) for layout in of_name
+            )
             for name, of_name in self.layouts.items()
         }
         return replace(self, layouts=repeated, stage_ranks=groups * self.stage_ranks)
@@ -205,8 +202,8 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     @cached_property
     def lists_states(self) -> bool:
         """Whether the files of MindSpore list optimizer state, as those of training do."""
-        listed = [name for name in self.layouts if name not in self.handwritten]
-        return bool(match_states(listed, {}))
+        names = [name for name in self.layouts if name not in self.handwritten]
+        return bool(match_states(names, {}))
 
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""
@@ -228,11 +225,11 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         for name, layouts in self.layouts.items():
             if any(layout.split_shape for layout in layouts):
                 settled = [(layout, settle(name, layout)) for layout in layouts]
-                refused = [layout for layout, found in settled if found is None]
+                refused = [layout for layout, decided in settled if decided is None]
                 if refused:
                     unfit[name] = refused[0]
                 decided[name] = tuple(
-                    found or replace(layout, split_shape=()) for layout, found in settled
+                    decided or replace(layout, split_shape=()) for layout, decided in settled
                 )
         return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
@@ -295,25 +292,27 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
                 problems.append(problem)
                 continue
             written = rule.layouts(len(meta.shape))
-            listed = self.layouts.get(name)
-            if listed is not None and not shard_equally(listed, written):
-                listed = fold_like(listed, written)
-            if listed is not None and not shard_equally(listed, written):
+            listed_layouts = self.layouts.get(name)
+            if listed_layouts is not None and not shard_equally(listed_layouts, written):
+                listed_layouts = fold_like(listed_layouts, written)
+            if listed_layouts is not None and not shard_equally(listed_layouts, written):
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
-                layouts[name] = listed or written
+                layouts[name] = listed_layouts or written
                 handwritten[name] = rule.place
-        others = shorten([path for path in self.files if path != rules.path], 2)
+        origin = shorten([path for path in self.files if path != rules.path], 2)
         for rule, names in contradicted.items():
-            text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
+            message = (
+                f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {origin}"
+            )
             facts = f"{shorten(names, 3)}; a hand-written strategy adds layouts and corrects none"
             hint, where = "patterns that do not match these parameters", rule.place
-            problems.append(Diagnostic("strategy", text, hint=hint, facts=facts, where=where))
+            problems.append(Diagnostic("strategy", message, hint=hint, facts=facts, where=where))
         single = [name for name in unmatched if metas[name].is_single]
         if single and not is_decided:
-            text = f"no pattern matches {count(len(single), 'single value')}, which must be the "
-            text += f"same on all ranks: {shorten(single, 3)}"
-            notes = (*notes, Diagnostic("no_pattern", text, where=rules.path))
+            message = f"no pattern matches {count(len(single), 'single value')}, which must be the "
+            message += f"same on all ranks: {shorten(single, 3)}"
+            notes = (*notes, Diagnostic("no_pattern", message, where=rules.path))
         resolved = replace(
             self,
             layouts=layouts,
@@ -330,12 +329,7 @@ def join_stages(
 ) -> Strategy:
     """Return one strategy from the layouts of every stage.
 
-    Parameters
-    ----------
-    stages
-        Stage number to name to layout; ``first_rank`` of the layouts is ignored.
-    files
-        The files that were read.
+    ``stages`` has for each stage the layouts by name; their ``first_rank`` is ignored.
 
     Raises
     ------
@@ -348,9 +342,9 @@ def join_stages(
         raise StrategyError(origin, "no parameter layouts in it")
     missing = sorted(set(range(max(stages) + 1)) - set(stages))
     if missing:
-        text = f"layouts of {format_ranks([*stages], 'stage')} but not of "
+        message = f"layouts of {format_ranks([*stages], 'stage')} but not of "
         hint = "the strategy files of all pipeline stages, or the merged one"
-        raise StrategyError(origin, f"{text}{format_ranks(missing, 'stage')}", hint)
+        raise StrategyError(origin, f"{message}{format_ranks(missing, 'stage')}", hint)
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
     joined: dict[tuple[int, int], tuple[Layout, ...]] = {}  # few layouts are those of all names
@@ -369,20 +363,22 @@ def join_stages(
     return Strategy(layouts, len(stages), stage_ranks, files)
 
 
-def shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
-    """Return whether ``written`` shards like ``listed`` in each listed stage."""
+def shard_equally(layouts: Iterable[Layout], written: Iterable[Layout]) -> bool:
+    """Return whether ``written`` shards like ``layouts`` in each stage of these."""
     by_stage = {layout.first_rank: layout for layout in written}
     return all(
         layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
-        for layout in listed
+        for layout in layouts
     )
 
 
-def fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
-    """Return the listed layouts, expanded ones folded like ``written`` where possible."""
+def fold_like(layouts: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
+    """Return the layouts, expanded ones folded like ``written`` where possible."""
     ndim = max((len(layout.tensor_map) for layout in written), default=0)
-    ways = [fold_layout(one, ndim, lambda way: shard_equally([way], written)) for one in listed]
-    return tuple(next(iter(found), one) for one, found in zip(listed, ways, strict=True))
+    ways = [
+        fold_layout(layout, ndim, lambda way: shard_equally([way], written)) for layout in layouts
+    ]
+    return tuple(next(iter(folded), layout) for layout, folded in zip(layouts, ways, strict=True))
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:
@@ -405,8 +401,6 @@ def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> in
 def escape_pattern(name: str) -> str:
     """Return the pattern that matches one name only.
 
-    Examples
-    --------
     >>> escape_pattern("w[0].*")
     'w[[]0].[*]'
     """
@@ -443,8 +437,6 @@ class Rule(Struct, frozen=True, dict=True):
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the parameter ``name``.
 
-        Examples
-        --------
         >>> rule = Rule("*.weight", Layout((4,), ((0,),)), True, (0,), "")
         >>> rule.matches("moments.weight"), rule.matches("weight")
         (True, False)
@@ -484,14 +476,10 @@ class Rule(Struct, frozen=True, dict=True):
 
 
 class Rules(Struct, frozen=True):
-    """The rules of a hand-written strategy; the first rule that matches a name decides.
+    """The rules of a hand-written strategy, in order; the first rule that matches a name decides.
 
     Attributes
     ----------
-    path
-        The file that was read.
-    rules
-        The rules, in the order of the file.
     replicates_rest
         Whether parameters without a rule are replicated.  If not, they are an error, unless another
         strategy lists parameters.
@@ -515,5 +503,5 @@ class Rules(Struct, frozen=True):
         unused = [rule.pattern for rule in self.rules if rule.pattern not in used]
         if not unused:
             return ()
-        text = "no parameter matches, or only ones of earlier patterns"
-        return (Diagnostic("absent", f"{', '.join(unused)}: {text}", where=self.path),)
+        message = "no parameter matches, or only ones of earlier patterns"
+        return (Diagnostic("absent", f"{', '.join(unused)}: {message}", where=self.path),)

@@ -1,4 +1,9 @@
-"""What a file holds: tensors, the extents of their bytes, and the index of the file."""
+"""What a file holds: tensors, the extents of their bytes, and the index of the file.
+
+These records are all that formats say of a file, so what follows does not know formats.  They are
+made by the million, so hashes and sizes are computed once.  Reading the bytes is left to
+`ckpttool.storage`, the meaning of names and slices to the other modules here.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +47,8 @@ class TensorMeta(Struct, frozen=True, gc=False):
         The shape in the header of a tensor that is only copied whole; None for all others.  Several
         of its elements share a byte, or it has more than `MAX_AXES` axes.  Its ``shape`` has one
         axis.
-    itemsize
-        Bytes per element; 1 for a string.
-    nbytes
-        Bytes of all elements; of a string, bytes in UTF-8.
+    itemsize, nbytes
+        Bytes per element, and of all elements; 1, and the bytes in UTF-8, of a string.
 
     Raises
     ------
@@ -144,8 +147,6 @@ class StoredFile(Struct, frozen=True):
 
     Attributes
     ----------
-    path
-        Carried as a value, never opened here.
     stamp
         The stamp from before its header was read.  Each later opening compares the file with it.
         None for a file that is being written.
@@ -173,16 +174,8 @@ class StoredFile(Struct, frozen=True):
 class StoredTensor(Struct, frozen=True, gc=False):
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
-    A string entry has no extents: its value is in ``meta.text``.
-
-    Attributes
-    ----------
-    meta
-        What the tensor is.
-    file
-        The file that holds it.
-    extents
-        Where in the file, or in the plaintext of an encrypted one.
+    A string entry has no extents: its value is in ``meta.text``.  Extents of an encrypted file are
+    in its plaintext.
     """
 
     meta: TensorMeta
@@ -190,28 +183,21 @@ class StoredTensor(Struct, frozen=True, gc=False):
     extents: tuple[Extent, ...]
 
     def __post_init__(self) -> None:
-        held = 0
+        nbytes = 0
         for extent in self.extents:  # a catalog makes millions of stored tensors
-            held += extent.nbytes
-        if self.meta.text is None and held != self.meta.nbytes:
-            raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+            nbytes += extent.nbytes
+        if self.meta.text is None and nbytes != self.meta.nbytes:
+            raise ValueError(f"{self.meta.name}: extents of {nbytes} bytes for {self.meta.nbytes}")
 
     def __hash__(self) -> int:
         return hash((self.meta.name, self.file.path))
 
 
 class SharedHeader(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header equals that of another file.
+    """The tensors of ``file``, whose header equals that of another file.
 
     Nearly all of a thousand ranks share their header with another rank, and each has a thousand
     tensors.  Looking a tensor up makes it.
-
-    Attributes
-    ----------
-    header
-        The tensors of the other file.
-    file
-        The file that holds these.
     """
 
     __slots__ = "file", "header"
@@ -240,8 +226,6 @@ class FileIndex(Struct, frozen=True):
     ----------
     files
         The file, and behind it further files of the same rank, if ``tensors`` has theirs.
-    format
-        Name of the format: ``"ckpt"``, ``"safetensors"`` or ``"hdf5"``.
     nbytes
         Size of all files.
     tensors
@@ -313,15 +297,7 @@ class Remains(Struct, frozen=True):
 
 
 class CutShortError(FormatError):
-    """A file that provably ends too early; what ends before that is whole.
-
-    Parameters
-    ----------
-    path, offset, reason, hint, facts
-        As of `FormatError`.
-    remains
-        What is left of the file.
-    """
+    """A file that provably ends too early; what ends before that, ``remains``, is whole."""
 
     def __init__(
         self, path: str, offset: int, reason: str, hint: str, facts: str, remains: Remains
@@ -346,10 +322,8 @@ class Block(Struct, frozen=True):
         Position of the ciphertext in the file, padding included.
     start, stop
         Its bytes in the plaintext of the file.
-    iv
-        Initialization vector, 16 bytes.
-    tag
-        Authentication tag, 16 bytes; empty in modes without tags.
+    iv, tag
+        Initialization vector and authentication tag, 16 bytes each; no tag in modes without tags.
     """
 
     offset: int
@@ -390,12 +364,7 @@ class Ciphertext(Struct, frozen=True):
     def split(self, start: int, view: memoryview) -> Iterator[tuple[Block, int, memoryview]]:
         """Split a view of the plaintext from byte ``start`` on at the ends of blocks.
 
-        Parameters
-        ----------
-        start
-            Byte of the plaintext where ``view`` begins.
-        view
-            A buffer for plaintext; it must not reach beyond the end.
+        ``view`` is a buffer for plaintext that must not reach beyond the end.
 
         Yields
         ------

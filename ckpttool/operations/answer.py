@@ -9,6 +9,8 @@ where it has that; a key that is always there has none.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, cast, overload
 
@@ -18,12 +20,17 @@ from ckpttool._version import SCHEMA
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CODES, Diagnostic, Severity, SeverityOf
-from ckpttool.wording import as_typed, encodable
+from ckpttool.wording import as_typed, count, encodable
 
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
+# What may be infinite, or NaN; JSON has no such numbers, and their names stand in quotes (`plain`).
+Unbounded = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity"]})]
+Indefinite = Annotated[
+    float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity", "NaN"]})
+]
 Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
 Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
 _ERRORS: SeverityOf = dict.fromkeys(CODES, "error")
@@ -78,22 +85,32 @@ class DiagnosticAnswer(Answer, frozen=True):
 class Reported(Sequence[Diagnostic]):
     """Diagnostics with the severities that the command gives them: those of errors by default."""
 
-    def __init__(self, found: Iterable[Diagnostic], severity_of: SeverityOf = _ERRORS) -> None:
-        self._found = tuple(found)
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic], severity_of: SeverityOf = _ERRORS
+    ) -> None:
+        self._diagnostics = tuple(diagnostics)
         self.severity_of = severity_of
 
     @overload
     def __getitem__(self, at: int) -> Diagnostic: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[Diagnostic, ...]: ...
-    def __getitem__(self, at: int | slice) -> Diagnostic | tuple[Diagnostic, ...]:
-        return self._found[at]
+    def __getitem__(self, at: slice) -> Reported: ...
+    def __getitem__(self, at: int | slice) -> Diagnostic | Reported:
+        if isinstance(at, slice):
+            return Reported(self._diagnostics[at], self.severity_of)
+        return self._diagnostics[at]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._diagnostics)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple | Reported) and self._diagnostics == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._diagnostics)
 
     def __repr__(self) -> str:
-        return repr(self._found)
+        return repr(self._diagnostics)
 
     def to_builtins(self) -> list[Json]:
         """Return the diagnostics of a document."""
@@ -101,21 +118,21 @@ class Reported(Sequence[Diagnostic]):
             plain(
                 msgspec.to_builtins(
                     DiagnosticAnswer(
-                        cast(Severity, self.severity_of[one.code]),
-                        one.code,
-                        one.fact,
-                        one.facts or None,
-                        as_typed(one.hint) or None,
-                        one.tensor,
-                        one.ranks,
-                        one.path,
-                        one.offset,
-                        one.count,
-                        one.first,
+                        cast(Severity, self.severity_of[diagnostic.code]),
+                        diagnostic.code,
+                        diagnostic.fact,
+                        diagnostic.facts or None,
+                        as_typed(diagnostic.hint) or None,
+                        diagnostic.tensor,
+                        diagnostic.ranks,
+                        diagnostic.path,
+                        diagnostic.offset,
+                        diagnostic.count,
+                        diagnostic.first,
                     )
                 )
             )
-            for one in self._found
+            for diagnostic in self._diagnostics
         ]
 
 
@@ -144,7 +161,7 @@ class Document(Answer, frozen=True):
 
 
 def plain(value: object) -> Any:
-    """Return a value of a document with lists in place of other sequences."""
+    """Return a value of a document: lists in place of other sequences, and no other float."""
     if isinstance(value, Reported):
         return value.to_builtins()
     if isinstance(value, Mapping):
@@ -152,6 +169,8 @@ def plain(value: object) -> Any:
     if isinstance(value, tuple | list | range):
         is_plain = bool(value) and isinstance(value[0], int)  # perhaps a million ranks
         return list(value) if is_plain else [*map(plain, value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
@@ -175,6 +194,33 @@ def _encodable(value: object) -> object:
             return [*map(_encodable, value)]
         case _:
             return value
+
+
+class Cast(Answer, frozen=True):
+    """Tensors that were cast from one type to another.
+
+    Attributes
+    ----------
+    from
+        Stored type, by MindSpore's name.
+    to
+        Type in the outputs, or of the comparison.
+    tensors
+        Their number.
+    """
+
+    from_: str = msgspec.field(name="from")
+    to: str
+    tensors: Some
+
+    def __str__(self) -> str:
+        return f"{count(self.tensors, 'tensor')} from {self.from_} to {self.to}"
+
+
+def count_casts(types: Iterable[tuple[str, str]]) -> tuple[Cast, ...]:
+    """Return how many tensors have another new type than their old one, by both."""
+    numbers = sorted(Counter(pair for pair in types if pair[0] != pair[1]).items())
+    return tuple(Cast(*pair, number) for pair, number in numbers)
 
 
 class StageLayout(Answer, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Contents
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.formats.foreign import Device, ForeignFile
 from ckpttool.model.belonging import find_belongings
@@ -49,6 +49,8 @@ class Inspection(Brief, Struct, frozen=True):
         The files, as the scan found them.
     checkpoint
         The full tensors, if something says how the files of ranks are joined.
+    contents
+        What was read of them.
     summary
         The tensors: the full ones, or those that the files store.
     completeness
@@ -61,6 +63,7 @@ class Inspection(Brief, Struct, frozen=True):
 
     catalog: Catalog
     checkpoint: Checkpoint
+    contents: Contents
     summary: Summary
     completeness: Completeness
     found: Diagnostics

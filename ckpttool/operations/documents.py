@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.model.manifest import CastStats
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
-    from ckpttool.model.tensors import FileIndex, TensorMeta
+    from ckpttool.model.tensors import FileIndex
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.distribution import Taken
     from ckpttool.operations.estimate import Estimate
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.open import Array
     from ckpttool.operations.run import Casting, Conversion
     from ckpttool.operations.summary import Parallelism
-    from ckpttool.operations.tensor_diff import Applied, Difference, TensorChange, TensorDifference
     from ckpttool.operations.values import TensorValues, Values
-    from ckpttool.operations.verification import Verification
     from ckpttool.problems import Diagnostics
 
 _FILE = "path format nbytes"
@@ -146,46 +144,6 @@ def _taken(piece: Taken) -> Json:
     return {"rank": piece.rank, **_take(piece.region, "start shape"), **start}
 
 
-def verify(found: Verification, limit: int | None) -> Json:
-    """Return the document of verify, with the first ``limit`` findings."""
-    counts = found.count_severities()
-    return _document(
-        _take(found, "path step files"),
-        ranks=found.ranks or (),
-        **_take(found, "tensors nbytes deep"),
-        **_given(left_out=_left_out(found.left_out)),
-        clean=not found.findings,
-        errors=counts["error"],
-        warnings=counts["warning"],
-        findings=Reported(found.findings[:limit], found.severity_of),
-        notes=Reported(found.notes, found.severity_of),
-    )
-
-
-def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
-    """Return the document of diff, with the first ``limit`` differences."""
-    return _document(
-        a=a,
-        b=b,
-        equal=found.is_equal,
-        **_take(found, "tensors nbytes"),
-        tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
-        counts=found.count_kinds(),
-        differences=[*map(_difference, found.differences[:limit])],
-        **_given(
-            changes=found.changes and [*map(_change, found.changes[:limit])],
-            applied={
-                side.lower(): found_of
-                for side, one in found.applied.items()
-                if (found_of := _applied(one))
-            }
-            or None,
-        ),
-        findings=Reported(found.findings, severities("diff")),
-        notes=Reported(found.notes, severities("diff")),
-    )
-
-
 def convert(done: Conversion) -> Json:
     """Return the document of merge, split and reshard."""
     target, part = done.plan.target, done.assignment.part
@@ -236,22 +194,10 @@ def _averaged(done: Conversion) -> Json:
     }
 
 
-def _applied(found: Applied) -> Json:
-    return _given(
-        left_out=_left_out(found.left_out),
-        renamed=found.renamed or None,
-        cast=_casts(found.cast) or None,
-    )
-
-
-def _casts(tensors: Mapping[tuple[str, str], int]) -> list[Json]:
-    return [{"from": a, "to": b, "tensors": number} for (a, b), number in tensors.items()]
-
-
 def _casting(found: Casting) -> Json:
     """Describe what was cast; a dry run has no ``stats``."""
     return {
-        "tensors": _casts(found.tensors),
+        "tensors": to_builtins(found.tensors),
         **_take(found, "kept saved_bytes"),
         **_cast_stats(found.stats),
     }
@@ -508,37 +454,6 @@ def _of_table(table: RankTable | None) -> Json:
 
 
 # ---------------------------------------------------------------------------------- other documents
-
-
-def _difference(one: TensorDifference) -> Json:
-    """Describe a difference; JSON has no infinity, which is then a text."""
-    sides = {side: meta and _meta(meta) for side, meta in (("a", one.a), ("b", one.b))}
-    values = None
-    if one.values is not None and one.a is not None:
-        largest = {"max_abs": one.values.max_abs, "max_rel": one.values.max_rel}
-        values = {
-            "elements": math.prod(one.a.shape),
-            "differing": one.values.count,
-            "same_number": one.values.same_number,
-            "nan_on_one_side": one.values.nans,
-            **{key: "Infinity" if one == math.inf else one for key, one in largest.items()},
-            "first": one.values.first,
-        }
-    return {**_take(one, "name rank kind"), **sides, **_given(values=values)}
-
-
-def _change(one: TensorChange) -> Json:
-    numbers = ("relative", "distance", "norm", "max_abs")
-    return {
-        **_take(one, "name rank"),
-        **_meta(one.meta),
-        **{key: _number(getattr(one, key)) for key in numbers},
-        "nan_on_one_side": one.nans,
-    }
-
-
-def _meta(meta: TensorMeta) -> Json:
-    return {"dtype": meta.dtype, "shape": meta.header_shape, **_given(text=meta.text)}
 
 
 # --------------------------------------------------------------------------------------------- keys

@@ -267,7 +267,7 @@ def explain(
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
     found, checkpoint = read.found, read.sight.checkpoint
     is_mistaken = any(one.code == "options" for one in found)
-    if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
+    if checkpoint is None or read.sight.contents.unread or is_mistaken or refuses_layouts(found):
         found.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, cast
 
 from ckpttool._version import __version__
-from ckpttool.model.manifest import CastStats
+from ckpttool.model.manifest import CastStats, LeftOut
 from ckpttool.operations.answer import Answer, Count, Digest, Document, Magnitude, Reported, Some
 from ckpttool.problems import severities
 from ckpttool.transaction.sealed_files import Manifest
@@ -38,21 +38,6 @@ class FileOfSet(Answer, frozen=True):
     format: Format
     nbytes: Count
     tensors: Count
-
-
-class LeftOutOfSet(Answer, frozen=True):
-    """Tensors that are left out.
-
-    Attributes
-    ----------
-    tensors
-        Their number.
-    nbytes
-        Bytes of their full tensors; of convert in all files.
-    """
-
-    tensors: Some
-    nbytes: Count
 
 
 class CastOfSet(Answer, frozen=True):
@@ -117,7 +102,7 @@ class Finalized(Document, frozen=True, kw_only=True):
     outputs: tuple[FileOfSet, ...]
     step: str | None
     plan: Digest
-    left_out: LeftOutOfSet | None = None
+    left_out: LeftOut | None = None
     renamed: Some | None = None
     cast: CastOfSet | None = None
     notes: Reported
@@ -125,7 +110,7 @@ class Finalized(Document, frozen=True, kw_only=True):
     @classmethod
     def of(cls, folder: str, manifest: Manifest, command: str) -> Finalized:
         """Return the document of a set that is complete in ``folder``."""
-        left_out, stats = manifest.left_out, manifest.cast
+        stats = manifest.cast
         return cls(
             ckpttool=__version__,
             command=command,
@@ -136,7 +121,7 @@ class Finalized(Document, frozen=True, kw_only=True):
             ),
             step=manifest.step,
             plan=manifest.plan,
-            left_out=None if left_out is None else LeftOutOfSet(left_out.tensors, left_out.nbytes),
+            left_out=manifest.left_out,
             renamed=manifest.renamed or None,
             cast=None if stats is None else CastOfSet.of(stats),
             notes=Reported(manifest.notes, severities("convert")),

@@ -37,8 +37,9 @@ from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-    from ckpttool.checkpoint.resolve import Contents
+    from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, ResolveOptions
+    from ckpttool.checkpoint.evidence import Evidence
+    from ckpttool.checkpoint.resolve import Depth
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -77,7 +78,7 @@ def inspect_catalog(
     crc: bool = False,
     every_tensor: bool = False,
     options: ResolveOptions | None = None,
-    contents: Contents = "samples",
+    contents: Depth = "samples",
     executor: Executor | None = None,
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; ``found`` collects problems, and the notes.
@@ -110,26 +111,31 @@ def inspect_catalog(
             assert sight.error is not None, "else there are tensors"
             raise sight.error
         found.add(*sight.of_files)
-        checkpoint = _as_shown(sight.checkpoint, bool(sight.misfits))
-        found.failures[:0] = [*_damaged(catalog, checkpoint), *sight.of_files.failures]
+        shown, has_misfits = sight.contents, bool(sight.misfits)
+        checkpoint = _as_shown(sight.checkpoint, shown, has_misfits)
+        damaged = _damaged(catalog, checkpoint, shown.complete_step)
+        found.failures[:0] = [*damaged, *sight.of_files.failures]
         found.add(*find_nothing(checkpoint.whole.catalog))
         summary = summarize(checkpoint)
-        equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, reader, found)
+        equal_ranks = _sample_equal_ranks(
+            *(checkpoint, shown.evidence, summary, every_tensor, reader, found)
+        )
     summary = replace(summary, equal_ranks=equal_ranks)
-    catalog = sight.catalog if checkpoint.chosen_from is None else checkpoint.catalog
+    catalog = sight.catalog if checkpoint.unfiltered is None else checkpoint.catalog
     done = assess(checkpoint, summary, found)
-    return Inspection(catalog, checkpoint, summary, done, found, devices)
+    return Inspection(catalog, checkpoint, shown, summary, done, found, devices)
 
 
-def _as_shown(checkpoint: Checkpoint, has_misfits: bool) -> Checkpoint:
+def _as_shown(checkpoint: Checkpoint, contents: Contents, has_misfits: bool) -> Checkpoint:
     from ckpttool.checks import run_checks
 
     fits_nothing = has_misfits and not checkpoint.strategy.layouts
-    is_wrong = any(one.code == "strategy" for one in run_checks(checkpoint, "inspect"))
+    diagnostics = run_checks(checkpoint, contents, "inspect")
+    is_wrong = any(diagnostic.code == "strategy" for diagnostic in diagnostics)
     return replace(checkpoint, files="full") if is_wrong or fits_nothing else checkpoint
 
 
-def _damaged(catalog: Catalog, checkpoint: Checkpoint) -> list[CkptToolError]:
+def _damaged(catalog: Catalog, checkpoint: Checkpoint, complete_step: str) -> list[CkptToolError]:
     """Return the errors of damaged files: first those that only the strategy shows to be damaged.
 
     What a person does not want of a file need not be there.
@@ -137,12 +143,17 @@ def _damaged(catalog: Catalog, checkpoint: Checkpoint) -> list[CkptToolError]:
     are_all = checkpoint.options.tensors.are_all_wanted
     reported = catalog.damaged if are_all else {}
     damaged = checkpoint.catalog.damaged.items()
-    new = [checkpoint.with_remedy(error) for rank, error in damaged if rank not in reported]
+    new = [
+        checkpoint.with_remedy(error, complete_step)
+        for rank, error in damaged
+        if rank not in reported
+    ]
     return [*new, *reported.values()]
 
 
 def _sample_equal_ranks(
     checkpoint: Checkpoint,
+    evidence: Evidence,
     summary: Summary,
     every_tensor: bool,
     executor: Executor,
@@ -167,7 +178,7 @@ def _sample_equal_ranks(
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
     try:
-        sampled = answer(sample_ranks(catalog, names), executor, checkpoint.evidence)
+        sampled = answer(sample_ranks(catalog, names), executor, evidence)
     except CkptToolError as error:
         found.failures.append(error)
         return {}

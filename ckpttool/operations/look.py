@@ -17,11 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint, Reading, ResolveOptions
-from ckpttool.checkpoint.evidence import Evidence, answer
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, Reading, ResolveOptions
+from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import take_remains
 from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import FindNeeded, resolving
 from ckpttool.checks import is_refused, run_checks
@@ -34,12 +34,12 @@ from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.resolve import Contents
+    from ckpttool.checkpoint.resolve import Depth, Resolved
     from ckpttool.model.manifest import ListedOutput
 
-# Reads more than headers and samples, and returns what that shows; see `Checkpoint.read`.
+# Reads more than headers and samples, and returns what that shows; see `Contents.read`.
 ReadMore: TypeAlias = Callable[
-    [Checkpoint, Executor, OpenProgress], Mapping[Reading, Sequence[Diagnostic]]
+    [Checkpoint, Contents, Executor, OpenProgress], Mapping[Reading, Sequence[Diagnostic]]
 ]
 
 
@@ -76,6 +76,8 @@ class Sight(Struct, frozen=True):
         The files, with what is left of those that are cut short.
     checkpoint
         The tensors; None if they cannot be resolved.
+    contents
+        What was read of them, and what that shows.
     error
         What stopped a stage.
     found
@@ -90,6 +92,7 @@ class Sight(Struct, frozen=True):
 
     catalog: Catalog
     checkpoint: Checkpoint | None
+    contents: Contents
     error: CkptToolError | None
     found: Diagnostics
     of_files: Diagnostics
@@ -104,11 +107,11 @@ class Sight(Struct, frozen=True):
 
 
 def compare_replicas(
-    checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress
+    checkpoint: Checkpoint, contents: Contents, executor: Executor, open_progress: OpenProgress
 ) -> Mapping[Reading, Sequence[Diagnostic]]:
     """Compare all replicas byte for byte, if the user wants that."""
     is_wanted = checkpoint.options.check_replicas and checkpoint.are_joined
-    if not is_wanted or checkpoint.is_refused:
+    if not is_wanted or contents.is_refused:
         return {}
     from ckpttool.checks.replicas import replica_problems
 
@@ -122,7 +125,7 @@ def look(
     found: Diagnostics,
     executor: Executor,
     *,
-    contents: Contents = "all",
+    contents: Depth = "all",
     crc: bool = False,
     find_needed: FindNeeded | None = None,
     read_more: ReadMore = compare_replicas,
@@ -150,7 +153,8 @@ def look(
         Shows the phases that read contents.
     """
     options, command = source.options, found.command
-    catalog = take_remains(source.catalog, options.tensors, checks_bytes=crc)
+    is_whole = crc or options.tensors.are_all_wanted  # nothing of a cut file passes a checksum
+    catalog = source.catalog if is_whole else source.catalog.with_remains()
     listed: Mapping[str, ListedOutput] = {}
     # verify compares with the manifest and verifies checksums in ``read_more``, with all else.
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):
@@ -159,26 +163,36 @@ def look(
         listed = check_source(catalog, executor, found, source.sampled_bytes)
     if command in ("inspect", "verify"):
         catalog = limit_to_written_ranks(catalog, source.strategy)
-    checkpoint, error, misfits = None, source.refusal, tuple[Diagnostic, ...]()
+    checkpoint, shown, error, misfits = None, Contents(), source.refusal, tuple[Diagnostic, ...]()
     try:
         if error is not None:
             raise error
         with open_progress(0, "sampling"):
-            checkpoint, misfits = _resolve(source, catalog, found, executor, contents, find_needed)
-        found.failures += _unread_files(checkpoint, command)
-        if not checkpoint.misfits and checkpoint.unread is None:
-            read = read_more(checkpoint, executor, open_progress)
-            checkpoint = checkpoint.knowing(read=read) if read else checkpoint
+            steps = partial(
+                resolving,
+                options=options,
+                contents=contents,
+                is_refused=partial(is_refused, command=command),
+                files=_files_of(source, catalog, command),
+                option=found.strategy_option,
+                find_needed=find_needed,
+            )
+            checkpoint, shown = read_contents(steps(catalog, source.strategy), executor)
+            if command == "inspect" and (misfits := checkpoint.misfits):  # the others are joined
+                checkpoint, shown = read_contents(steps(catalog, checkpoint.strategy), executor)
+        found.failures += _unread_files(checkpoint, shown, command)
+        if not checkpoint.misfits and shown.unread is None:
+            shown = replace(shown, read=read_more(checkpoint, shown, executor, open_progress))
     except CkptToolError as stopped:
         found.failures.append(stopped)
         error = stopped
     if checkpoint is not None:
         unsaid = _harmless() if command == "verify" and contents == "samples" else ()
-        found.add(*run_checks(checkpoint, command, unsaid, misfits))
+        found.add(*run_checks(checkpoint, shown, command, unsaid, misfits))
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
-    return Sight(catalog, checkpoint, error, found, of_files, listed, misfits)
+    return Sight(catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
 def _harmless() -> Collection[str]:
@@ -191,46 +205,34 @@ def _harmless() -> Collection[str]:
     return harmless - {"inferred", "hidden_shard"}
 
 
-def _resolve(
-    source: Subject,
-    catalog: Catalog,
-    found: Diagnostics,
-    executor: Executor,
-    contents: Contents,
-    find_needed: FindNeeded | None,
-) -> tuple[Checkpoint, tuple[Diagnostic, ...]]:
-    """Return the tensors, and what of the strategy does not fit if the others are joined anyway.
+def _files_of(source: Subject, catalog: Catalog, command: Command) -> Files:
+    """Return how files are taken: each by itself, if nothing says how they fit together.
 
-    Who only examines reads each file by itself where nothing says how files fit together.
+    That is for who only examines.
     """
-    strategy, options, files = source.strategy, source.options, source.files
-    is_examined = found.command in ("inspect", "verify")
-    if is_examined and strategy is None and catalog.needs_strategy and not options.replicated:
-        files = "full"
-
-    def resolve_with(strategy: Strategy | None) -> Checkpoint:
-        steps = resolving(
-            *(catalog, strategy, options),
-            contents=contents,
-            is_refused=partial(is_refused, command=found.command),
-            files=files,
-            option=found.strategy_option,
-            find_needed=find_needed,
-        )
-        evidence = Evidence()
-        return answer(steps, executor, evidence).knowing(evidence=evidence)
-
-    checkpoint, misfits = resolve_with(strategy), tuple[Diagnostic, ...]()
-    if found.command == "inspect" and (misfits := checkpoint.misfits):
-        checkpoint = resolve_with(checkpoint.strategy)
-    return with_complete_step(checkpoint), misfits
+    is_examined = command in ("inspect", "verify")
+    is_known = source.strategy is not None or source.options.replicated
+    return "full" if is_examined and catalog.needs_strategy and not is_known else source.files
 
 
-def with_complete_step(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with another step that is complete, if something is missing here."""
+def read_contents(
+    steps: Asking[Resolved], executor: Executor, evidence: Evidence | None = None
+) -> Resolved:
+    """Resolve a checkpoint, and find another step that is complete if something is missing.
+
+    ``evidence`` has what was read before.
+    """
+    evidence = Evidence() if evidence is None else evidence
+    checkpoint, contents = answer(steps, executor, evidence)
+    step = _find_complete_step(checkpoint)
+    return checkpoint, replace(contents, evidence=evidence, complete_step=step)
+
+
+def _find_complete_step(checkpoint: Checkpoint) -> str:
+    """Return another step that is complete, if something is missing here; "" for none."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     if not catalog.other_steps or checkpoint.misfits:
-        return checkpoint
+        return ""
     is_missing = bool(checkpoint.damage)
     if checkpoint.are_joined and catalog.missing_ranks:
         is_missing |= bool(checkpoint.presence.missing) or not strategy.layouts
@@ -239,21 +241,24 @@ def with_complete_step(checkpoint: Checkpoint) -> Checkpoint:
         headers = read_indexes(paths.values(), key)
         are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
         if are_right and (not strategy.layouts or strategy.is_covered_by(paths)):
-            return checkpoint.knowing(complete_step=name)
-    return checkpoint
+            return name
+    return ""
 
 
-def _unread_files(checkpoint: Checkpoint, command: Command) -> list[CkptToolError]:
+def _unread_files(
+    checkpoint: Checkpoint, contents: Contents, command: Command
+) -> list[CkptToolError]:
     """Return the errors of files that cannot be read and that nothing replaces.
 
     verify has a check of these, since it goes on without them; inspect lists all that are damaged.
     """
-    unread = [] if checkpoint.unread is None else [checkpoint.unread]
+    unread = [] if contents.unread is None else [contents.unread]
     if command in ("inspect", "verify"):
         return unread
     if checkpoint.misfits:
         return [*checkpoint.catalog.damaged.values()]
-    return [*unread, *map(checkpoint.with_remedy, checkpoint.damage)]
+    step = contents.complete_step
+    return [*unread, *(checkpoint.with_remedy(error, step) for error in checkpoint.damage)]
 
 
 def _verify_checksums(

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.presence import REDUNDANCY_KEY, take_remains
+from ckpttool.checkpoint.presence import REDUNDANCY_KEY
 from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -243,7 +243,10 @@ def _average(parts: Sequence[Planned], weights: Sequence[float], found: Diagnost
     # With the strategy of another set, names and shapes are not those of the input.
     if any(one.code == "strategy" for part in parts for one in part.found):
         return None
-    return average([(one.sight.checkpoint, one.plan) for one in parts], weights, found)
+    sights = [part.sight for part in parts]
+    known = [None if one.contents.is_incomplete else one.checkpoint for one in sights]
+    plans = [part.plan for part in parts]
+    return average([*zip(known, plans, strict=True)], weights, found)
 
 
 def _complete(
@@ -306,14 +309,14 @@ def _plan(
         open_progress=open_progress,
     )
     if sight.checkpoint is not None:
-        checkpoint = sight.checkpoint.checked
-        sight = replace(sight, checkpoint=checkpoint)
+        checkpoint = sight.checkpoint
+        sight = replace(sight, contents=sight.contents.without_samples())
         try:
             if target.strategy is not None:
                 of_files = with_names_of_files(sight.catalog, target.strategy)
                 target = replace(target, strategy=of_files)
             with open_progress(0, "planning"):
-                plan = targets.plan(checkpoint, target, options, of_target)
+                plan = targets.plan(checkpoint, sight.contents, target, options, of_target)
             found.extend(of_target)
             if plan is not None:
                 provenance = _provenance_of(
@@ -540,7 +543,8 @@ def plan_convert(
         An option applies only where tensors are joined, or to outputs of a strategy.
     """
     path, output = os.fspath(path), output_options
-    catalog = take_remains(catalog, resolve_options.tensors, checks_bytes=output.crc)
+    is_whole = output.crc or resolve_options.tensors.are_all_wanted
+    catalog = catalog if is_whole else catalog.with_remains()
     names, unset = ResolveOptions.__struct_fields__, ResolveOptions()
     changed = [n for n in names if getattr(resolve_options, n) != getattr(unset, n)]
     if unused := [name for name in changed if name not in _OF_KEPT_FILES]:

@@ -168,9 +168,8 @@ def _found_by_merge(found: Inspection) -> Diagnostics:
     said = Diagnostics("convert")
     if found.has_full_tensors:  # else merge reports only that there is no strategy
         checkpoint, choices = found.checkpoint, found.checkpoint.options
-        said.add(
-            *run_checks(replace(checkpoint, options=replace(choices, unlisted=None)), "convert")
-        )
+        as_merged = replace(checkpoint, options=replace(choices, unlisted=None))
+        said.add(*run_checks(as_merged, found.contents, "convert"))
     said.extend(found.found)
     return said
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from ckpttool.execution.memory import fit_memory
 from ckpttool.model.manifest import CastStats
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.operations.answer import Cast, count_casts
 from ckpttool.transaction.waiting import wait_while_busy
 from ckpttool.wording import Brief, count, format_bytes, format_sizes
 
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from ckpttool.transaction.sealed_files import Written
 
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
-
-
-def describe_casts(tensors: Mapping[tuple[str, str], int]) -> str:
-    """Return how many tensors were cast, by their old and new types."""
-    return ", ".join(f"{count(n, 'tensor')} from {a} to {b}" for (a, b), n in tensors.items())
 
 
 class Casting(Struct, frozen=True):
@@ -53,7 +48,7 @@ class Casting(Struct, frozen=True):
         What the casts did to the numbers of the full tensors; None if that is not known.
     """
 
-    tensors: Mapping[tuple[str, str], int]
+    tensors: tuple[Cast, ...]
     kept: int
     saved_bytes: int
     stats: CastStats | None
@@ -64,7 +59,7 @@ class Casting(Struct, frozen=True):
         more = "less" if self.saved_bytes >= 0 else "more"
         saved = f"{format_bytes(abs(self.saved_bytes))} {more}"
         lost = "" if self.stats is None else f"; {self.stats}"
-        return f"{describe_casts(self.tensors)}, {self.kept} as stored; {saved}{lost}"
+        return f"{', '.join(map(str, self.tensors))}, {self.kept} as stored; {saved}{lost}"
 
 
 class Conversion(Brief, Struct, frozen=True):
@@ -110,7 +105,7 @@ class Conversion(Brief, Struct, frozen=True):
             return None
         stored = {one.name: one.source.meta for one in self.plan.transfers}
         types = {one.name: (stored[one.name].dtype, one.dtype) for one in self.plan.transfers}
-        tensors = Counter(pair for pair in types.values() if pair[0] != pair[1])
+        tensors = count_casts(types.values())
         mine = self.plan.limited_to(self.assignment.ranks)
         saved = sum(
             len(ranks)
@@ -118,10 +113,11 @@ class Conversion(Brief, Struct, frozen=True):
             * (stored[meta.name].itemsize - meta.itemsize)
             for ranks, metas in mine.headers.items()
             for meta in metas
-            if types[meta.name] in tensors
+            if types[meta.name][0] != types[meta.name][1]
         )
         stats = CastStats.sum(one.cast for one in self.outputs)
-        return Casting(dict(sorted(tensors.items())), len(types) - tensors.total(), saved, stats)
+        kept = len(types) - sum(cast.tensors for cast in tensors)
+        return Casting(tensors, kept, saved, stats)
 
     @property
     def src_bytes(self) -> int:

@@ -20,7 +20,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import (
+    RANK_SPECIFIC_NAMES,
+    Checkpoint,
+    Contents,
+    ResolveOptions,
+)
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.recorded import limit_to_written_ranks, noted_other_strategy
@@ -35,7 +40,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
 from ckpttool.operations.describe import summarize
-from ckpttool.operations.look import with_complete_step
+from ckpttool.operations.look import read_contents
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
 from ckpttool.strategy_files.reader import read_strategy
@@ -179,7 +184,7 @@ def _try(
             is_refused=partial(is_refused, command="verify"),
             option="a strategy",
         )
-        checkpoint = with_complete_step(answer(steps, executor, evidence))
+        checkpoint, contents = read_contents(steps, executor, evidence)
     except CkptToolError as error:
         findings = Reported(error.diagnostics, column)
         verdict: Verdict = "misfit" if any(_is_against(one) for one in findings) else "unknown"
@@ -187,26 +192,27 @@ def _try(
         return Candidate(
             *(path, verdict, *sizes, listed, len(tensors), 0, 0, 0, False, {}, findings)
         )
-    problems = [*run_checks(checkpoint, "verify")]
+    problems = [*run_checks(checkpoint, contents, "verify")]
     other = noted_other_strategy(checkpoint.strategy)
     if other is not None and checkpoint.strategy.is_as_written:  # read by the layouts of the set
         problems.append(replace(other, code="strategy"))
     try:
-        problems += _differing_unlisted(checkpoint, executor, evidence)
+        if not contents.is_incomplete:
+            problems += _differing_unlisted(checkpoint, executor, evidence)
     except CkptToolError as error:
         problems += error.diagnostics
-    problems += () if checkpoint.unread is None else checkpoint.unread.diagnostics
+    problems += () if contents.unread is None else contents.unread.diagnostics
     found = [one for one in problems if _is_grave(one)]
     found.sort(key=lambda one: not _is_against(one))
     is_wrong = any(map(_is_against, found))
-    unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint))
+    unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
     verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(
         *(path, verdict, len(checkpoint.strategy.ranks), checkpoint.strategy.stages),
         len(checkpoint.strategy.layouts.keys() & tensors),
         len(tensors),
-        len(checkpoint.sampled),
-        sum(map(_agrees, checkpoint.sampled)),
+        len(contents.sampled),
+        sum(map(_agrees, contents.sampled)),
         sum(map(_has_listed_shape, checkpoint.tensors)),
         checkpoint.is_recorded,
         unproven,
@@ -222,21 +228,22 @@ def _is_grave(one: Diagnostic) -> bool:
     return severities("verify")[one.code] in _GRAVE or severities("convert")[one.code] == "error"
 
 
-def _unproven(checkpoint: Checkpoint) -> Iterator[tuple[Aspect, tuple[str, ...]]]:
+def _unproven(
+    checkpoint: Checkpoint, contents: Contents
+) -> Iterator[tuple[Aspect, tuple[str, ...]]]:
     """Yield what nothing could have contradicted, and the tensors.
 
     Slices alone do not show their axis: a full shape does, or that there is only one axis.  Nor do
     they show their order if there are several ways to arrange them by device axes, which there are
     unless their number is prime.  Contents show which ranks hold equal slices.
     """
-    sampled = {one.tensor.name: one for one in checkpoint.sampled}
-    indexes = [one for one in checkpoint.indexes.values() if not isinstance(one, Exception)]
+    sampled = {one.tensor.name: one for one in contents.sampled}
     found: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
     for one in checkpoint.tensors:
         if not isinstance(one.slicing, LayoutSlicing) or not one.has_layout:
             continue
         layout, slices = one.layout, math.prod(one.layout.slice_counts)
-        in_index = any(one.name in index for index in indexes)
+        in_index = any(one.name in index for index in contents.readable_indexes)
         has_shape = in_index or layout.full_shape == one.meta.shape
         is_one_way = has_shape and slices in (1, len(layout.ranks))
         if slices > 1 and not has_shape and len(one.meta.shape) > 1:
@@ -260,8 +267,6 @@ def _differing_unlisted(
     checkpoint: Checkpoint, executor: Executor, evidence: Evidence
 ) -> Iterator[Diagnostic]:
     """Yield the tensors that the strategy omits, and of which ranks hold different samples."""
-    if checkpoint.is_incomplete:
-        return
     names = names_to_sample(summarize(checkpoint).entries)
     for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
         if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:

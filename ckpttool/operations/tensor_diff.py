@@ -22,9 +22,21 @@ from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.manifest import LeftOut
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.operations.answer import (
+    Answer,
+    Cast,
+    Count,
+    Document,
+    Indefinite,
+    Reported,
+    Some,
+    Unbounded,
+    count_casts,
+)
 from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.problems import (
     CkptToolError,
@@ -34,6 +46,7 @@ from ckpttool.problems import (
     PlanError,
     StrategyError,
     join_clauses,
+    severities,
 )
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -54,63 +67,122 @@ BORROWED = Diagnostic(
 )
 
 
-class TensorDifference(Struct, frozen=True):
+class ComparedTensor(Answer, frozen=True):
+    """A tensor of a side.
+
+    Attributes
+    ----------
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Shape.
+    text
+        The text, if the tensor is a string.
+    """
+
+    dtype: str
+    shape: tuple[Count, ...]
+    text: str | None = None
+
+    @classmethod
+    def of(cls, meta: TensorMeta) -> ComparedTensor:
+        """Return a tensor as documents have it."""
+        return cls(meta.dtype, meta.header_shape, meta.text)
+
+
+class ValueDifference(Answer, frozen=True):
+    """How elements differ.
+
+    Attributes
+    ----------
+    elements
+        Number of elements.
+    differing
+        Number of those that differ.
+    same_number
+        Differing elements that are the same number, such as 0 and -0.
+    nan_on_one_side
+        Elements that are NaN on one side only.
+    max_abs
+        Largest |a - b|; null for types that are no numbers. Infinity if infinite values are
+        compared, or no Float64 is as large.
+    max_rel
+        Largest |a - b| / |b| where b is not 0; null if there is none. Infinity if infinite values
+        are compared, or no Float64 is as large.
+    first
+        Index of the first element that differs.
+    """
+
+    elements: Count
+    differing: Count
+    same_number: Count
+    nan_on_one_side: Count
+    max_abs: Unbounded | None
+    max_rel: Unbounded | None
+    first: tuple[Count, ...] | None
+
+
+class TensorDifference(Answer, frozen=True):
     """A difference between the tensors of one name in A and B.
 
     Attributes
     ----------
     name
-        The parameter.
-    kind
-        The kind of difference; values are compared only if nothing else differs.
-    a, b
-        The tensor on each side; None if a side lacks it.
+        Name of the tensor.
     rank
-        The rank, for a parameter that differs between ranks; else None.
+        Rank, if every rank has a tensor of its own.
+    kind
+        What differs; values are compared only if nothing else does.
+    a, b
+        The tensor of that side; null if the side lacks it.
     values
-        Statistics of differing values.
+        How elements differ.
     """
 
     name: str
+    rank: int | None
     kind: Kind
-    a: TensorMeta | None
-    b: TensorMeta | None
-    rank: int | None = None
-    values: TensorDelta | None = None
+    a: ComparedTensor | None
+    b: ComparedTensor | None
+    values: ValueDifference | None = None
 
 
-class TensorChange(Struct, frozen=True):
+class TensorChange(Answer, frozen=True):
     """How much a tensor changed from A to B, by all of its elements.
 
     Attributes
     ----------
-    name, rank, meta
-        The tensor, as in `TensorDifference`.
-    norm
-        The norm of the finite elements of A; None for types that are no numbers, as all below.
+    name
+        Name of the tensor.
+    rank
+        Rank, if every rank has a tensor of its own.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Shape.
+    relative
+        distance / norm; 0 for equal tensors, Infinity if only the norm is 0. null for types that
+        are no numbers, as below.
     distance
-        The norm of B - A.  NaN if an element is NaN on one side only, else Inf if one is infinite
-        on one side only.
+        The norm of b - a. NaN if an element is NaN on one side only, else Infinity if one is
+        infinite on one side only, or no Float64 is as large.
+    norm
+        The norm of the finite elements of a.
     max_abs
-        Largest ``|a - b|`` that is not NaN; 0 if all bytes are equal, None if all are NaN.
-    nans
+        Largest |a - b| that is not NaN; 0 for equal tensors, null if all are NaN.
+    nan_on_one_side
         Number of elements that are NaN on one side only.
     """
 
     name: str
     rank: int | None
-    meta: TensorMeta
-    norm: float | None
-    distance: float | None
-    max_abs: float | None
-    nans: int
-
-    @property
-    def relative(self) -> float | None:
-        """The distance as a part of the norm; Inf if only the norm is 0."""
-        if self.norm is None or not self.distance:
-            return self.distance
-        return self.distance / self.norm if self.norm else self.distance * math.inf
+    dtype: str
+    shape: tuple[Count, ...]
+    relative: Indefinite | None
+    distance: Indefinite | None
+    norm: Unbounded | None
+    max_abs: Unbounded | None
+    nan_on_one_side: Count
 
     @property
     def order(self) -> tuple[int, float, str, int]:
@@ -121,93 +193,95 @@ class TensorChange(Struct, frozen=True):
         return 1, -relative, self.name, rank
 
 
-class Applied(Struct, frozen=True):
+class Applied(Answer, frozen=True):
     """What the options for tensors did to a side.
 
     Attributes
     ----------
     left_out
-        The tensors that were not compared, by name.
+        Tensors that --include, --exclude or --weights-only leave out, if any.
     renamed
-        The number of tensors with new names.
+        Number of tensors with new names, if any.
     cast
-        The number of tensors that were compared in another type, by their old and new types.
+        The tensors that were compared in another type, if any.
     """
 
-    left_out: Mapping[str, int]
-    renamed: int
-    cast: Mapping[tuple[str, str], int]
+    left_out: LeftOut | None = None
+    renamed: Some | None = None
+    cast: tuple[Cast, ...] = ()
 
     @classmethod
     def to(cls, checkpoint: Checkpoint) -> Applied:
         """Return what the options did to a checkpoint."""
-        metas = {one.name: one.meta for one in checkpoint.tensors}
-        types = Counter((one.dtype, checkpoint.wanted_dtype(one)) for one in metas.values())
-        cast = {pair: number for pair, number in sorted(types.items()) if pair[0] != pair[1]}
-        return cls(checkpoint.left_out, len(checkpoint.renamed.keys() & metas.keys()), cast)
+        metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
+        return cls(
+            LeftOut.of(checkpoint.left_out),
+            len(checkpoint.renamed.keys() & metas.keys()) or None,
+            count_casts((meta.dtype, checkpoint.wanted_dtype(meta)) for meta in metas.values()),
+        )
 
 
-class Difference(Brief, Struct, frozen=True):
-    """The result of `diff`.
+class Difference(Brief, Document, frozen=True, kw_only=True):
+    """What diff prints with --json.
 
     Attributes
     ----------
-    a, b
-        ``root`` of the catalogs.
+    a
+        First checkpoint.
+    b
+        Second checkpoint.
+    equal
+        Whether nothing differs; the exit code is then 0, else 1.
     tensors
-        Number of tensors; one that both sides have counts once.
+        Number of compared tensors.
     nbytes
-        Bytes of the tensors whose values were compared.
-    differences
-        The tensors that differ, in the order of A; then those that only B has.
-    notes
-        Notes of both sides; a note of a single side names it.
-    findings
-        Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
-        differ even if these are equal.  Or neither side has a tensor.
+        Compared bytes of one side.
     tolerance
-        The tolerance for equal values; None if bytes were compared.
+        Tolerance of --atol and --rtol; null if bytes were compared.
+    counts
+        Number of differences of each kind.
+    differences
+        Tensors that differ, in the order of A; then those that only B has. At most --limit.
     changes
-        How much each tensor changed whose values were compared, the largest change first; None
-        unless requested.
+        With --stats: how much each tensor changed whose values were compared, the largest relative
+        change first; at most --limit.
     applied
-        What the options for tensors did, by side: ``"A"`` and ``"B"``.
+        What --include, --exclude, --weights-only, --rename and --dtype did to the sides, if
+        anything.
+    findings
+        Replicas that differ within a side: only the lowest ranks were compared. Or neither side
+        has a tensor.
+    notes
+        Facts that do not stop the command: notes and warnings.
     """
 
     a: str
     b: str
-    tensors: int
-    nbytes: int
+    equal: bool
+    tensors: Count
+    nbytes: Count
+    tolerance: Tolerance | None
+    counts: dict[Kind, Some]
     differences: tuple[TensorDifference, ...]
-    notes: tuple[Diagnostic, ...]
-    findings: tuple[Diagnostic, ...] = ()
-    tolerance: Tolerance | None = None
     changes: tuple[TensorChange, ...] | None = None
-    applied: Mapping[str, Applied] = {}
+    applied: dict[Literal["a", "b"], Applied] | None = None
+    findings: Reported
+    notes: Reported
 
     def _texts(self) -> Iterator[str]:
-        kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
-        verdict = "equal" if self.is_equal else "different"
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.counts.items())
+        verdict = "equal" if self.equal else "different"
         yield f"A {self.a} and B {self.b}: {verdict}{kinds and f', {kinds}'}"
         yield count(self.tensors, "tensor")
         yield f"{format_bytes(self.nbytes)} compared"
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "what differs", "elements", "max abs")
-        for one in self.differences:
-            values = one.values
-            name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
+        for tensor in self.differences:
+            values = tensor.values
+            name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
             most = "" if values is None or values.max_abs is None else f"{values.max_abs:.4g}"
-            yield (name, one.kind, "" if values is None else str(values.count), most)
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether something was compared, and nothing differs: sides, and replicas of a side."""
-        return bool(self.tensors) and not self.differences and not self.findings
-
-    def count_kinds(self) -> dict[str, int]:
-        """Return how many differences there are of each kind."""
-        return dict(Counter(tensor.kind for tensor in self.differences))
+            yield (name, tensor.kind, "" if values is None else str(values.differing), most)
 
 
 def diff(
@@ -265,13 +339,24 @@ def diff(
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
+        findings = [*chain(*(side.findings(is_empty=not pairs) for side in sides))]
+        applied: dict[Literal["a", "b"], Applied] = {
+            "a": Applied.to(checkpoints[0]),
+            "b": Applied.to(checkpoints[1]),
+        }
         return Difference(
-            *(a.root, b.root, len(pairs), nbytes),
-            *(differences, tuple(_notes(*sides))),
-            tuple(chain(*(one.findings(is_empty=not pairs) for one in sides))),
-            compare.tolerance,
-            changes,
-            {side.name: Applied.to(one) for side, one in zip(sides, checkpoints, strict=True)},
+            a=a.root,
+            b=b.root,
+            equal=bool(pairs) and not differences and not findings,
+            tensors=len(pairs),
+            nbytes=nbytes,
+            tolerance=compare.tolerance,
+            counts=dict(Counter(tensor.kind for tensor in differences)),
+            differences=differences,
+            changes=changes,
+            applied={side: what for side, what in applied.items() if what != Applied()} or None,
+            findings=Reported(findings, severities("diff")),
+            notes=Reported(_notes(*sides), severities("diff")),
         )
 
 
@@ -478,12 +563,23 @@ def _compare(
         delta = found[i].differences[0] if i in found and found[i].differences[0].count else None
         kind = pair.kind or ("values" if delta is not None else None)
         if kind is not None:
-            a, b = (None if one is None else one.meta for one in (pair.a, pair.b))
-            differences.append(TensorDifference(pair.name, kind, a, b, pair.rank, delta))
+            a, b = (
+                None if side is None else ComparedTensor.of(side.meta) for side in (pair.a, pair.b)
+            )
+            values = None if delta is None else _value_difference(pair, delta)
+            differences.append(TensorDifference(pair.name, pair.rank, kind, a, b, values))
     if not options.wants_statistics:
         return tuple(differences), None
     changes = (_change(pairs[i], stats) for i, stats in found.items())
     return tuple(differences), tuple(sorted(changes, key=lambda one: one.order))
+
+
+def _value_difference(pair: _Pair, delta: TensorDelta) -> ValueDifference:
+    assert pair.a is not None, "its values were compared"
+    elements, numbers = math.prod(pair.a.meta.shape), (delta.max_abs, delta.max_rel)
+    return ValueDifference(
+        *(elements, delta.count, delta.same_number, delta.nans, *numbers, delta.first)
+    )
 
 
 def _change(pair: _Pair, stats: TensorStats) -> TensorChange:
@@ -493,6 +589,11 @@ def _change(pair: _Pair, stats: TensorStats) -> TensorChange:
     if stats.numbers is not None:
         norm, distance = stats.numbers.norm, 0.0
         max_abs = delta.max_abs if delta.differs else 0.0
-        if (found := delta.distances) is not None:
-            distance = math.nan if found.nans else math.inf if found.infinities else found.norm
-    return TensorChange(pair.name, pair.rank, pair.a.meta, norm, distance, max_abs, delta.nans)
+        if (changed := delta.distances) is not None:
+            distance = changed.norm
+            distance = math.nan if changed.nans else math.inf if changed.infinities else distance
+    relative = distance
+    if norm is not None and distance:
+        relative = distance / norm if norm else distance * math.inf
+    meta, numbers = pair.a.meta, (relative, distance, norm, max_abs)
+    return TensorChange(pair.name, pair.rank, meta.dtype, meta.header_shape, *numbers, delta.nans)

@@ -48,8 +48,8 @@ class TensorValues(Struct, frozen=True):
     elements
         The number of elements that are meant.
     shown
-        All of them, or if `is_summarized` those at the edges, around one element between them along
-        each axis that is longer.  A text is an array of one text.
+        All of them, or if `is_summarized` the first and the last three along each axis of more than
+        six.  A text is an array of one text.
     statistics
         Of all elements that are meant; None if they are no numbers.
     """
@@ -73,6 +73,21 @@ class TensorValues(Struct, frozen=True):
         """The text, if the tensor is one."""
         return str(self.shown) if self.shown.dtype.kind == "U" else None
 
+    def printed(self, columns: int | None = None) -> str:
+        """Return what NumPy prints of all elements, in so many columns; None for its default."""
+        array, threshold = self.shown, self.elements
+        if self.is_summarized:
+            threshold = 0
+            for axis, size in enumerate(array.shape):
+                if self._selected[axis] > size:  # NumPy prints "..." for the repeated element
+                    array = np.repeat(array, [1] * (EDGE - 1) + [2] + [1] * EDGE, axis)
+        with np.printoptions(threshold=threshold, edgeitems=EDGE, linewidth=columns or 75):
+            return str(array[()])
+
+    @property
+    def _selected(self) -> tuple[int, ...]:
+        return self.shape if self.rows is None else (len(self.rows), *self.shape[1:])
+
 
 class Values(Brief, Struct, frozen=True):
     """The tensors that patterns match, and the notes on the checkpoint."""
@@ -88,7 +103,7 @@ class Values(Brief, Struct, frozen=True):
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "values")
         for one in self.tensors:
-            yield (one.name, str(one.shown))
+            yield (one.name, one.printed())
 
 
 def read_values(
@@ -190,10 +205,8 @@ def _read_edges(
     shape: Sequence[int], read_box: Callable[[Region], Array], dtype: np.dtype[np.generic]
 ) -> Array:
     """Return the elements that NumPy prints of a large array; see `TensorValues.shown`."""
-    ends = [
-        [(0, 0, n)] if n <= 2 * EDGE else [(0, 0, EDGE), (EDGE + 1, n - EDGE, n)] for n in shape
-    ]
-    shown = np.zeros([min(n, 2 * EDGE + 1) for n in shape], dtype)
+    ends = [[(0, 0, n)] if n <= 2 * EDGE else [(0, 0, EDGE), (EDGE, n - EDGE, n)] for n in shape]
+    shown = np.empty([min(n, 2 * EDGE) for n in shape], dtype)
     for part in product(*ends):
         box = Region(tuple(start for _, start, _ in part), tuple(stop for *_, stop in part))
         at = tuple(slice(first, first + stop - start) for first, start, stop in part)

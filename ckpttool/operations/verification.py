@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import (
     RANK_SPECIFIC_NAMES,
     Checkpoint,
+    Contents,
     Reading,
     ResolveOptions,
 )
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
-from ckpttool.checkpoint.evidence import answer
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.bad_values import DIFFERENT_UNLISTED, check_contents, find_differences
@@ -35,15 +35,16 @@ from ckpttool.checks.unlisted import running_statistics_problem
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.manifest import LeftOut
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
+from ckpttool.operations.answer import Count, Document, Reported
 from ckpttool.operations.look import Subject, look
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
     PlanError,
-    SeverityOf,
     raise_all,
 )
 from ckpttool.storage.checksums import check_files
@@ -51,53 +52,60 @@ from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, format_bytes, format_difference
 
 
-class Verification(Brief, Struct, frozen=True):
-    """What `ckpttool.verify` found.
+class Verification(Brief, Document, frozen=True, kw_only=True):
+    """What verify prints with --json.
 
     Attributes
     ----------
-    path, step
-        ``root`` and ``step`` of the `Catalog`.
-    severity_of
-        The severity of each code, edited by ``ignore``.
+    path
+        The checkpoint.
+    step
+        Step, as in the file names: epoch_step; null if no name tells one.
     files
         Number of files that were read.
     ranks
-        Ranks whose file was read; None for a merged checkpoint, whose files have none.
+        Ranks whose file was read; empty for a merged checkpoint.
     tensors
         Number of parameters.
     nbytes
-        Bytes of all files.
-    findings
-        Errors, then warnings; empty if nothing is wrong.
-    notes
-        Further facts for people.
-    is_whole
-        Whether it is known how the slices of the ranks fit together, or there is only one rank.
-    is_sampled
-        Whether samples of the contents were compared with the layouts.
+        Size of all files.
     deep
-        Whether all data was read.
-    compared
-        What was compared beside headers and samples: ``"checksums"``, ``"hashes"``.
+        Whether all data was read (--deep), or headers alone.
     left_out
-        The tensors that the user does not want, by name.
+        Tensors that --include, --exclude or --weights-only leave out, if any.
+    clean
+        Whether nothing is wrong; the exit code is then 0, else 1.
+    errors
+        Number of errors found.
+    warnings
+        Number of warnings found.
+    findings
+        What is wrong, errors first; at most --limit.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    is_merged
+        Whether the files are those of a merged checkpoint.
+    compared
+        What is right where nothing is wrong.
     """
 
+    aside = frozenset({"is_merged", "compared"})
+
     path: str
-    severity_of: SeverityOf
-    step: str | None = None
-    files: int = 0
-    ranks: tuple[int, ...] | None = None
-    tensors: int = 0
-    nbytes: int = 0
-    findings: tuple[Diagnostic, ...] = ()
-    notes: tuple[Diagnostic, ...] = ()
-    is_whole: bool = True
-    is_sampled: bool = False
-    deep: bool = False
-    compared: tuple[str, ...] = ()
-    left_out: Mapping[str, int] = {}
+    step: str | None
+    files: Count
+    ranks: tuple[Count, ...]
+    tensors: Count
+    nbytes: Count
+    deep: bool
+    left_out: LeftOut | None = None
+    clean: bool
+    errors: Count
+    warnings: Count
+    findings: Reported
+    notes: Reported
+    is_merged: bool
+    compared: str
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {self.verdict}"
@@ -106,22 +114,14 @@ class Verification(Brief, Struct, frozen=True):
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("severity", "finding")
-        for one in self.findings:
-            yield (str(self.severity_of[one.code]), str(one))
+        for finding in self.findings:
+            yield (str(self.findings.severity_of[finding.code]), str(finding))
 
     @property
     def verdict(self) -> str:
         """The number of errors and warnings; without any what is right."""
-        counts = self.count_severities()
-        found = [count(counts[one], one) for one in ("error", "warning") if counts[one]]
-        parts = ["headers", *["samples"] * self.is_sampled, *self.compared]
-        compared = " and ".join(", ".join(parts).rsplit(", ", 1))
-        clean = "nothing is wrong" if self.deep else f"the {compared} are right"
-        return ", ".join(found) or clean + ("" if self.is_whole else " in each rank by itself")
-
-    def count_severities(self) -> Counter[str]:
-        """Return how many findings there are of each severity."""
-        return Counter(str(self.severity_of[one.code]) for one in self.findings)
+        numbers = {"error": self.errors, "warning": self.warnings}
+        return ", ".join(count(n, what) for what, n in numbers.items() if n) or self.compared
 
 
 def verify(
@@ -170,14 +170,12 @@ def verify(
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
     reads_all = deep or options.manifest == "all"
-    more = {"checksums": crc, "hashes": options.manifest == "all"}
-    depth = deep, tuple(what for what, is_compared in more.items() if is_compared)
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, reads_all))
         found.add(*find_nothing(catalog))
-        return _report(catalog, found, *depth)
+        return _report(catalog, found, deep, _compared(deep, crc, options))
     source = Subject(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
     with require_unmodified_sources(catalog.with_remains()):
         sight = look(
@@ -195,48 +193,59 @@ def verify(
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
-    report = _report(catalog, found, *depth, is_whole, is_sampled)
-    return replace(report, left_out=checkpoint.left_out)
+    compared = _compared(deep, crc, options, is_sampled)
+    compared += "" if is_whole else " in each rank by itself"
+    return _report(catalog, found, deep, compared, LeftOut.of(checkpoint.left_out))
+
+
+def _compared(deep: bool, crc: bool, options: ResolveOptions, is_sampled: bool = False) -> str:
+    """Return what is right where nothing is wrong."""
+    what = {"samples": is_sampled, "checksums": crc, "hashes": options.manifest == "all"}
+    parts = ["headers", *(name for name, is_compared in what.items() if is_compared)]
+    words = " and ".join(", ".join(parts).rsplit(", ", 1))
+    return "nothing is wrong" if deep else f"the {words} are right"
 
 
 def _report(
     catalog: Catalog,
     found: Diagnostics,
     deep: bool,
-    compared: tuple[str, ...],
-    is_whole: bool = True,
-    is_sampled: bool = False,
+    compared: str,
+    left_out: LeftOut | None = None,
 ) -> Verification:
-    """Sum up what was found."""
+    severities = Counter(found.severity_of[finding.code] for finding in found.findings)
     return Verification(
-        catalog.root,
-        found.severity_of,
-        catalog.step,
-        len(catalog.files),
-        None if catalog.is_merged else tuple(catalog.files),
-        len(catalog.metas),
-        sum(file.nbytes for file in catalog.files.values()),
-        found.findings,
-        found.of("note"),
-        is_whole,
-        is_sampled,
-        deep,
-        compared,
+        path=catalog.root,
+        step=catalog.step,
+        files=len(catalog.files),
+        ranks=() if catalog.is_merged else tuple(catalog.files),
+        tensors=len(catalog.metas),
+        nbytes=sum(file.nbytes for file in catalog.files.values()),
+        deep=deep,
+        left_out=left_out,
+        clean=not found.findings,
+        errors=severities["error"],
+        warnings=severities["warning"],
+        findings=Reported(found.findings, found.severity_of),
+        notes=Reported(found.of("note"), found.severity_of),
+        is_merged=catalog.is_merged,
+        compared=compared,
     )
 
 
 def _read(
     checkpoint: Checkpoint,
+    shown: Contents,
     executor: Executor,
     open_progress: OpenProgress,
     *,
     deep: bool,
     crc: bool,
 ) -> dict[Reading, list[Diagnostic]]:
-    """Read what was requested, and return what it shows; see `Checkpoint`."""
+    """Read what was requested, and return what it shows; see `Contents`."""
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
     manifests = find_manifests(catalog)
-    partial = () if checkpoint.chosen_from is None else catalog.paths
+    partial = () if checkpoint.unfiltered is None else catalog.paths
     checked = _files_to_check(catalog, deep, crc)
     nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
     read: dict[Reading, list[Diagnostic]] = {}
@@ -248,10 +257,12 @@ def _read(
         hashed = set[bytes]()  # what need not be read again for the manifest
         if deep:
             fingerprints = hashed if manifests else None
-            contents = _check_contents(checkpoint, executor, on_progress, fingerprints)
-            read["contents"] = [*contents]
+            of_bytes = _check_contents(
+                *(checkpoint, shown.evidence, executor, on_progress, fingerprints)
+            )
+            read["contents"] = [*of_bytes]
         elif checkpoint.are_joined:
-            read["unlisted"] = [*_sample_unlisted(checkpoint, executor)]
+            read["unlisted"] = [*_sample_unlisted(checkpoint, shown.evidence, executor)]
         read["manifest"] = [
             one
             for path in manifests
@@ -302,9 +313,11 @@ def _bytes_to_read(
     return total
 
 
-def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Diagnostic]:
+def _sample_unlisted(
+    checkpoint: Checkpoint, evidence: Evidence, executor: Executor
+) -> Iterator[Diagnostic]:
     """Yield the tensors without a layout that differ between two ranks, as a conversion does."""
-    catalog, evidence = checkpoint.catalog, checkpoint.evidence
+    catalog = checkpoint.catalog
     in_full = (one for one in checkpoint.tensors if not one.has_layout)
     single = (one for one in in_full if one.meta.nbytes == one.meta.itemsize)
     numbers = (one for tensor in single for one in slices_of(tensor) if len(one.ranks) > 1)
@@ -332,6 +345,7 @@ def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Dia
 
 def _check_contents(
     checkpoint: Checkpoint,
+    evidence: Evidence,
     executor: Executor,
     on_progress: OnProgress,
     fingerprints: set[bytes] | None,
@@ -340,7 +354,7 @@ def _check_contents(
     catalog = checkpoint.catalog
     names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
     statistics = find_running_statistics(catalog, checkpoint.strategy, names)
-    running = answer(statistics, executor, checkpoint.evidence)
+    running = answer(statistics, executor, evidence)
     slices = _slices(checkpoint)
     yield from check_contents(slices, executor, on_progress, fingerprints, running)
     yield from compare_stages(checkpoint.tensors, executor, on_progress)

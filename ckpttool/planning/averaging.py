@@ -100,7 +100,7 @@ def average(
     Parameters
     ----------
     planned
-        Each input, and its plan for the same target; None for what is not known.
+        Each input, and its plan for the same target; None for what is incomplete.
     weights
         Their weights.
     diagnostics
@@ -111,7 +111,7 @@ def average(
     Plan or None
         The plan of the last input, with means of its weights; None if something is wrong.
     """
-    checkpoints = [one for one, _ in planned if one is not None and not one.is_incomplete]
+    checkpoints = [checkpoint for checkpoint, _ in planned if checkpoint is not None]
     if len(checkpoints) < len(planned):
         return None
     last = checkpoints[-1]

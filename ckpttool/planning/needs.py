@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
 from ckpttool.checkpoint.fit import align_names
-from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, telling_ranks
+from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, ranks_that_show_shards
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import match_states, parse_name
@@ -252,7 +252,7 @@ class _Parts(Struct, frozen=True):
                 layouts.append(_slicings_of(self.distinct[i])[number].layout)
         groups = _smallest(needed)
         fetch = cover(near.intersection(owners) for owners in groups)
-        return RankNeeds(rank, groups, fetch, telling_ranks(layouts, fetch))
+        return RankNeeds(rank, groups, fetch, ranks_that_show_shards(layouts, fetch))
 
 
 def _slicings_of(transfer: Transfer) -> tuple[LayoutSlicing, ...]:

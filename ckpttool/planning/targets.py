@@ -22,7 +22,7 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.fit import fit_to_full_tensors
 from ckpttool.checkpoint.optimizer_state import (
     GradientShards,
@@ -63,14 +63,18 @@ _MOST_METADATA = 64 << 10  # of files that it makes larger than their limit; eac
 
 
 def plan(
-    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
+    checkpoint: Checkpoint,
+    contents: Contents,
+    target: Target,
+    options: OutputOptions,
+    diagnostics: Diagnostics,
 ) -> Plan | None:
     """Plan the transfer of a checkpoint to a target, without reading files.
 
     Parameters
     ----------
-    checkpoint
-        What is read.
+    checkpoint, contents
+        What is read, and what was read of it before.
     target, options
         The outputs; of the options only ``not_in_target`` acts here.
     diagnostics
@@ -82,9 +86,11 @@ def plan(
         None if the checkpoint is incomplete, or does not fit the target.
     """
     catalog = checkpoint.catalog
-    target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
+    target, transfers, not_listed = find_transfers(
+        checkpoint, target, options, diagnostics, compares_names=not contents.is_incomplete
+    )
     diagnostics.add(*check_nothing(checkpoint))
-    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
+    is_incomplete = contents.is_incomplete or bool(checkpoint.presence.missing)
     if not transfers and not (is_incomplete or diagnostics.has_errors or checkpoint.left_out):
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if is_incomplete or diagnostics.has_errors:
@@ -105,17 +111,23 @@ def plan(
         weight_block=checkpoint.weight_block,
         roles=count_roles((one.name for one in checkpoint.tensors), checkpoint.belongings),
         strategies=files,
-        confirmed=checkpoint.whole.confirmed,
+        confirmed=checkpoint.whole.confirmed_by(contents.readable_indexes),
         tensors=checkpoint.options.tensors,
     )
 
 
 def find_transfers(
-    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
+    checkpoint: Checkpoint,
+    target: Target,
+    options: OutputOptions,
+    diagnostics: Diagnostics,
+    *,
+    compares_names: bool = True,
 ) -> tuple[Target, list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list.
 
-    The target is returned with its rules resolved.  ``diagnostics`` collects all problems.
+    The target is returned with its rules resolved.  ``diagnostics`` collects all problems; names
+    that only one side has are none of an incomplete checkpoint.
     """
     target, problems = _resolve_names(target, checkpoint, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
@@ -123,7 +135,9 @@ def find_transfers(
     not_listed = NotListed()
     if not problems:
         diagnostics.add(*(() if target.strategy is None else target.strategy.notes))
-        transfers, not_listed = _find_transfers(checkpoint, target, options, diagnostics)
+        transfers, not_listed = _find_transfers(
+            checkpoint, target, options, diagnostics, compares_names
+        )
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         verb = "is" if len(outside) == 1 else "are"
@@ -180,7 +194,11 @@ def _resolve_names(
 
 
 def _find_transfers(
-    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
+    checkpoint: Checkpoint,
+    target: Target,
+    options: OutputOptions,
+    diagnostics: Diagnostics,
+    compares_names: bool,
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list."""
     transfers: list[Transfer] = []
@@ -200,7 +218,7 @@ def _find_transfers(
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
-        if not checkpoint.is_incomplete:
+        if compares_names:
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))

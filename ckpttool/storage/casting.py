@@ -166,7 +166,9 @@ class Caster:
             for is_so in (table.is_infinite, table.is_zero)
         )
         largest = float(table.magnitudes[words[table.is_infinite[words]]].max(initial=0))
-        errors = (float(one[words].max(initial=0)) for one in (table.absolute, table.relative))
+        errors = (
+            float(column[words].max(initial=0)) for column in (table.absolute, table.relative)
+        )
         return CastStats(len(x), infinities, largest, zeros, *errors)
 
     def _row(self, number: int, of: _Format, size: int) -> Words:
@@ -256,9 +258,9 @@ def _table(src: str, dst: str) -> _Table:
         np.copyto(words.view(f"<f{b.bits // 8}"), before.view("<f4"))
         after = before
     _quiet(words, b)
-    x, y = (np.abs(one.view("<f4").astype("<f8")) for one in (before, after))
+    x, y = (np.abs(word.view("<f4").astype("<f8")) for word in (before, after))
     is_infinite = np.isfinite(x) & np.isinf(y)
-    x_rest, y_rest = (np.where(np.isfinite(x) & np.isfinite(y), one, 0) for one in (x, y))
+    x_rest, y_rest = (np.where(np.isfinite(x) & np.isfinite(y), column, 0) for column in (x, y))
     absolute = np.abs(x_rest - y_rest)
     relative = absolute / np.where(x_rest == 0, 1, x_rest)
     is_lossy = bool(is_infinite.any() or absolute.any())

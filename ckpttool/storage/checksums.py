@@ -138,15 +138,15 @@ def compute_checksum(
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with open_source(index.file) as file:
         for given in get_format(index.format).checksum_inputs(index, as_saved):
-            for one in _split_at_known(given, in_order) if isinstance(given, Extent) else [given]:
-                if isinstance(one, bytes):
-                    crc = zlib.crc32(one, crc)
-                elif isinstance(one, Extent):
-                    crc = _add_extent(crc, file, index.path, one, buffer)
-                elif isinstance(one, CrcExtent):
-                    crc = join(crc, one.crc, one.extent.nbytes)
+            for piece in _split_at_known(given, in_order) if isinstance(given, Extent) else [given]:
+                if isinstance(piece, bytes):
+                    crc = zlib.crc32(piece, crc)
+                elif isinstance(piece, Extent):
+                    crc = _add_extent(crc, file, index.path, piece, buffer)
+                elif isinstance(piece, CrcExtent):
+                    crc = join(crc, piece.crc, piece.extent.nbytes)
                 else:
-                    crc = add_zeros(crc, one)
+                    crc = add_zeros(crc, piece)
     return crc
 
 
@@ -230,11 +230,11 @@ def verify_checksum(index: FileIndex) -> ChecksumError | None:
     """Return the error if a file's contents do not match its checksum, else None."""
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
-    found = compute_checksum(index)
+    computed = compute_checksum(index)
     has_maps = any(map_of_component(name) is not None for name in index.tensors)
-    if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
+    if number == computed or (has_maps and number == compute_checksum(index, as_saved=True)):
         return None
-    reason = f"the checksum (crc_num) is {stored}, that of the contents {found}"
+    reason = f"the checksum (crc_num) is {stored}, that of the contents {computed}"
     hint = "copy the file again; `ckpttool help checksum` explains"
     if re.fullmatch(r"part\d+\.safetensors", Path(index.path).name):
         hint = "`ckpttool help checksum`: unified_safetensors copies the checksum of a rank's file"
@@ -275,7 +275,9 @@ def check_files(
     checksums = {
         rank: [executor.submit(verify_checksum, file)] for rank, file in sealed.items() if crc
     }
-    tags = {rank: _check_tags(files[rank].file, one, executor) for rank, one in ciphers.items()}
+    tags = {
+        rank: _check_tags(files[rank].file, cipher, executor) for rank, cipher in ciphers.items()
+    }
 
     def await_all(submitted: Mapping[int, list[Future[T]]]) -> Iterator[tuple[int, list[T]]]:
         for rank, futures in submitted.items():
@@ -284,8 +286,8 @@ def check_files(
 
     forged = {
         rank: forged_blocks_error(files[rank].path, ciphers[rank], numbers)
-        for rank, found in await_all(tags)
-        if (numbers := [*chain(*found)])
+        for rank, numbers_of in await_all(tags)
+        if (numbers := [*chain(*numbers_of)])
     }
     wrong = {rank: error for rank, (error,) in await_all(checksums) if error is not None}
     errors: list[ChecksumError] = []
@@ -293,11 +295,11 @@ def check_files(
         error.rank = None if catalog.is_merged else rank
         errors.append(error)
 
-    def note(code: str, text: str, ranks: Collection[int], hint: str = "") -> list[Diagnostic]:
+    def note(code: str, message: str, ranks: Collection[int], hint: str = "") -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))
         if catalog.is_merged:  # its files are numbered and have no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        return [Diagnostic(code, text, hint=hint, where=named)] if ranks else []
+        return [Diagnostic(code, message, hint=hint, where=named)] if ranks else []
 
     if not crc:
         hint = f"ckpttool verify {quote(catalog.root)} --crc"

@@ -47,7 +47,13 @@ Index = tuple[int, ...]
 
 
 class Tolerance(Struct, frozen=True):
-    """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0."""
+    """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0.
+
+    Attributes
+    ----------
+    atol, rtol
+        The bounds, finite and from 0 on.
+    """
 
     atol: float = 0.0
     rtol: float = 0.0
@@ -258,8 +264,8 @@ def compare_tensors(
     tasks = ((batch, [unit for *_, unit in batch]) for batch in batches)
     compare = partial(compare_units, options)
     stats: TensorStats | None = None
-    for batch, found in map_in_order(executor, compare, tasks, options.max_in_flight):
-        for (key, is_last, _), more in zip(batch, found, strict=True):
+    for batch, batch_stats in map_in_order(executor, compare, tasks, options.max_in_flight):
+        for (key, is_last, _), more in zip(batch, batch_stats, strict=True):
             stats = more if stats is None else stats.merged(more)
             if is_last:
                 yield key, stats
@@ -332,11 +338,11 @@ def _compare_unit(
                 # Marks group three or more readings; with two there is nothing to group.
                 is_marked = len(unit.readings) > 2
                 differences.append(_mark(difference, band, other) if is_marked else difference)
-        found = _count(mine, dtype, band) if options.wants_counts else TensorStats()
-        found = replace(found, differences=tuple(differences))
+        band_stats = _count(mine, dtype, band) if options.wants_counts else TensorStats()
+        band_stats = replace(band_stats, differences=tuple(differences))
         if is_measured and (numbers := decode(mine, dtype)) is not None:
-            found = replace(found, numbers=measure(numbers))
-        stats = stats.merged(found)
+            band_stats = replace(band_stats, numbers=measure(numbers))
+        stats = stats.merged(band_stats)
     is_unit = unit.region.size > 0  # an empty tensor has no units
     return replace(stats, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
@@ -361,15 +367,15 @@ def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
 
 def _compare(a: Bytes, b: Bytes, dtype: str, band: Region, options: CompareOptions) -> TensorDelta:
     """Compare two readings of the same band."""
-    found = TensorDelta()
+    delta = TensorDelta()
     itemsize = len(a) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
         block = slice(at * itemsize, (at + BLOCK_ELEMENTS) * itemsize)
         differing = np.flatnonzero(find_differing(a[block], b[block], itemsize))
         if len(differing):
             x, y = (take(data[block], differing, itemsize) for data in (a, b))
-            found = found.merged(_measure(x, y, dtype, band, at + differing, options))
-    return found
+            delta = delta.merged(_measure(x, y, dtype, band, at + differing, options))
+    return delta
 
 
 def _mark(difference: TensorDelta, band: Region, data: Bytes) -> TensorDelta:

@@ -69,9 +69,9 @@ class CountingFiles(FlatFiles):
             self._nbytes += sum(sizes)
 
     def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
-        found = super()._take_scratch(nbytes)
+        taken = super()._take_scratch(nbytes)
         self.scratch_peak = max(self.scratch_peak, self.scratch_used)
-        return found
+        return taken
 
     def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
         """Cast nothing."""

@@ -103,10 +103,10 @@ def require_name(path: Path, fd: int) -> None:
 def is_open_as(path: Path, fd: int) -> bool:
     """Return whether the file at ``path`` is the one that is open as ``fd``."""
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, os.fstat(fd))
+    return os.path.samestat(status, os.fstat(fd))
 
 
 ELSEWHERE = "-o with another path"  # hint
@@ -407,8 +407,8 @@ def final_name(name: str) -> str | None:
     >>> final_name("m.h5.partial"), final_name("m.h5")
     ('m.h5', None)
     """
-    found = re.fullmatch(rf"(.+){re.escape(PARTIAL)}({ATTEMPT})?", name, re.DOTALL)
-    return None if found is None else found[1]
+    match = re.fullmatch(rf"(.+){re.escape(PARTIAL)}({ATTEMPT})?", name, re.DOTALL)
+    return None if match is None else match[1]
 
 
 def is_finished(path: Path) -> bool:
@@ -487,11 +487,15 @@ def verify_header(file: StoredFile, output: OutputFile, cache: HeaderCache) -> i
         meta.name in there and there[meta.name].meta == meta for meta in metas
     ):
         expected = {meta.name: meta for meta in metas}
-        found = {name: tensor.meta for name, tensor in there.items()}
+        metas_there = {name: tensor.meta for name, tensor in there.items()}
+        pairs = {
+            name: (expected.get(name), metas_there.get(name))
+            for name in sorted(expected.keys() | metas_there.keys())
+        }
         problems = [
-            f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
-            for name in sorted(expected.keys() | found.keys())
-            if expected.get(name) != found.get(name)
+            f"{name}: expected {_describe(wanted)}, found {_describe(meta)}"
+            for name, (wanted, meta) in pairs.items()
+            if wanted != meta
         ]
         raise VerifyError(output.path, problems)
     return index.nbytes

@@ -488,22 +488,24 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
     """Return the error of the element ``at`` of a part, whose sum is not finite."""
     index = np.unravel_index(at, part.shape)
     start = tuple(a + int(i) for a, i in zip(part.start, index, strict=True))
-    one = Region(start, tuple(i + 1 for i in start))
+    element = Region(start, tuple(i + 1 for i in start))
     for i, term in enumerate(tensor.terms):
         data = files.stage(term.source.meta.itemsize)
-        for read in _plan_pieces(files, tensor, i, one, data):
+        for read in _plan_pieces(files, tensor, i, element, data):
             read.run(files, tensor)
         number = first_number(data, term.source.meta.dtype)
         if not np.isfinite(number):
-            (piece,) = term.pieces(one, tensor.region.start)
-            where = [*one.moved_by(tensor.region.start).start]
+            (piece,) = term.pieces(element, tensor.region.start)
+            where = [*element.moved_by(tensor.region.start).start]
             what = "NaN" if np.isnan(number) else "Inf"
-            text = f"{piece.tensor.meta.name}: {what} at {where}, in the file of rank {piece.rank}"
+            message = (
+                f"{piece.tensor.meta.name}: {what} at {where}, in the file of rank {piece.rank}"
+            )
             hint = "an input without it, or --exclude with this tensor"
-            return SourceValueError(piece.tensor.file.path, [text], hint)
-    path = next(tensor.terms[-1].pieces(one, tensor.region.start)).tensor.file.path
-    text = f"{tensor.meta.name}: the mean is beyond the numbers of Float64"
-    return SourceValueError(path, [text], "--exclude with this tensor")
+            return SourceValueError(piece.tensor.file.path, [message], hint)
+    path = next(tensor.terms[-1].pieces(element, tensor.region.start)).tensor.file.path
+    message = f"{tensor.meta.name}: the mean is beyond the numbers of Float64"
+    return SourceValueError(path, [message], "--exclude with this tensor")
 
 
 def _plan_pieces(
@@ -516,11 +518,11 @@ def _plan_pieces(
     out = out.reshape(*band.shape, meta.itemsize)
     filled = 0
     for place, src, dst in slicing.stretches(band, origin):
-        _, held = slicing.find(place)
-        stored = held.meta
+        _, holder = slicing.find(place)
+        stored = holder.meta
         at = out[_within(dst, band)]
         runs = find_runs(src, stored.shape, stored.itemsize)
-        moves = files.plan_moves(_first_byte(held), stored, src, runs, at)
+        moves = files.plan_moves(_first_byte(holder), stored, src, runs, at)
         yield PieceRead(
             number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
         )

@@ -213,8 +213,8 @@ def nearness(pair: tuple[StoredTensor, StoredTensor]) -> float | None:
     Elements that are zero in both tensors do not count; return None if all are.
     """
     with FlatFiles(SAMPLE_BYTES) as files:
-        pages = (next(_read_pages(files, [one])).reshape(-1) for one in pair)
-        x, y = (decode(data, one.meta.dtype) for data, one in zip(pages, pair, strict=True))
+        pages = (next(_read_pages(files, [tensor])).reshape(-1) for tensor in pair)
+        x, y = (decode(data, tensor.meta.dtype) for data, tensor in zip(pages, pair, strict=True))
     if x is None or y is None or pair[0].meta.dtype == "Bool":
         return None
     magnitudes = np.maximum(find_magnitudes(x), find_magnitudes(y))

@@ -71,8 +71,8 @@ class Statistics(Struct, frozen=True):
 
     def merged(self, other: Statistics) -> Statistics:
         """Return the statistics of both together."""
-        lows = [one.minimum for one in (self, other) if one.minimum is not None]
-        highs = [one.maximum for one in (self, other) if one.maximum is not None]
+        lows = [side.minimum for side in (self, other) if side.minimum is not None]
+        highs = [side.maximum for side in (self, other) if side.maximum is not None]
         return Statistics(
             self.elements + other.elements,
             self.nans + other.nans,
@@ -91,14 +91,14 @@ def measure(numbers: Numbers) -> Statistics:
 
     Examples
     --------
-    >>> found = measure(np.array([3.0, -4.0, 0.0, np.nan]))
-    >>> found.minimum, found.maximum, found.norm, found.nans, found.zeros
+    >>> stats = measure(np.array([3.0, -4.0, 0.0, np.nan]))
+    >>> stats.minimum, stats.maximum, stats.norm, stats.nans, stats.zeros
     (-4.0, 3.0, 5.0, 1, 1)
     """
-    found = Statistics()
+    stats = Statistics()
     for at in range(0, len(numbers), BLOCK_ELEMENTS):
-        found = found.merged(_measure_block(numbers[at : at + BLOCK_ELEMENTS]))
-    return found
+        stats = stats.merged(_measure_block(numbers[at : at + BLOCK_ELEMENTS]))
+    return stats
 
 
 def _measure_block(numbers: Numbers) -> Statistics:

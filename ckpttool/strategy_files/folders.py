@@ -81,21 +81,21 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
     """
     files = files_that_may_be_strategies(folder)
     if select_strategies(files):
-        others = _select(files, _is_something_else)
-        files = [path for path in files if path not in others]
-        return StrategyFiles(tuple(files), frozenset(_numbered(files)), skipped=tuple(others))
+        skipped = _select(files, _is_something_else)
+        files = [path for path in files if path not in skipped]
+        return StrategyFiles(tuple(files), frozenset(_numbered(files)), skipped=tuple(skipped))
     named = folder / STRATEGY_FOLDER
     if is_folder(named):
-        found = find_strategy_files(named)
-        if found.files or found.choices:
-            return found
+        inner = find_strategy_files(named)
+        if inner.files or inner.choices:
+            return inner
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in list_folder(folder):
         if not path.name.startswith(".") and is_folder(path):  # not the record of a run
             groups[_without_numbers(path.name)].append(path)
     holding = {}
     for folders in groups.values():
-        inside = [path for one in folders for path in _files_inside(one)]
+        inside = [path for member in folders for path in _files_inside(member)]
         if chosen := select_strategies(inside):
             holding[folders[0]] = chosen
     if len(holding) != 1:
@@ -159,7 +159,7 @@ def _files_named(path: Path) -> list[Path]:
     if not is_folder(path):
         return [path]
     paths = list_folder(path)
-    inside = [one for one in paths if one.suffix in SUFFIXES]
+    inside = [entry for entry in paths if entry.suffix in SUFFIXES]
     of_folders = [
         [*files_that_may_be_strategies(folder), *filter(_is_of_checkpoint, list_folder(folder))]
         for folder in filter(is_folder, paths)

@@ -116,20 +116,20 @@ def is_handwritten(path: str) -> bool:
     return path.endswith(".json") and KEY.encode() in read_file(path)
 
 
-def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
+def read_handwritten(path: str, mindspore: Strategy | None) -> Strategy:
     """Return a hand-written strategy; its rules are resolved when names are known.
 
     Parameters
     ----------
     path
         The file.
-    listed
+    mindspore
         The strategy of MindSpore's own files, if there are any; the result includes it.
 
     Raises
     ------
     StrategyError
-        The file is malformed, its ranks differ from those of ``listed``, or a cut is impossible.
+        The file is malformed, its ranks differ from those of ``mindspore``, or a cut is impossible.
         Several mistakes are a `CombinedError`.
     OSError
         The file cannot be read.
@@ -137,27 +137,29 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     size = stat_file(path).nbytes
     if size > MAX_BYTES:
         raise _too_large(path, size)
-    return parse_handwritten(read_file(path), path, listed)
+    return parse_handwritten(read_file(path), path, mindspore)
 
 
-def parse_handwritten(data: bytes, path: str, listed: Strategy | None) -> Strategy:
+def parse_handwritten(data: bytes, path: str, mindspore: Strategy | None) -> Strategy:
     """Return the strategy in the bytes of a hand-written file; see `read_handwritten`."""
     top = _parse_top(data, path)
-    sizes, mistakes = _attempt(_parse_sizes, path, top, listed)
+    sizes, mistakes = _attempt(_parse_sizes, path, top, mindspore)
     mistakes = [*_unknown_keys(top, _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
         mistakes.append(_unexpected(otherwise, "otherwise", "the word replicated"))
-    cuts, found = _attempt(_parse_mapping, top.get("parameters", Node({}, path)), "parameters")
-    mistakes += found
+    cuts, errors = _attempt(_parse_mapping, top.get("parameters", Node({}, path)), "parameters")
+    mistakes += errors
     rules: list[Rule] = []
     for pattern, node in (cuts or {}).items():
-        rule, found = _attempt(_parse_rule, pattern, node, sizes)
-        mistakes += (StrategyError(f"{one.where}: {pattern}", *one.args[1:]) for one in found)
+        rule, errors = _attempt(_parse_rule, pattern, node, sizes)
+        mistakes += (
+            StrategyError(f"{error.where}: {pattern}", *error.args[1:]) for error in errors
+        )
         rules += [rule] if rule else []
     raise_all(mistakes)
     sizes = sizes or (1, 1)
-    strategy = (listed or Strategy({}, *sizes)).for_ranks(range(math.prod(sizes)))
+    strategy = (mindspore or Strategy({}, *sizes)).for_ranks(range(math.prod(sizes)))
     checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
@@ -174,8 +176,8 @@ def _attempt(
 
 
 def _too_large(path: str, size: int) -> StrategyError:
-    text = f"{size} bytes are too many for a hand-written strategy"
-    return StrategyError(path, text, facts=f"at most {MAX_BYTES}")
+    message = f"{size} bytes are too many for a hand-written strategy"
+    return StrategyError(path, message, facts=f"at most {MAX_BYTES}")
 
 
 def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
@@ -187,19 +189,22 @@ def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
     return root.value
 
 
-def _parse_sizes(path: str, top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
+def _parse_sizes(path: str, top: Mapping[str, Node], mindspore: Strategy | None) -> tuple[int, int]:
     """Return the number of stages, and the number of ranks in each."""
-    if (listed is None or listed.is_of_group) and "ranks" not in top:
+    if (mindspore is None or mindspore.is_of_group) and "ranks" not in top:
         raise StrategyError(path, "the key ranks is missing", "a line such as ranks: 8")
-    default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
+    default = (
+        Node(mindspore.stages if mindspore else 1),
+        Node(len(mindspore.ranks) if mindspore else None),
+    )
     stages = _parse_number(top.get("stages", default[0]), "stages")
     ranks = _parse_number(top.get("ranks", default[1]), "ranks")
     place = next((top[key].place for key in ("ranks", "stages") if key in top), path)
-    if listed is not None and 0 < ranks <= MAX_RANKS:
-        listed = listed.for_ranks(range(ranks))
-    if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
-        text = f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin_is} for "
-        raise StrategyError(place, f"{text}{len(listed.ranks)} in {listed.stages}")
+    if mindspore is not None and 0 < ranks <= MAX_RANKS:
+        mindspore = mindspore.for_ranks(range(ranks))
+    if mindspore is not None and (stages, ranks) != (mindspore.stages, len(mindspore.ranks)):
+        message = f"{ranks} ranks in {count(stages, 'stage')}, but {mindspore.origin_is} for "
+        raise StrategyError(place, f"{message}{len(mindspore.ranks)} in {mindspore.stages}")
     if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
         facts = f"expected a multiple of the stages, {MAX_RANKS} at most"
         raise StrategyError(place, f"{ranks} ranks in {count(stages, 'stage')}", facts=facts)
@@ -274,7 +279,7 @@ def _parse_cut(entries: Mapping[str, Node], stages: int | None) -> _Cut:
         read("rows", _parse_numbers),
         read("stages", _parse_stages, stages),
     )
-    wrong = (one for key in entries for one in mistakes.get(key, ()))
+    wrong = (error for key in entries for error in mistakes.get(key, ()))
     raise_all([*_unknown_keys(entries, _CUT_KEYS), *wrong])
     return cut
 
@@ -369,8 +374,8 @@ def _unknown_keys(entries: Mapping[str, Node], keys: Sequence[str]) -> Iterator[
 
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:
-    text = f"{what} is {_format_node(node)}, expected {expected}"
-    return StrategyError(node.place, text, _EXAMPLE_HINT)
+    message = f"{what} is {_format_node(node)}, expected {expected}"
+    return StrategyError(node.place, message, _EXAMPLE_HINT)
 
 
 def _format_node(node: Node) -> str:
@@ -405,7 +410,7 @@ def encode_handwritten(strategy: Strategy, path: str) -> bytes:
     lines = [f"{KEY}: {_VERSION}", f"ranks: {len(strategy.ranks)}"]
     lines += [f"stages: {strategy.stages}"] if strategy.stages > 1 else []
     cuts = rules.rules if rules else map(_rule_of, strategy.layouts.items())
-    written = [f"  {_quote(one.pattern)}: {_format_cut(one, strategy.stages)}" for one in cuts]
+    written = [f"  {_quote(rule.pattern)}: {_format_cut(rule, strategy.stages)}" for rule in cuts]
     lines += ["parameters:", *(written if rules else sorted(written))] if written else []
     is_rest_replicated = rules.replicates_rest if rules else strategy.replicates_rest
     lines += ["otherwise: replicated"] if is_rest_replicated else []
@@ -417,8 +422,8 @@ def encode_handwritten(strategy: Strategy, path: str) -> bytes:
 
 def why_no_line(layouts: Sequence[Layout]) -> str | None:
     """Return what a line of a hand-written strategy cannot say of a parameter, else None."""
-    first, *others = layouts
-    if any(replace(one, first_rank=first.first_rank) != first for one in others):
+    first, *rest = layouts
+    if any(replace(layout, first_rank=first.first_rank) != first for layout in rest):
         return "sharded differently in its stages, and a line has one layout for all"
     if first.fields > 1:
         return f"with field {first.fields}, for which a line has no key"
@@ -429,7 +434,7 @@ def why_no_line(layouts: Sequence[Layout]) -> str | None:
 
 def _rule_of(item: tuple[str, Sequence[Layout]]) -> Rule:
     name, layouts = item
-    stages = tuple(one.stage for one in layouts)
+    stages = tuple(layout.stage for layout in layouts)
     return Rule(escape_pattern(name), replace(layouts[0], first_rank=0), False, stages, "")
 
 
@@ -523,9 +528,9 @@ def parse_yaml(data: bytes, path: str) -> Node:
 
     if len(data) > MAX_BYTES:
         raise StrategyError(path, f"{len(data)} bytes are too many", facts=f"at most {MAX_BYTES}")
-    text = _decode(data, path)
+    document = _decode(data, path)
     try:
-        root = yaml.compose(text, Loader=Loader)
+        root = yaml.compose(document, Loader=Loader)
     except RecursionError as error:
         raise StrategyError(path, "nested too deep") from error
     except yaml.composer.ComposerError as error:  # not one of anchors, refused above
@@ -533,7 +538,7 @@ def parse_yaml(data: bytes, path: str) -> Node:
         raise StrategyError(place, "a second document, expected one") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
-        is_star = any(text[at : at + 1] == "*" for at in marks)
+        is_star = any(document[at : at + 1] == "*" for at in marks)
         hint = _QUOTE_HINT if is_star else "other indents, quotes or brackets here or a line above"
         problem = error.problem or ""
         for token, words in _YAML_WORDS.items():
@@ -574,10 +579,10 @@ def _decode(data: bytes, path: str) -> str:
         The first line that is wrong, and the sign.
     """
     try:
-        text = data.decode("utf-8-sig")
+        document = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _encoding_error(data, path, error) from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(document.splitlines(), 1):
         bare = _QUOTED_OR_COMMENT.sub(lambda match: " " * len(match[0]), line)
         wrong = next(((at, sign) for at, sign in enumerate(bare, 1) if _ascii_of(sign)), None)
         if wrong is not None:
@@ -586,7 +591,7 @@ def _decode(data: bytes, path: str) -> str:
             hint = f"`{_ascii_of(sign)}` in place of `{sign}`, in all of the file"
             facts = f"the line is {line.strip()[:80]}"
             raise StrategyError(f"{path}, line {number}, column {at}", reason, hint, facts)
-    return text
+    return document
 
 
 def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> StrategyError:
@@ -596,7 +601,7 @@ def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> Strate
     """
     encoding = "UTF-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "GB18030"
     try:
-        text = data.decode(encoding)
+        document = data.decode(encoding)
     except UnicodeDecodeError:
         line = data.count(b"\n", 0, error.start) + 1
         facts = f"byte {error.start} is {data[error.start]:#04x}"
@@ -604,7 +609,9 @@ def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> Strate
     hint = f"iconv -f {encoding} -t UTF-8 {quote(path)} > NEW{Path(path).suffix}"
     if encoding == "UTF-16":
         return StrategyError(path, "not UTF-8, but UTF-16", hint)
-    number, decoded = next(one for one in enumerate(text.split("\n"), 1) if not one[1].isascii())
+    number, decoded = next(
+        numbered for numbered in enumerate(document.split("\n"), 1) if not numbered[1].isascii()
+    )
     facts = f"in GBK it reads {decoded.strip()[:80]}"
     return StrategyError(f"{path}, line {number}", "not UTF-8", f"if that is right, {hint}", facts)
 
@@ -619,8 +626,8 @@ def _ascii_of(sign: str) -> str:
     """
     if sign.isascii():
         return ""
-    found = _LOOKALIKES.get(sign) or normalize("NFKC", sign)
-    return found if len(found) == 1 and found.isascii() else ""
+    ascii_sign = _LOOKALIKES.get(sign) or normalize("NFKC", sign)
+    return ascii_sign if len(ascii_sign) == 1 and ascii_sign.isascii() else ""
 
 
 def _from_yaml(node: yaml.Node, path: str, mark: Any) -> Node:

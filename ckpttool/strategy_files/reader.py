@@ -165,20 +165,20 @@ def read_strategy(paths: Paths) -> Strategy:
     folders = _folders_of_single_stages(files)
     spare = {p: error for p, error in errors.items() if _is_spare(p, folders)}
     if len(set(handwritten)) > 1:
-        text = f"a second hand-written strategy, beside {handwritten[0]}"
-        other = StrategyError(handwritten[1], text, "one file with the patterns of both")
+        message = f"a second hand-written strategy, beside {handwritten[0]}"
+        other = StrategyError(handwritten[1], message, "one file with the patterns of both")
         errors[handwritten[1]] = other
     if errors.keys() - spare.keys():
         raise_all(errors.values())
     if split_infos and files:
-        text = f"split information of mindone, and {files[0].path} is a strategy of MindSpore"
-        raise StrategyError(split_infos[0], text, "one of the two")
-    listed = read_split_info(split_infos) if split_infos else None
-    listed = _join_files(files, spare) if files else listed
+        message = f"split information of mindone, and {files[0].path} is a strategy of MindSpore"
+        raise StrategyError(split_infos[0], message, "one of the two")
+    mindspore = read_split_info(split_infos) if split_infos else None
+    mindspore = _join_files(files, spare) if files else mindspore
     if handwritten:
-        strategy = read_handwritten(handwritten[0], listed)
+        strategy = read_handwritten(handwritten[0], mindspore)
     else:
-        strategy = listed or join_stages({})
+        strategy = mindspore or join_stages({})
     if not skipped:
         return strategy
     note = Diagnostic("strategy_file", "not a strategy, so skipped", where=shorten(skipped, 3))
@@ -215,13 +215,13 @@ def find_stage(path: str) -> int | None:
     """
     if is_handwritten(path) or holds_split_info(path):
         raise StrategyError(path, "not a strategy file of MindSpore's, which has a stage")
-    found = _parse_file(path, None)
-    if found.is_merged:
+    file = _parse_file(path, None)
+    if file.is_merged:
         return None
-    if not found.has_operators:
+    if not file.has_operators:
         hint = "`ckpttool strategy convert`, which writes them"
         raise StrategyError(path, "no items of operators, which alone have the stage", hint)
-    (stage,) = found.stages
+    (stage,) = file.stages
     return stage
 
 
@@ -236,26 +236,26 @@ def _is_spare(path: str, folders: Collection[Path]) -> bool:
 
 def _list_files(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the files among the paths and those of the folders, and what is skipped there."""
-    listed: list[str] = []
+    strategy_paths: list[str] = []
     skipped: list[str] = []
     for path in paths:
         if (problem := url_problem(path)) is not None:
             raise StrategyError(path, *problem)
         if not is_folder(path):
-            listed.append(path)
+            strategy_paths.append(path)
             continue
-        found = find_strategy_files(Path(path))
-        files = found.files or files_that_may_be_strategies(Path(path))  # these say what is wrong
-        if found.choices:
-            text = f"strategies in {len(found.choices)} folders, of which one is needed"
-            hint = f"-s {quote(str(found.choices[0]))}, or another of them"
-            facts = shorten((choice.name for choice in found.choices), 3)
-            raise StrategyError(path, text, hint, facts)
+        inside = find_strategy_files(Path(path))
+        files = inside.files or files_that_may_be_strategies(Path(path))  # these say what is wrong
+        if inside.choices:
+            message = f"strategies in {len(inside.choices)} folders, of which one is needed"
+            hint = f"-s {quote(str(inside.choices[0]))}, or another of them"
+            facts = shorten((choice.name for choice in inside.choices), 3)
+            raise StrategyError(path, message, hint, facts)
         if not files:
             raise StrategyError(path, "no strategy file (.ckpt or .json) in it", _RUN_FILE)
-        listed += map(str, files)
-        skipped += map(str, found.skipped)
-    return listed, skipped
+        strategy_paths += map(str, files)
+        skipped += map(str, inside.skipped)
+    return strategy_paths, skipped
 
 
 def _check_size(path: str) -> None:
@@ -268,8 +268,8 @@ def _check_size(path: str) -> None:
         raise StrategyError(path, "the strategy file is empty (0 bytes)", _RUN_FILE)
     if size > MAX_BYTES:
         format = format_of_content(path)
-        text = f"a checkpoint ({format})" if format else f"a file of more than {MAX_BYTES} bytes"
-        raise StrategyError(path, f"{text}, not a strategy file", _RUN_FILE)
+        what = f"a checkpoint ({format})" if format else f"a file of more than {MAX_BYTES} bytes"
+        raise StrategyError(path, f"{what}, not a strategy file", _RUN_FILE)
 
 
 # ----------------------------------------------------------------------------------------- one file
@@ -315,8 +315,8 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
         raise _foreign_error(path)
     impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
     if impossible:
-        text = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
-        raise StrategyError(path, text)
+        message = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
+        raise StrategyError(path, message)
     by_stage = _split_names(entries)
     while by_stage and (nested := _find_merged_stage(by_stage)):
         by_stage = nested
@@ -324,8 +324,8 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
     if not by_stage or not operator_stages <= by_stage.keys():
         if len(operator_stages) > 1:
             named = format_ranks([*operator_stages], "stage")
-            text = f"operators of {named}, but the names of parameters have no stages"
-            raise StrategyError(path, text)
+            message = f"operators of {named}, but the names of parameters have no stages"
+            raise StrategyError(path, message)
         by_stage = {next(iter(operator_stages), 0): entries}
         is_merged = False
     stages: dict[int, dict[str, Layout]] = {}
@@ -364,8 +364,8 @@ def _find_merged_stage(
     for stage, entries in stages.items():
         nested = _split_names(entries)
         if nested and stage in nested and len(nested) == max(nested) + 1:
-            others = [(n, of_stage) for n, of_stage in stages.items() if n != stage]
-            if all(nested.get(n) == of_stage for n, of_stage in others):
+            rest = [(n, of_stage) for n, of_stage in stages.items() if n != stage]
+            if all(nested.get(n) == of_stage for n, of_stage in rest):
                 return nested
     return None
 
@@ -376,8 +376,8 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
     if other is not None and other.kind != "strategy":
         return StrategyError(path, f"{other.noun}, not a strategy file", _RUN_FILE)
     if error is None:
-        found = "only operators" if other else "nothing"
-        return StrategyError(path, f"no parameter layouts in it, {found}", _RUN_FILE)
+        contents = "only operators" if other else "nothing"
+        return StrategyError(path, f"no parameter layouts in it, {contents}", _RUN_FILE)
     format = checkpoint_format(path)
     if format is not None:
         return StrategyError(path, f"a checkpoint ({format}), not a strategy file", _RUN_FILE)
@@ -466,7 +466,7 @@ def _read_protobuf(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntr
         for item in reader.fields(0, reader.size):
             if item.number == 2:
                 for strategies in _inside(reader, item, 2):
-                    stages |= {reader.number(one) for one in _inside(reader, strategies, 1)}
+                    stages |= {reader.number(field) for field in _inside(reader, strategies, 1)}
             elif item.number == 3:
                 name, entry = _read_layout_item(reader, item, cache)
                 if name in entries:
@@ -505,12 +505,12 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
     """Return the layout in one message, or in several that complement each other."""
 
     def dims(message: Field) -> tuple[int, ...]:
-        return tuple(n for one in _inside(reader, message, 1) for n in reader.numbers(one))
+        return tuple(n for field in _inside(reader, message, 1) for n in reader.numbers(field))
 
     maps: list[tuple[int, ...]] = []
     lists: dict[int, tuple[int, ...]] = {1: (), 3: (), 4: ()}
     numbers = {5: 0, 7: 0}
-    for subfield in (one for message in messages for one in _message_fields(reader, message)):
+    for subfield in (field for message in messages for field in _message_fields(reader, message)):
         if subfield.number == 2:
             maps.append(dims(subfield))
         elif subfield.number in lists:
@@ -528,7 +528,7 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
 
 
 def _inside(reader: WireReader, message: Field, number: int) -> Iterator[Field]:
-    return (one for one in _message_fields(reader, message) if one.number == number)
+    return (field for field in _message_fields(reader, message) if field.number == number)
 
 
 def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
@@ -558,18 +558,18 @@ def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], 
     if not isinstance(document, dict):
         raise StrategyError(path, "not a strategy file: not a JSON object", _RUN_FILE)
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
-        text = "strategies of operators (set_op_strategy_config), not layouts of parameters"
-        raise StrategyError(path, text, _RUN_FILE)
-    found = _convert(path, Items, document)
+        message = "strategies of operators (set_op_strategy_config), not layouts of parameters"
+        raise StrategyError(path, message, _RUN_FILE)
+    items = _convert(path, Items, document)
     entries = {
         name: _convert(path, _LayoutEntry, item, f"{name}: ")
-        for name, item in found.parallel_layout_item.items()
+        for name, item in items.parallel_layout_item.items()
     }
     operators = (
         _convert(path, _Operator, item, f"{name}: ")
-        for name, item in found.parallel_strategy_item.items()
+        for name, item in items.parallel_strategy_item.items()
     )
-    return entries, {one.stage for one in operators}
+    return entries, {operator.stage for operator in operators}
 
 
 class Items(Struct, frozen=True):
@@ -608,7 +608,9 @@ def _join_files(
     folders = _folders_of_single_stages(files)
     copies = [file for file in files if file.is_merged and Path(file.path).parent in folders]
     # Protobuf before JSON, which lacks the true map of a multi-axis tensor.
-    for file in sorted((one for one in files if one not in copies), key=lambda one: one.from_json):
+    for file in sorted(
+        (file for file in files if file not in copies), key=lambda file: file.from_json
+    ):
         for stage, layouts in file.stages.items():
             if stage not in stages:
                 stages[stage], origins[stage] = dict(layouts), file
@@ -616,7 +618,7 @@ def _join_files(
                 _check_same_stage(origins[stage], file, stage, stages[stage])
     notes = []
     ignored = dict(unreadable)
-    for file in sorted(copies, key=lambda one: one.from_json):
+    for file in sorted(copies, key=lambda file: file.from_json):
         try:
             for stage in file.stages.keys() & stages.keys():
                 _check_same_stage(origins[stage], file, stage, dict(stages[stage]))
@@ -625,14 +627,16 @@ def _join_files(
             continue
         added = {stage: dict(of) for stage, of in file.stages.items() if stage not in stages}
         if added:
-            text = f"read for {format_ranks(sorted(added), 'stage')}, which no other file lists"
-            notes.append(Diagnostic("strategy_file", text, path=file.path, where=file.path))
+            message = f"read for {format_ranks(sorted(added), 'stage')}, which no other file lists"
+            notes.append(Diagnostic("strategy_file", message, path=file.path, where=file.path))
         stages |= added
         origins |= dict.fromkeys(added, file)
     used = [file for file in files if file.path not in ignored]
-    notes += [_ignored_note(one) for error in ignored.values() for one in error.diagnostics]
+    notes += [
+        _ignored_note(diagnostic) for error in ignored.values() for diagnostic in error.diagnostics
+    ]
     try:
-        return replace(join_stages(stages, tuple(one.path for one in used)), notes=tuple(notes))
+        return replace(join_stages(stages, tuple(file.path for file in used)), notes=tuple(notes))
     except StrategyError as error:
         raise_all([error, *ignored.values()])
         raise
@@ -642,8 +646,8 @@ IGNORED = "ignored, as the files beside it are read"
 
 
 def _ignored_note(problem: Diagnostic) -> Diagnostic:
-    text = f"{IGNORED}: {problem.message}"
-    return replace(problem, code="strategy_file", message=text, hint="", options=())
+    message = f"{IGNORED}: {problem.message}"
+    return replace(problem, code="strategy_file", message=message, hint="", options=())
 
 
 def _check_same_stage(
@@ -668,8 +672,8 @@ def _check_same_stage(
         hint = "the strategy files of one run"
         if len(first.stages) == len(other.stages) == 1:
             hint = f"{quote(first.path)} or {quote(other.path)}, with all files of that run"
-        text = f"stage {stage} has other {what} in {first.path}"
-        raise StrategyError(other.path, text, hint, f"{facts}: {shorten(differing, 3)}")
+        message = f"stage {stage} has other {what} in {first.path}"
+        raise StrategyError(other.path, message, hint, f"{facts}: {shorten(differing, 3)}")
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:
@@ -678,7 +682,7 @@ def _is_expanded(layout: Layout, folded: Layout) -> bool:
     JSON files write one tensor axis for each device axis, so both forms have the same device axes
     in the same order.
     """
-    joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, folded)]
+    joined = [tuple(axis for axes in side.tensor_map for axis in axes) for side in (layout, folded)]
     has_more_axes = len(layout.tensor_map) > len(folded.tensor_map)
     if not has_more_axes or joined[0] != joined[1]:
         return False

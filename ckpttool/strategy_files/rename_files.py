@@ -67,10 +67,10 @@ def read_renames(path: str | os.PathLike[str], reverse: bool = False) -> tuple[R
     mistakes: list[RulesError] = []
     for old, node in top.items():
         items = node.value if isinstance(node.value, tuple) else ()
-        is_list = items and all(isinstance(one.value, dict) for one in items)
-        for one in items if is_list else (node,):
+        is_list = items and all(isinstance(item.value, dict) for item in items)
+        for item in items if is_list else (node,):
             try:
-                rules.append(_rule(old, one, path))
+                rules.append(_rule(old, item, path))
             except RulesError as error:
                 mistakes.append(error)
     raise_all(mistakes)
@@ -92,25 +92,25 @@ def _invert(rules: Sequence[Rename]) -> tuple[list[Rename], Mapping[str, str]]:
             literals = (part.replace("[", "[[]") for part in parts)
             new = "".join(chain(*zip(literals, (*wildcards, ""), strict=True)))
             inverse.append(Rename(new, rule.old, file=rule.file))
-    globs = [one for one in inverse if Pattern(one.new).is_pattern]
-    for one in inverse:
-        for other in (first.setdefault(one.old, one), *globs):
-            if other.apply(one.old, Names()) not in (None, one.new):
-                why = f"{other.new} and {one.new} give the same name"
-                reasons |= dict.fromkeys((other.new, one.new), why)
+    globs = [rule for rule in inverse if Pattern(rule.new).is_pattern]
+    for rule in inverse:
+        for other in (first.setdefault(rule.old, rule), *globs):
+            if other.apply(rule.old, Names()) not in (None, rule.new):
+                why = f"{other.new} and {rule.new} give the same name"
+                reasons |= dict.fromkeys((other.new, rule.new), why)
     return inverse, reasons
 
 
 def _rule(old: str, node: Node, path: str) -> Rename:
     parts = {"to": node} if isinstance(node.value, str) else node.value
-    texts = {key: one.value for key, one in parts.items()} if isinstance(parts, dict) else {}
+    texts = {key: part.value for key, part in parts.items()} if isinstance(parts, dict) else {}
     beside = texts.pop("beside", {})
     nodes = beside if isinstance(beside, dict) else {}
-    pairs = [(name, str(one.value)) for name, one in nodes.items()]
+    pairs = [(name, str(part.value)) for name, part in nodes.items()]
     if isinstance(beside, str):
         pairs = [(beside, "any")]
-    are_texts = all(isinstance(one, str) for one in texts.values())
-    are_pairs = (pairs or beside == {}) and all(WANTED.fullmatch(one) for _, one in pairs)
+    are_texts = all(isinstance(text_value, str) for text_value in texts.values())
+    are_pairs = (pairs or beside == {}) and all(WANTED.fullmatch(wanted) for _, wanted in pairs)
     if not texts or texts.keys() - {"to", "note"} or not are_texts or not are_pairs:
         hint = f'"{old}": NEW, or {{to: NEW, beside: NAME}}'
         raise RulesError(node.place, f"{old}: neither a name nor to: and beside:", hint)

@@ -62,9 +62,9 @@ def read_split_info(paths: Sequence[str]) -> Strategy:
     for path, info in infos.items():
         differing = {name for name, _ in first.splits.items() ^ info.splits.items()}
         if differing or info.group_size != first.group_size:
-            text = f"not of the run of {paths[0]}: other parameters, splits or group size"
+            message = f"not of the run of {paths[0]}: other parameters, splits or group size"
             facts = shorten(sorted(differing), 3)
-            errors.append(StrategyError(path, text, "the files of one run", facts))
+            errors.append(StrategyError(path, message, "the files of one run", facts))
     raise_all(errors)
     ranks = first.group_size
     ways = {True: (Layout((ranks,), ((0,),)),), False: (Layout((ranks,), ()),)}
@@ -90,17 +90,17 @@ def _read(path: str) -> _SplitInfo:
     entries: dict[str, _Entry] = {}
     document = parse_json(read_file(path))
     assert isinstance(document, dict), "checked by the caller"
-    for name, one in document.items():
+    for name, entry in document.items():
         try:
-            entries[name] = convert_as(_Entry, one)
+            entries[name] = convert_as(_Entry, entry)
         except ValueError as error:
             raise StrategyError(f"{path}: {name}", str(error)) from error
-    (size, rank), *more = sorted({(one.group_size, one.rank_id) for one in entries.values()})
-    text = ""
+    (size, rank), *more = sorted({(entry.group_size, entry.rank_id) for entry in entries.values()})
+    problem = ""
     if more:
-        text = f"rank {rank} of {size} and rank {more[0][1]} of {more[0][0]}, expected one rank"
+        problem = f"rank {rank} of {size} and rank {more[0][1]} of {more[0][0]}, expected one rank"
     elif not 0 <= rank < size <= MAX_RANKS:
-        text = f"rank_id {rank} in a group of {size}, expected 0 to {size - 1}"
-    if text:
-        raise StrategyError(path, text, "the file as mindone wrote it")
-    return _SplitInfo(size, {name: one.split for name, one in entries.items()})
+        problem = f"rank_id {rank} in a group of {size}, expected 0 to {size - 1}"
+    if problem:
+        raise StrategyError(path, problem, "the file as mindone wrote it")
+    return _SplitInfo(size, {name: entry.split for name, entry in entries.items()})

@@ -70,12 +70,12 @@ def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     _check_forms(strategy.files, path)
     first: dict[int, str] = {}
     merged: list[str] = []
-    for one in strategy.files:
-        stage = find_stage(one)
+    for file in strategy.files:
+        stage = find_stage(file)
         if stage is None:
-            merged.append(one)
+            merged.append(file)
         else:
-            first.setdefault(stage, one)
+            first.setdefault(stage, file)
     if len(first) < strategy.stages:
         hint = "`ckpttool strategy convert`, which reads it"
         raise StrategyError(shorten(merged, 3), "merged already", hint)
@@ -93,25 +93,25 @@ def _check_named(paths: Iterable[str | os.PathLike[str]], strategy: Strategy) ->
     """Raise StrategyError if a file was ignored that the user names; a folder may have some."""
     named = [os.fspath(path) for path in paths if not is_folder(os.fspath(path))]
     if ignored := [path for path in named if path not in strategy.files]:
-        text = "merged already, and it contradicts the other files or cannot be read"
+        message = "merged already, and it contradicts the other files or cannot be read"
         hint = "the files of one run, without a merged one"
-        notes = (one.message for one in strategy.notes if one.where in ignored)
-        facts = "; ".join(one.removeprefix(f"{IGNORED}: ") for one in notes)
-        raise StrategyError(shorten(ignored, 3), text, hint, facts)
+        notes = (note.message for note in strategy.notes if note.where in ignored)
+        facts = "; ".join(message.removeprefix(f"{IGNORED}: ") for message in notes)
+        raise StrategyError(shorten(ignored, 3), message, hint, facts)
 
 
 def _check_forms(files: Sequence[str], path: str) -> None:
     """Raise StrategyError if the files have not the form of ``path``."""
-    is_json = [one for one in files if one.endswith(".json")]
-    others = [one for one in files if not one.endswith(".json")]
-    if is_json and others:
-        text = "JSON, and others are protobuf; merge copies the items as they are"
+    is_json = [file for file in files if file.endswith(".json")]
+    protobuf = [file for file in files if not file.endswith(".json")]
+    if is_json and protobuf:
+        message = "JSON, and others are protobuf; merge copies the items as they are"
         hint = "`ckpttool strategy convert`, which reads both"
-        raise StrategyError(shorten(is_json, 3), text, hint, shorten(others, 3))
+        raise StrategyError(shorten(is_json, 3), message, hint, shorten(protobuf, 3))
     if path.endswith(".json") != bool(is_json):
         form = "JSON" if is_json else "protobuf"
-        text = f"the files of the stages are {form}, and merge copies the items as they are"
-        raise StrategyError(path, text, f"a name that ends in {'.json' if is_json else '.ckpt'}")
+        message = f"the files of the stages are {form}, and merge copies the items as they are"
+        raise StrategyError(path, message, f"a name that ends in {'.json' if is_json else '.ckpt'}")
 
 
 def _copy(files: dict[int, str], number: int) -> Iterator[bytes]:
@@ -125,10 +125,10 @@ def _copy(files: dict[int, str], number: int) -> Iterator[bytes]:
                     yield copy_field(reader, item)
                     continue
                 fields = [
-                    encode_bytes(1, f"{stage}-".encode() + reader.read(one.start, one.stop))
-                    if one.number == 1
-                    else copy_field(reader, one)
-                    for one in reader.fields(item.start, item.stop)
+                    encode_bytes(1, f"{stage}-".encode() + reader.read(field.start, field.stop))
+                    if field.number == 1
+                    else copy_field(reader, field)
+                    for field in reader.fields(item.start, item.stop)
                 ]
                 yield encode_bytes(3, b"".join(fields))
 

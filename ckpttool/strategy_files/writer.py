@@ -119,9 +119,9 @@ def write_strategy(
         raise StrategyError(path, *problem)
     data = encode_strategy(strategy, path)
     if is_there(path) and not overwrite:
-        text = "the strategy file exists already"
+        message = "the strategy file exists already"
         raise PlanError(
-            [Diagnostic("destination", text, hint="overwrite=True", path=path, where=path)]
+            [Diagnostic("destination", message, hint="overwrite=True", path=path, where=path)]
         )
     write_document(path, data)
 
@@ -137,7 +137,10 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
     """
     form = form_of(path)
     spelled, problems = strategy.spell_out()
-    raise_all(StrategyError(one.where, one.message, one.hint, one.facts) for one in problems)
+    raise_all(
+        StrategyError(problem.where, problem.message, problem.hint, problem.facts)
+        for problem in problems
+    )
     raise_all(form.refusals(spelled))
     data = form.encode(spelled, path)
     again = parse_strategy(data, path)
@@ -194,39 +197,47 @@ def _refuse_in_protobuf(strategy: Strategy) -> Iterator[StrategyError]:
         yield from _refuse_rules(strategy.rules)
         return
     if strategy.is_of_group:
-        text = "lists the sharded axes only, and MindSpore's files list all axes"
-        yield StrategyError(strategy.origin, text, _NEEDS_NAMES)
+        message = "lists the sharded axes only, and MindSpore's files list all axes"
+        yield StrategyError(strategy.origin, message, _NEEDS_NAMES)
         return
     items = _items(strategy)
     missing = sorted({*range(strategy.stages)} - {stage for stage, _, _ in items})
     if missing:
-        text = f"no parameter of {format_ranks(missing, 'stage')}"
+        message = f"no parameter of {format_ranks(missing, 'stage')}"
         facts = "MindSpore reads a strategy only if it has parameters of every stage"
-        yield StrategyError(strategy.origin, text, facts=facts)
+        yield StrategyError(strategy.origin, message, facts=facts)
     of_stage = strategy.stage_ranks
-    yield from _join((name, _why_not_mindspore(name, one, of_stage)) for _, name, one in items)
+    yield from _join(
+        (name, _why_not_mindspore(name, layout, of_stage)) for _, name, layout in items
+    )
 
 
 def _refuse_in_json(strategy: Strategy) -> Iterator[StrategyError]:
     yield from _refuse_in_protobuf(strategy)
-    text = "with a list for each axis in tensor_map, which MindSpore does not read in JSON"
-    reason = (text, "a name that ends in .ckpt or .yaml")
-    named = ((name, one) for name, of_name in strategy.layouts.items() for one in of_name)
-    yield from _join((name, reason) for name, one in named if len(_encoded_tensor_maps(one)) > 1)
+    message = "with a list for each axis in tensor_map, which MindSpore does not read in JSON"
+    reason = (message, "a name that ends in .ckpt or .yaml")
+    named = ((name, layout) for name, of_name in strategy.layouts.items() for layout in of_name)
+    yield from _join(
+        (name, reason) for name, layout in named if len(_encoded_tensor_maps(layout)) > 1
+    )
 
 
 def _refuse_in_yaml(strategy: Strategy) -> Iterator[StrategyError]:
     """Yield the errors of what a hand-written file cannot express."""
     if strategy.rules is not None and strategy.layouts:
-        text = "patterns that add to the parameters of other files, and a file has one of the two"
-        yield StrategyError(strategy.rules.path, text, "one conversion for each")
+        message = (
+            "patterns that add to the parameters of other files, and a file has one of the two"
+        )
+        yield StrategyError(strategy.rules.path, message, "one conversion for each")
     if strategy.is_of_group:
-        text = "lists the sharded axes only, and a hand-written strategy lists all axes"
-        yield StrategyError(strategy.origin, text, _NEEDS_NAMES)
+        message = "lists the sharded axes only, and a hand-written strategy lists all axes"
+        yield StrategyError(strategy.origin, message, _NEEDS_NAMES)
         return
     hint = "a name that ends in .ckpt"
     reasons = ((name, why_no_line(layouts)) for name, layouts in strategy.layouts.items())
-    yield from _join((name, None if text is None else (text, hint)) for name, text in reasons)
+    yield from _join(
+        (name, None if message is None else (message, hint)) for name, message in reasons
+    )
 
 
 def _join(reasons: Iterable[tuple[str, tuple[str, ...] | None]]) -> Iterator[StrategyError]:
@@ -235,9 +246,9 @@ def _join(reasons: Iterable[tuple[str, tuple[str, ...] | None]]) -> Iterator[Str
     for name, reason in reasons:
         if reason is not None:
             refused.setdefault(reason, {})[name] = None
-    for (text, *rest), names in refused.items():
+    for (message, *rest), names in refused.items():
         parameters = count(len(names), "parameter")
-        yield StrategyError(shorten(map(repr, names), 3), f"{parameters} {text}", *rest)
+        yield StrategyError(shorten(map(repr, names), 3), f"{parameters} {message}", *rest)
 
 
 def _why_not_mindspore(name: str, layout: Layout, stage_ranks: int) -> tuple[str, ...] | None:
@@ -257,18 +268,18 @@ def _why_not_mindspore(name: str, layout: Layout, stage_ranks: int) -> tuple[str
 
 def _refuse_rules(rules: Rules) -> Iterator[StrategyError]:
     """Yield the errors of rules that hold for more than a list of parameters says."""
-    several = [repr(one.pattern) for one in rules.rules if one.only_name is None]
-    any_axes = [repr(one.pattern) for one in rules.rules if one.allows_more_axes]
+    several = [repr(rule.pattern) for rule in rules.rules if rule.only_name is None]
+    any_axes = [repr(rule.pattern) for rule in rules.rules if rule.allows_more_axes]
     kinds = {
         "for patterns of names, and MindSpore's files list each name": several,
         "for any number of axes, and MindSpore's files list each axis": any_axes,
         "for all other parameters, and MindSpore's files list each": rules.replicates_rest
         * ["otherwise"],
     }
-    for text, patterns in kinds.items():
+    for reason, patterns in kinds.items():
         if patterns:
             where = f"{rules.path}: {shorten(patterns, 3)}"
-            yield StrategyError(where, f"{count(len(patterns), 'line')} {text}", _NEEDS_NAMES)
+            yield StrategyError(where, f"{count(len(patterns), 'line')} {reason}", _NEEDS_NAMES)
 
 
 # -------------------------------------------------------------------------------- MindSpore's forms
@@ -315,8 +326,7 @@ def _encode_json(strategy: Strategy, path: str) -> bytes:
         "parallel_layout_item": layouts,
         "parallel_strategy_item": operators,
     }
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    return text.encode()
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
 def _describe_layout(layout: Layout) -> dict[str, object]:

@@ -101,7 +101,7 @@ class Case(Described):
 
     def resolve(self, options):
         """Yield the tensors of a checkpoint, and what the checks find."""
-        checkpoint = self.checkpoint(options)
+        checkpoint, contents = self.checkpoint(options)
         for one in checkpoint.tensors:
             text = f"{one.name} {one.meta.dtype} {one.meta.shape}"
             text += f" by {spell(one.layout)}" if isinstance(one.slicing, LayoutSlicing) else ""
@@ -111,19 +111,21 @@ class Case(Described):
             yield text + f", from {sources_of(one)}"
         found = Diagnostics()
         found.failures += checkpoint.damage
-        found.add(*run_checks(checkpoint, "convert"))
+        found.add(*run_checks(checkpoint, contents, "convert"))
         yield from self.tell(found)
 
     def plan(self, not_in_target="follow", ranks=None, **options):
         """Yield what each rank of the target gets, and from which ranks, and what is found."""
-        checkpoint, target = self.checkpoint(options), joined(self.target, "dst.ckpt")
+        checkpoint, contents = self.checkpoint(options)
+        target = joined(self.target, "dst.ckpt")
         found = Diagnostics()
         found.failures += checkpoint.damage
-        found.add(*run_checks(checkpoint, "convert"))
+        found.add(*run_checks(checkpoint, contents, "convert"))
         all_ranks = range(1) if target is None else target.ranks
         wanted = ranks_of(ranks) if ranks else all_ranks
         target = Target("ckpt", {one: f"out/rank_{one}" for one in wanted}, len(all_ranks), target)
-        made = plan(checkpoint, target, OutputOptions(not_in_target=not_in_target), found)
+        options = OutputOptions(not_in_target=not_in_target)
+        made = plan(checkpoint, contents, target, options, found)
         given = {}
         for output in made or ():
             for tensor in output.tensors:

@@ -108,7 +108,7 @@ def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
     for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", path.read_text(encoding="utf-8")):
         words = shlex.split(span) if span.startswith(ours) else []
         known = every
-        if words[:1] == ["ckpttool"] and words[1] not in ("-V", "COMMAND"):
+        if words[:1] == ["ckpttool"] and words[1] not in ("-V", "--version", "COMMAND"):
             name = command_of(words[1:])
             assert name in options, span
             known = every if name == "help" else options[name]
@@ -118,9 +118,7 @@ def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("unified_safetensors", "coming-from-mindspore"),
         ("auto_trans_ckpt", "coming-from-mindspore"),
-        ("merge_sliced_parameter", "coming-from-mindspore"),
         ("iteration_00000003", "origins"),
         ("sliced_parameter", ""),
         ("a(b", ""),
@@ -263,7 +261,6 @@ def test_a_stream_without_chinese_letters_gets_english(encoding, is_chinese, mon
 
 @pytest.fixture
 def chinese(monkeypatch):
-    """A Chinese locale."""
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
 
 
@@ -329,7 +326,6 @@ def test_the_script_of_a_shell_is_printed(shell):
     ],
 )
 def test_bash_completes_a_word(tmp_path, line, expected):
-    """The function that the script defines calls a program as the console script is."""
     program = tmp_path / "ckpttool"
     program.write_text(f"#!{sys.executable}\nfrom ckpttool.__main__ import run\nrun()\n")
     program.chmod(0o755)
@@ -351,10 +347,31 @@ def test_the_page_about_completion_names_every_shell():
     assert shutil.which("bash"), "the tests run bash"
 
 
-@pytest.mark.parametrize("word", help_module.NOW)
-def test_a_word_that_is_gone_says_what_to_type_now(word):
-    now = help_module.NOW[word]
-    assert run_well("help", word).stdout.endswith(f"Type now: {now}\n")
-    rows = [row for row in CHANGELOG.splitlines() if row.startswith("|") and f"`{word}`" in row]
-    assert len(rows) == 1
-    assert rows[0].replace("`", "").endswith(f"| {now.replace('`', '')} |")
+WORDS = help_module.read_topics()["words"]
+ROWS = [
+    (re.findall(r"[^`, ][^`,]*", words), text) for words, text in help_module.ROW.findall(WORDS)
+]
+TYPE_NOW = WORDS[WORDS.index("| word | type now |") :]
+
+
+@pytest.mark.parametrize("word", [word for words, _ in ROWS for word in words])
+def test_a_word_of_others_is_answered_with_its_page(word):
+    (meaning,) = [text for words, text in ROWS if word in words]
+    topic = re.search(r"([\w-]+)[.]md", meaning)
+    page = "\n" + help_module.read_topics()[topic[1]] if topic else ""
+    assert run_well("help", *word.split()).stdout == f"`{word}`: {meaning}\n{page}"
+
+
+def test_words_that_are_gone_stand_in_the_changelog_with_what_to_type_now():
+    gone = help_module.ROW.findall(TYPE_NOW)
+    assert len(gone) > 15
+    for words, now in gone:
+        (row,) = [text for removed, text in help_module.ROW.findall(CHANGELOG) if words in removed]
+        assert row == now
+
+
+def test_a_chinese_word_is_answered_in_a_chinese_locale(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    answer = run_well("help", "合并保存").stdout
+    assert answer.startswith("`合并保存`: 默认为 `True`")
+    assert "# 合并\n" in answer

@@ -66,7 +66,6 @@ READERS = ("merge", "split", "reshard", "convert", "average", "diff", "verify", 
 
 @pytest.mark.source
 def test_the_page_lists_which_command_takes_which_option_for_tensors():
-    """With ``SNAPSHOT_UPDATE=1`` it writes the table."""
     taken = {
         name: {one for param in COMMANDS[name].params for one in param.opts} for name in READERS
     }
@@ -89,7 +88,6 @@ def test_the_page_lists_which_command_takes_which_option_for_tensors():
 
 
 def sections_of(name):
-    """The rows of each heading of a command's --help, at 80 columns."""
     text = run_well(*name.split(), "--help").stdout
     return dict(
         section.split(":\n", 1) for section in text.split("\n\n") if " options:\n" in section
@@ -154,23 +152,6 @@ def test_no_engine_of_a_wrong_name_is_made():
         ckpttool.RunOptions("thread")
 
 
-def test_an_output_refuses_options_that_it_has_no_use_for():
-    catalog = ckpttool.scan(str(CASE / "src"))
-    src, dst = (ckpttool.read_strategy([str(CASE / f"{side}_strategy.ckpt")]) for side in SIDES)
-    for unused in ({"prefix": "x"}, {"ranks": (0,)}, {"strategy_path": "s.ckpt"}):
-        with pytest.raises(ValueError, match=f"{next(iter(unused))}: not an option"):
-            ckpttool.plan_merge(
-                catalog, src, "m.h5", output_options=ckpttool.OutputOptions(**unused)
-            )
-    with pytest.raises(ValueError, match="max_shard_bytes: not an option"):
-        ckpttool.plan_reshard(
-            catalog, src, dst, "new", output_options=ckpttool.OutputOptions(max_shard_bytes=9)
-        )
-
-
-SIDES = ("src", "dst")
-
-
 def test_a_key_is_not_shown_with_the_options_of_a_source():
     assert "0123456789abcdef" not in repr(ckpttool.SourceOptions(key=b"0123456789abcdef"))
 
@@ -190,7 +171,6 @@ VALUES = {  # of options whose types refuse other texts
 
 
 def single_options():
-    """Yield each option of each command that takes one value."""
     for name in COMMANDS:
         for one in COMMANDS[name].params:
             if isinstance(one, click.Option) and not (one.is_flag or one.multiple or one.count):

@@ -22,46 +22,6 @@ def ranks(*words):
     return run_well("strategy", "ranks", *words).stdout
 
 
-def test_each_target_rank_has_a_line_with_all_alternatives():
-    assert ranks(*BOTH).splitlines() == [
-        "rank 0: 0 (one of 0-6/2); also: 1, 2",
-        "rank 1: 0 (one of 0-6/2); also: 1, 2",
-        "rank 2: 3 (one of 1-7/2); also: 0, 1",
-        "rank 3: 3 (one of 1-7/2); also: 0, 1",
-        "together: 0, 1; also: 2",
-    ]
-
-
-def test_one_target_rank_needs_no_summary():
-    assert ranks(*BOTH, "--rank", "2") == "rank 2: 3 (one of 1-7/2); also: 0, 1\n"
-
-
-def test_a_merge_is_one_line():
-    expected = "merge: 0, 1 (one of 0-6/2; one of 1-7/2); also: 2\n"
-    assert ranks(*SRC) == expected
-
-
-def test_the_document_has_what_the_lines_say():
-    document = json.loads(ranks(*BOTH, "--rank", "2,3", "--json", "--files", FILES))
-    assert document["ranks"][0] == {
-        "rank": 2,
-        "groups": [[1, 3, 5, 7]],
-        "fetch": [3],
-        "also": [0, 1],
-    }
-    assert (document["fetch"], document["also"]) == ([3], [0, 1])
-    assert document["files"] == [FILES.replace("{rank}", str(rank)) for rank in (0, 1, 3)]
-    (of_merge,) = json.loads(ranks(*SRC, "--json"))["ranks"]
-    assert of_merge["rank"] is None
-
-
-def test_files_are_lines_or_end_with_a_nul_byte():
-    files = [f"obs://b/net/rank_{rank}/c.ckpt" for rank in (0, 1, 2)]
-    pattern = "obs://b/net/rank_{rank}/c.ckpt"
-    assert ranks(*BOTH, "--files", pattern, "-q").splitlines() == files
-    assert ranks(*BOTH, "--files", pattern, "-0").split("\0") == [*files, ""]
-
-
 @pytest.mark.parametrize(
     ("pattern", "folder"),
     [
@@ -76,30 +36,7 @@ def test_files_are_relative_to_a_folder(pattern, folder):
     assert lines.splitlines() == ["rank_0/c", "rank_1/c", "rank_2/c"]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["-d", CASE / "dst_strategy.ckpt"], 2, "strategy ranks needs -s"),
-        ([*SRC, "--rank", "0"], 2, "--rank is of the target A merge needs one set. Try: -d"),
-        ([*SRC, "-0"], 2, "-0 is about the files to fetch Try: --files PATTERN"),
-        ([*SRC, "--relative-to", "x"], 2, "--relative-to is about the files to fetch"),
-        ([*SRC, "--files", "x"], 2, "'x' does not have {rank} in it Try: --files "),
-        ([*BOTH, "--rank", "3-5"], 5, "ranks 4, 5 are not in the target, which has 4 ranks"),
-        (
-            [*SRC, "--files", "a/{rank}", "--relative-to", "b"],
-            5,
-            "the files are not below b a/0 Try: --relative-to with the folder above them",
-        ),
-    ],
-)
-def test_what_cannot_be_is_explained(words, code, said):
-    result = run("strategy", "ranks", *words)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert said in message(result)
-
-
 def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
-    """The outputs are those of all ranks; without the ranks of `also` there is a warning."""
     for file in ranks(*BOTH, "--rank", "2-3", "--files", FILES).splitlines():
         (tmp_path / "some" / file).parent.mkdir(parents=True)
         shutil.copy(CASE / "src" / file, tmp_path / "some" / file)
@@ -115,27 +52,6 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
     result = run_well("reshard", tmp_path / "some", *words, tmp_path / "alone")
     assert "warning[hidden_shard]" in result.stderr
     assert "2 more ranks would show it: 0, 1" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said", "hint"),
-    [
-        ("src -s s.ckpt", "takes no path 1 path was given: src", "ckpttool strategy ranks --help"),
-        ("src", "strategy ranks needs -s FILE", "ckpttool strategy ranks -s strategy.ckpt"),
-        ("-s s.ckpt src x", "takes no path 2 paths were given: src, x", "ckpttool strategy ranks"),
-        ("-d s.ckpt -s", "Option '-s' requires an argument", "ckpttool strategy ranks --help"),
-        ("-s s.ckpt --ran 1", "strategy ranks has no --ran", "--rank in place of --ran"),
-    ],
-)
-def test_paths_without_an_option_are_explained(tmp_path, monkeypatch, words, said, hint):
-    monkeypatch.chdir(tmp_path)
-    for name, there in (("s.ckpt", "src_strategy.ckpt"), ("d.ckpt", "dst_strategy.ckpt")):
-        shutil.copy(CASE / there, name)
-    (tmp_path / "src").symlink_to(CASE / "src")
-    result = run("strategy", "ranks", *words.split())
-    assert result.exit_code == 2
-    assert said in message(result)
-    assert f"Try: {hint}" in message(result)
 
 
 @pytest.mark.parametrize("side", ["-s", "-d"])
@@ -178,7 +94,6 @@ HALVES = strategy_of(dict.fromkeys(NAMES, Layout((2,), ((0,), ()))))
 
 @pytest.fixture
 def hidden(tmp_path):
-    """Four ranks whose strategy calls slices of an optimizer shard replicas, and a target."""
     entries = {name: noise(name, "Float32", (16, 8)) for name in NAMES}
     sharded = strategy_of(dict.fromkeys(NAMES, replace(W, optimizer_shard=4)))
     write_ranks(tmp_path / "run", cut(entries, sharded), "ckpt")
@@ -188,7 +103,6 @@ def hidden(tmp_path):
 
 
 def reshard(folder, there, *words):
-    """Reshard to target rank 0 with some ranks of ``folder``."""
     some = folder.with_name(f"only_{'_'.join(map(str, there))}")
     for rank in there:
         shutil.copytree(folder / f"rank_{rank}", some / f"rank_{rank}")

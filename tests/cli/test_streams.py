@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no devic
 
 
 def run_to(where, *words, source=CASE / "src"):
-    """A process whose output goes ``where`` a shell says; ``SRC`` are the words for a source."""
     of_source = {"SRC": (source, "-s", CASE / "src_strategy.ckpt")}
     line = [str(word) for group in words for word in of_source.get(group, (group,))]
     command = f"exec {shlex.join([sys.executable, '-m', 'ckpttool', *line])} {where}"

@@ -86,8 +86,6 @@ PATHS = [(str(rank), f"rank_{rank}/llama_7b_rank_{rank}-2_3.ckpt", "1.5 GiB") fo
 
 @pytest.fixture
 def terminal(capsys, monkeypatch):
-    """A function: the lines of a table on a terminal of so many columns, without the title."""
-
     def lines(width, columns, rows):
         monkeypatch.setattr(tables, "terminal_columns", lambda stream: width)
         print_table("t", columns, rows)

@@ -127,7 +127,6 @@ class Runs:
         self._number = 0
 
     def begin(self):
-        """Write to a new folder from now on."""
         self._number += 1
         self.out = self._folder / str(self._number)
 
@@ -139,8 +138,6 @@ class Runs:
         ckpttool.execute(*planned, check=check, options=CopyOptions(task_bytes=1))
 
     def fail(self, outputs):
-        """Run until so many outputs are there, and fail."""
-
         def check():
             if len([*self.out.glob("*-of-*.ckpt")]) >= outputs:
                 raise StopError
@@ -149,14 +146,12 @@ class Runs:
             self.run(check=check)
 
     def stop(self, kind=MINE, **options):
-        """Leave what a crashed run leaves: an output, and another that is half-written."""
         assert has_crashed(lambda: self.run(kind, **options), crash_before_second_rename)
 
     def finalize(self):
         ckpttool.finalize(str(self.out))
 
     def files(self):
-        """Return the hashes of all files except those of the record and temporary ones."""
         return {
             str(path.relative_to(self.out)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in self.out.rglob("*")
@@ -164,11 +159,9 @@ class Runs:
         }
 
     def is_stopped(self):
-        """Return whether a run did not end here."""
         return look(Record(self.out / MANIFEST)).state is State.STOPPED
 
     def is_planned(self, kind):
-        """Return whether the plan that is there is that of a set."""
         path = self.out / PLAN
         (source,) = json.loads(path.read_text())["inputs"] if path.exists() else [{"path": ""}]
         return source["path"].endswith(f"{kind}.ckpt")
@@ -245,7 +238,6 @@ SCENARIOS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs of files with two units each, which enter the log one by one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_manifest, "UNIT_BYTES", 2)
         patch.setattr(execute_module, "MIN_GROUP_BYTES", 1)
@@ -270,7 +262,6 @@ def check_state(runs, before, was_stopped):
 
 
 def check_finished(runs):
-    """Check that the set is whole, and that nothing is left beside it."""
     assert runs.files() == runs.sets[MINE]
     assert not [*runs.out.rglob("*.partial*")]
     assert {path.name for path in (runs.out / RECORD).iterdir()} <= {"lock", "stamps.json"}

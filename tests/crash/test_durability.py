@@ -15,7 +15,6 @@ from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
 @pytest.fixture
 def events(monkeypatch):
-    """What was done to names and files, in order: (what, path)."""
     seen = []
     fsync, replace, unlink, mkdir = os.fsync, Path.replace, Path.unlink, Path.mkdir
     fill = execute_module.fill
@@ -54,7 +53,6 @@ def events(monkeypatch):
 
 
 def in_order(events, *wanted):
-    """Whether these are among the events one after the other, each the first behind the last."""
     at = 0
     for one in wanted:
         assert one in events[at:], f"{one} not behind {events[:at][-1:]}"
@@ -63,7 +61,6 @@ def in_order(events, *wanted):
 
 
 def first_output(events):
-    """Return which event gives the first output its name."""
     names = (i for i, (what, path) in enumerate(events) if what == "rename")
     return next(i for i in names if not events[i][1].endswith(".json"))
 

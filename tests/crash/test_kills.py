@@ -41,7 +41,6 @@ def split_words(source, folder, output_format, engine):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The source, and for a format and an engine what a run writes and how long it writes."""
     folder = tmp_path_factory.mktemp("undisturbed")
     source = write_source(folder / "source", RANKS, RANK_BYTES)
     known = {}
@@ -60,7 +59,6 @@ def undisturbed(tmp_path_factory):
 
 
 def place_of(source, name):
-    """A folder from which the source has the path that the manifest of ``undisturbed`` names."""
     return source.parent / "killed" / name
 
 

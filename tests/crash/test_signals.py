@@ -42,7 +42,6 @@ class Owner:
 
 
 def ended_by(number, code, errors, facts=""):
-    """Check the exit code and the message of a command that a signal ended."""
     assert errors == f"error[stopped]: ended by {signal.Signals(number).name}\n{facts}"
     assert code == 128 + number
 
@@ -52,8 +51,6 @@ UNTOUCHED = "  nothing was left half-written\n"
 
 @pytest.fixture
 def trap(tmp_path):
-    """A function that makes a module whose import is hit by a signal, and its folder."""
-
     def made(name, number):
         (tmp_path / "trap").mkdir()
         (tmp_path / "trap" / f"{name}.py").write_text(TRAP.format(number=int(number)))
@@ -66,7 +63,6 @@ def trap(tmp_path):
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("module", ["click", "yaml"])
 def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module, number):
-    """Before a command begins, and in it."""
     (tmp_path / "s.yaml").write_text("ckpttool_strategy: 1")
     path = [str(trap(module, number)), environment()["PYTHONPATH"]]
     words = reshard_words(tmp_path / "out", "ckpt")
@@ -77,7 +73,6 @@ def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module,
 
 @pytest.fixture
 def handled():
-    """The signals that came to the handler that was there before."""
     seen = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     yield seen
@@ -176,7 +171,6 @@ def test_a_signal_while_a_worker_starts_is_told_in_one_message(tmp_path, number)
 
 
 def test_the_processes_beside_a_run_do_not_hear_its_signals():
-    """In a run of its own: tests before this one may have started such processes otherwise."""
     code = (
         "from pathlib import Path\n"
         "from multiprocessing import forkserver, resource_tracker\n"
@@ -236,7 +230,6 @@ def hit(monkeypatch, place, signals):
 def test_a_second_signal_leaves_nothing_half_written(
     tmp_path, monkeypatch, place, signals, code, engine
 ):
-    """When a file was made and nobody knows it yet, and when it is removed."""
     hit(monkeypatch, place, signals)
     result = run(*ordered_words(tmp_path)[:-2], "--engine", engine)
     assert result.exit_code == code
@@ -273,8 +266,6 @@ def test_a_third_signal_ends_a_run_that_hangs_and_its_message_says_what_may_be_l
 
 
 def test_what_is_noted_on_the_first_signal_is_said_at_a_later_one(tmp_path, monkeypatch):
-    """A third signal when the run has ended, and its threads have not."""
-
     def shutdown(self, wait=True, *, cancel_futures=False):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.discovery import scan as scan_module
+from ckpttool.discovery import siblings
 from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.problems import CkptToolError
 from ckpttool.wording import format_ranks
@@ -142,8 +142,8 @@ def test_a_file_that_a_training_writes_beside_another_says_nothing_of_it(
                     file.write(b"more")
             yield index
 
-    read_indexes = scan_module.read_indexes
-    monkeypatch.setattr(scan_module, "read_indexes", read_and_write)
+    read_indexes = siblings.read_indexes
+    monkeypatch.setattr(siblings, "read_indexes", read_and_write)
     assert bool(scan(str(paths[0])).one_of_several) != is_written
 
 

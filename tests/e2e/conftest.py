@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.corpus import GOLDEN
 from tests.support.snapshots import Transcript
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Be in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def golden(here):
+    """Have a link to the corpus in this folder."""
+    Path("golden").symlink_to(GOLDEN)
+
+
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """A transcript in an empty folder, in which ``golden`` is the corpus, and beside it nothing."""
     folder = tmp_path / "far" / "in" / "here"  # tmp_path is numbered, as ranks are
     folder.mkdir(parents=True)
     (folder / "golden").symlink_to(GOLDEN)

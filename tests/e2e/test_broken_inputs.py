@@ -52,7 +52,6 @@ IN_JSON = ("missing_rank", "mixed_formats", "strategy_other_net", "unknown_type"
 
 
 def by_mindspore(variant):
-    """What MindSpore's merge of a variant holds."""
     return {
         0: {
             name: (entry["dtype"], tuple(entry["shape"]), entry["sha256"])
@@ -62,7 +61,6 @@ def by_mindspore(variant):
 
 
 def assert_merged(variant):
-    """Check that ``m.ckpt`` holds what MindSpore's merge of a variant holds."""
     assert not corpus.differences(by_mindspore(variant), corpus.digests({0: read(Path("m.ckpt"))}))
 
 
@@ -73,7 +71,6 @@ def test_every_variant_is_tried():
 
 @pytest.mark.parametrize("variant", FACTS)
 def test_a_broken_input_is_answered_as_was_agreed(variant, shell):
-    """A conversion that is refused writes nothing, and leaves what is there alone."""
     folder = f"golden/broken_inputs/{variant}"
     src, strategy = f"{folder}/src", f"{folder}/src_strategy.ckpt"
     is_of_target = (BROKEN / variant / "dst_strategy.ckpt").exists()

@@ -46,18 +46,15 @@ class Section(NamedTuple):
 
 
 def english_of(page: Path) -> Path:
-    """Return the twin of a Chinese page."""
     relative = page.relative_to(CHINESE)
     return ROOT / relative if relative == Path("README.md") else DOCS / relative
 
 
 def chinese_of(page: Path) -> Path:
-    """Return the twin of an English page if there is one, else the page."""
     return next((one for one in TRANSLATED if english_of(one) == page), page)
 
 
 def sections_of(page: Path) -> list[Section]:
-    """The sections of a page."""
     text = FENCE.sub("@code\n", page.read_text(encoding="utf-8"))
     parts = re.split(r"^(#+) (.*)$", text, flags=re.MULTILINE)[1:]
     return [Section(len(parts[i]), parts[i + 1], parts[i + 2]) for i in range(0, len(parts), 3)]
@@ -81,7 +78,6 @@ def parts_of(section: Section) -> list[str]:
 
 
 def target_of(link: str, page: Path) -> tuple[str, int] | None:
-    """Where a link of a page leads: the English page or file, and the number of the heading."""
     if "://" in link:
         return link, 0
     path, _, anchor = link.partition("#")
@@ -92,18 +88,15 @@ def target_of(link: str, page: Path) -> tuple[str, int] | None:
 
 
 def links_of(section: Section, page: Path) -> list[tuple[str, int]]:
-    """The links and images of a section, but for those that lead to the twin."""
     found = [match[3] for match in LINK.finditer(section.text) if match[2] not in TO_THE_TWIN]
     return sorted(target_of(link, page) for link in found)
 
 
 def spans_of(section: Section) -> set[str]:
-    """The names in code spans of a section."""
     return {" ".join(one.split()) for one in re.findall(r"`([^`]+)`", section.text + section.title)}
 
 
 def numbers_of(section: Section) -> set[str]:
-    """The numbers in the text of a section."""
     text = LINK.sub(r"\2", re.sub(r"`[^`]+`", "", section.text))
     return set(re.findall(r"(?<![\w.])\d[\d.,]*\d|(?<![\w.,])\d(?![\d.,]*\d)", text))
 
@@ -137,7 +130,6 @@ def drift_of(chinese: Path, english: Path) -> list[str]:
 
 
 def first_unlike(here: list[Section], there: list[Section]) -> str:
-    """The first headings of which one is another code, or of another level, by their places."""
     for ours, theirs in zip_longest(here, there):
         titles = {one.title for one in (ours, theirs) if one and one.title.startswith("`")}
         if ours is None or theirs is None or ours.level != theirs.level or len(titles) == 2:
@@ -146,7 +138,6 @@ def first_unlike(here: list[Section], there: list[Section]) -> str:
 
 
 def copy_blocks(chinese: Path, english: Path) -> None:
-    """Put the English page's blocks of code in the places of those of the Chinese page."""
     pages = [page.read_text(encoding="utf-8") for page in (chinese, english)]
     here, there = ([match[0] for match in FENCE.finditer(page)] for page in pages)
     if len(here) == len(there):
@@ -155,12 +146,10 @@ def copy_blocks(chinese: Path, english: Path) -> None:
 
 
 def is_outside(name: str, chinese: Path) -> bool:
-    """Whether a page may only name this file, since pages in docs/ are built without it."""
     return "://" not in name and not name.startswith("docs/") and DOCS in chinese.parents
 
 
 def severity_of(section: Section) -> str:
-    """The severities of a message, in English."""
     text = " ".join(section.text.split())
     for chinese, english in SEVERITY.items():
         text = text.replace(chinese, english) if "级别：" in section.text else text
@@ -190,7 +179,6 @@ def test_the_severity_of_every_message_is_read(folder):
 
 @pytest.mark.parametrize("chinese", TRANSLATED, ids=name_of)
 def test_a_page_is_chinese(chinese):
-    """Every paragraph, item and row that has words has Chinese ones."""
     for section in sections_of(chinese):
         for part in re.split(r"\n\s*\n", section.text.strip()):
             words = re.sub(r"`[^`]+`|\(.*?\)|[^A-Za-z\u4e00-\u9fff]+", " ", LINK.sub(r"\2", part))
@@ -219,7 +207,7 @@ def test_each_readme_links_to_the_other_in_its_first_lines():
         ("No merged file is made on the way.", "\nNo merged file is made.", "parts"),
     ],
 )
-def test_a_change_of_an_english_page_is_named(old, new, named, tmp_path, monkeypatch):
+def test_a_change_of_an_english_page_is_named(old, new, named, monkeypatch):
     chinese = CHINESE / "tutorial.md"
     text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     assert text.count(old) == 1

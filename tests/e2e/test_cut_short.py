@@ -31,7 +31,6 @@ def is_weight(name):
 
 
 def places(path, key, most):
-    """Some bytes at which to cut a file: ends of tensors, the middle, and inside of headers."""
     extents = [one for t in read_index(str(path)).tensors.values() for one in t.extents]
     ends = [(one.offset + one.nbytes, one.offset + one.nbytes - 1) for one in extents]
     more = [(one.offset + one.nbytes // 2, one.offset - 3) for one in extents]
@@ -40,7 +39,6 @@ def places(path, key, most):
 
 
 def lost_of(whole, size):
-    """The names of the tensors of a file that do not end before byte ``size``."""
     return {
         name
         for name, tensor in whole.tensors.items()
@@ -49,7 +47,6 @@ def lost_of(whole, size):
 
 
 def is_whole(path):
-    """Whether a file can be read as a whole."""
     try:
         return bool(read_index(str(path)))
     except ckpttool.FormatError:
@@ -69,19 +66,13 @@ def check_cuts(path, key, convert, most=4):
     path.write_bytes(data)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def copied(case):
-    """A copy of a golden case, whose files may be cut."""
     shutil.copytree(GOLDEN / case, f"golden/{case}", copy_function=shutil.copyfile)
     return Path("golden", case, "src")
 
 
 @pytest.mark.parametrize("key", a_third([one for one in CONVERSIONS if "merge" in one], 1))
-def test_weights_of_a_cut_file_come_out_whole_or_not_at_all(key, here):
+def test_weights_of_a_cut_file_come_out_whole_or_not_at_all(key):
     src = copied(CONVERSIONS[key].case)
     files = [one for one in src.rglob("*") if one.suffix in (".ckpt", ".safetensors")]
     path = random.Random(key).choice([one for one in sorted(files) if "strategy" not in one.name])
@@ -90,7 +81,6 @@ def test_weights_of_a_cut_file_come_out_whole_or_not_at_all(key, here):
 
 
 def outcome(*words):
-    """What a command with ``-o out...`` writes, and what it says if it is refused."""
     result = run(*words, "--weights-only", "--overwrite")
     if result.exit_code:
         return None, message(result)
@@ -103,7 +93,7 @@ MERGED = {"ckpt": ".ckpt", "safetensors": ".safetensors"}
 
 @pytest.mark.parametrize("format", MERGED)
 @pytest.mark.parametrize("command", ["merge", "split", "convert"])
-def test_a_cut_merged_file_gives_its_weights(command, format, here):
+def test_a_cut_merged_file_gives_its_weights(command, format):
     src, strategy = copied(CASE), f"golden/{CASE}/src_strategy.ckpt"
     run_well("merge", src, "-s", strategy, "-o", f"m{MERGED[format]}")
     path = Path(f"m{MERGED[format]}")  # its manifest lists what a .ckpt has lost
@@ -113,7 +103,7 @@ def test_a_cut_merged_file_gives_its_weights(command, format, here):
 
 
 @pytest.mark.parametrize("format", MERGED)
-def test_a_cut_part_of_numbered_files_gives_its_weights(format, here):
+def test_a_cut_part_of_numbered_files_gives_its_weights(format):
     src, strategy = copied(CASE), f"golden/{CASE}/src_strategy.ckpt"
     words = ["--max-shard-size", "20KiB", "--format", format]
     run_well("merge", src, "-s", strategy, "-o", "parts", *words)
@@ -124,7 +114,7 @@ def test_a_cut_part_of_numbered_files_gives_its_weights(format, here):
 
 
 @pytest.mark.parametrize("command", ["convert", "reshard"])
-def test_the_other_commands_take_the_weights_of_a_cut_rank_file(command, here):
+def test_the_other_commands_take_the_weights_of_a_cut_rank_file(command):
     src, strategy = copied(CASE), f"golden/{CASE}/src_strategy.ckpt"
     more = ["-s", strategy, "-d", strategy] if command == "reshard" else []
     path = rank_file(src, 1)
@@ -146,7 +136,7 @@ def described(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["hyper", "checkpoint2"])
-def test_a_cut_file_of_a_folder_that_describes_itself_gives_what_is_whole(kind, here):
+def test_a_cut_file_of_a_folder_that_describes_itself_gives_what_is_whole(kind):
     path = described(Path("src"), kind)
     data, index = path.read_bytes(), read_index(str(path))
     order = sorted(index.tensors, key=lambda name: index.tensors[name].extents[0].offset)
@@ -165,8 +155,7 @@ def test_a_cut_file_of_a_folder_that_describes_itself_gives_what_is_whole(kind, 
 
 
 @pytest.fixture
-def cut_rank(here):
-    """Ranks of which one was cut inside of its last state; it alone has its slices."""
+def cut_rank():
     src = copied(CASE)
     path = rank_file(src, 1)
     path.write_bytes(path.read_bytes()[:-5])
@@ -199,7 +188,7 @@ def test_no_checksum_vouches_for_a_file_that_is_cut_short(cut_rank):
     assert "the same command without --crc" in message(result)
 
 
-def test_what_is_left_of_a_file_is_compared_with_its_manifest(here):
+def test_what_is_left_of_a_file_is_compared_with_its_manifest():
     src, strategy = copied(CASE), f"golden/{CASE}/src_strategy.ckpt"
     run_well("reshard", src, "-s", strategy, "-d", strategy, "-o", "set", "--format", "ckpt")
     path = rank_file(Path("set"), 1)
@@ -214,7 +203,7 @@ def test_what_is_left_of_a_file_is_compared_with_its_manifest(here):
     assert run("merge", *words, "-o", "n.h5").exit_code == 7
 
 
-def test_a_ckpt_alone_does_not_show_what_it_lost(here):
+def test_a_ckpt_alone_does_not_show_what_it_lost():
     entries = {name: noise(name, "Float32", (8, 6)) for name in ("w", "adam_m.w", "b")}
     path = Path("m.ckpt")
     write_file(path, entries, "ckpt")

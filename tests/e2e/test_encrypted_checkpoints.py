@@ -59,7 +59,7 @@ def test_encrypted_ranks_are_resharded_as_plain_ones(mode, form, tmp_path, key_f
 # ------------------------------------------------------------------------ what is wrong
 
 
-def test_without_cryptography_the_way_to_it_is_told(tmp_path, key_file, monkeypatch):
+def test_without_cryptography_the_way_to_it_is_told(key_file, monkeypatch):
     imported = builtins.__import__
 
     def refuse(name, *arguments):
@@ -77,7 +77,7 @@ def test_without_cryptography_the_way_to_it_is_told(tmp_path, key_file, monkeypa
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_a_library_without_sm4_is_told(is_old, tmp_path, key_file, monkeypatch):
+def test_a_library_without_sm4_is_told(is_old, key_file, monkeypatch):
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.ciphers import algorithms
 
@@ -97,7 +97,7 @@ def test_a_library_without_sm4_is_told(is_old, tmp_path, key_file, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["encrypted_cbc", "encrypted_gcm"])
-def test_the_key_comes_from_standard_input_as_well(case, tmp_path):
+def test_the_key_comes_from_standard_input_as_well(case):
     from click.testing import CliRunner
 
     from ckpttool.cli.main import main
@@ -110,7 +110,6 @@ def test_the_key_comes_from_standard_input_as_well(case, tmp_path):
 
 
 def key_in(data):
-    """The key in a file, or None."""
     try:
         return read_key(io.BytesIO(data))
     except TypedError:
@@ -145,7 +144,6 @@ def test_bytes_of_the_right_number_are_always_the_key_itself(key):
 
 
 def leaks(text):
-    """The spellings of the key that are in a text."""
     spellings = {
         KEY.decode(),
         KEY.hex(),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -22,7 +20,6 @@ from ckpttool.transaction.locks import FileLock
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.executors import COMMAND, PATIENCE_SECONDS, environment
-from tests.support.programs import need
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
@@ -83,11 +80,6 @@ IN_PROCESS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize(("code", "make"), IN_PROCESS)
 def test_a_command_ends_with_the_code_of_its_row(code, make):
     words = make()
@@ -115,15 +107,6 @@ def start(*words: str, stdout: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, *words], env=environment(), stdout=stdout, stderr=subprocess.PIPE, text=True
     )
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
-def test_an_output_that_cannot_be_written_has_a_code_of_its_own():
-    full = os.open("/dev/full", os.O_WRONLY)
-    process = start("inspect", *SOURCE, stdout=full)
-    os.close(full)
-    assert "standard output: not written" in process.communicate()[1]
-    assert process.returncode == 6
 
 
 def test_a_reader_that_has_gone_ends_the_command():
@@ -165,27 +148,3 @@ def test_the_table_has_a_row_for_every_code_and_every_row_is_tested():
 def test_the_help_names_the_page_of_the_table():
     assert "ckpttool help exit-codes" in main.get_help(click.Context(main))
     assert run_well("help", "exit-codes").stdout == PAGE
-
-
-@pytest.mark.parametrize(
-    ("code", "broken"),
-    [
-        (0, None),
-        (1, "checkpoint/rank_3/checkpoint-2_10.ckpt"),
-        (2, "strategy.ckpt"),
-    ],
-)
-def test_the_script_of_the_page_takes_the_branch_of_each_code(code, broken):
-    need("jq")
-    shutil.copytree(SOURCE[0], "checkpoint")
-    shutil.copy(SOURCE[2], "strategy.ckpt")
-    if broken is not None:
-        Path(broken).rename("away")
-    (text,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    words = ["bash", "-euo", "pipefail", "-c", f"{text}exit $code"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        words, env=environment(PATH=path), capture_output=True, text=True, check=False
-    )
-    said = ("clean", "rank 3: no checkpoint file found", "'strategy.ckpt' does not exist")[code]
-    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr

@@ -72,7 +72,6 @@ class Following(Session):
 
     @staticmethod
     def _goes_on(complaint: str, printed: str) -> bool:
-        """Return whether the next run has no word of the problem, and is no wrong command line."""
         return complaint not in printed.splitlines() and " has no -" not in printed
 
 

@@ -43,7 +43,6 @@ IN_JSON = (
 
 
 def merged_by_mindspore(conversion):
-    """The file that MindSpore wrote, if the corpus has it."""
     return next((conversion.folder / "golden" / conversion.kind / "rank_0").glob("*.ckpt"), None)
 
 
@@ -61,7 +60,6 @@ def formats_of(conversion):
 
 
 def key_of(case):
-    """Write the key of an encrypted case; the words that give it to a command."""
     key = corpus.case_facts(case).get("enc_key")
     if key is None:
         return ""
@@ -70,7 +68,6 @@ def key_of(case):
 
 
 def source_of(case):
-    """The words that name the source of a case, its strategy, its step and its key."""
     (strategy,) = (GOLDEN / case).glob("src_strategy.*")
     step = " --step 2_10" if "--step" in WORDS.get(case, ()) else ""
     return f"golden/{case}/src -s golden/{case}/{strategy.name}{step}{key_of(case)}"
@@ -128,7 +125,6 @@ def check_output(conversion, output_format):
 
 
 def has_undefined(case):
-    """Whether MindSpore prescribes nothing for a part of what a target rank of the case gets."""
     kinds = corpus.expected(case)["conversions"]
     return any(any(corpus.conversion(case, kind).undefined.values()) for kind in kinds)
 
@@ -151,8 +147,6 @@ def pass_conversion(conversion, output_format, run):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_comes_out_as_from_mindspore_and_is_shown_as_was_agreed(case, shell):
-    """Each fourth one also without its strategy, by its headers alone, and compared."""
-
     def run(line, check=None):
         for option in ("", " --json") if case in IN_JSON else ("",):
             result = shell.run(line + option)
@@ -191,7 +185,6 @@ def test_a_case_comes_out_as_from_mindspore_and_is_shown_as_was_agreed(case, she
 
 
 def check_decrypted(case):
-    """Compare what was written of an encrypted case with what MindSpore encrypted."""
     want = corpus.unfold(corpus.expected(case)["after_decryption"], 2)
     assert not corpus.differences(want, corpus.digests(read_ranks(Path("out"))))
 
@@ -227,12 +220,3 @@ def test_rank_writes_only_the_ranks_asked_for(shell):
     got = corpus.digests(read_ranks(Path("out")))
     want = {rank: prescribed(conversion)[rank] for rank in (0, 3, 4, 5)}
     assert not corpus.differences(want, got)
-
-
-def test_newest_step_counts_if_none_is_named(shell):
-    case = "golden/several_files_per_rank"
-    for name, step in (("newest", ""), ("named", "--step 10_10"), ("older", "--step 2_10")):
-        shell.quietly(f"merge {case}/src -s {case}/src_strategy.ckpt -o {name}.ckpt {step}")
-    newest, named, older = (read(Path(f"{name}.ckpt")) for name in ("newest", "named", "older"))
-    assert newest == named
-    assert newest["weight"] != older["weight"]

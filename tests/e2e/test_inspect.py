@@ -26,12 +26,10 @@ LLAMA = GOLDEN / "pipeline_tied_llama"
 
 
 def screen(*words) -> str:
-    """What inspect prints on stdout, with single spaces."""
     return re.sub(r"[ ]+", " ", run_well("inspect", *words).stdout)
 
 
 def document(*words) -> dict[str, Any]:
-    """The document of inspect, whatever the exit code."""
     return json.loads(run("inspect", *words, "--json").stdout)
 
 
@@ -39,7 +37,6 @@ def document(*words) -> dict[str, Any]:
 
 
 def layers() -> dict[str, Entry]:
-    """Return six layers with a state."""
     names = [f"{prefix}layers.{i}.weight" for prefix in ("", "adam_m.") for i in range(6)]
     return {name: noise(name, "Float32", (8, 8)) for name in names}
 
@@ -80,8 +77,6 @@ def test_a_name_with_many_numbers_folds_only_by_the_first(tmp_path):
 
 @pytest.fixture
 def terminal(capsys, monkeypatch):
-    """A function: the lines of a checkpoint's screen on a terminal of so many columns."""
-
     def lines(width, case, **more):
         for module in (overview, tables):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
@@ -172,14 +167,6 @@ def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
     placement = Placement("layout", counts, ranks, optimizer_shard=shard)
     assert sharded_text(placement) == text
-
-
-def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):
-    bad = "evil\x1b[31m.weight"
-    write_ranks(tmp_path / "src", {r: {bad: noise("w", "Float32", (4,))} for r in (0, 1)}, "ckpt")
-    text = screen(tmp_path / "src")
-    assert "\x1b" not in text
-    assert r"evil\x1b[31m.weight" in text
 
 
 @pytest.mark.parametrize("name", ["strategy.ckpt", "src_strategy.json"])

@@ -53,7 +53,6 @@ def test_an_unknown_type_is_unsupported(word, tmp_path):
 
 
 def write_spans(path, **spans):
-    """Write a safetensors file of UInt8 tensors that begin and end at these bytes."""
     header = {
         name: {"dtype": "U8", "shape": [stop - start], "data_offsets": [start, stop]}
         for name, (start, stop) in spans.items()
@@ -80,7 +79,6 @@ def test_a_tensor_without_elements_inside_of_another_is_refused(at, reason, tmp_
 
 @pytest.mark.parametrize(("dtype", "word"), [("<f4", "<u4"), ("<f2", "<u2")])
 def test_a_signalling_nan_makes_no_warning(dtype, word, tmp_path):
-    """Warnings are errors in tests."""
     bits = {"<f4": 0x7F800001, "<f2": 0x7C01}[dtype]
     numbers = np.array([bits, 0, 0], word).view(dtype)
     folder = tmp_path / {"<f4": "single", "<f2": "half"}[dtype]  # not one of several ranks

@@ -89,7 +89,6 @@ NEEDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Every file that a page may name."""
     folder = tmp_path_factory.mktemp("inputs")
     lay_out(folder)
     return folder
@@ -97,7 +96,6 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def shell(tmp_path, inputs, monkeypatch):
-    """A function that makes an empty folder with the files that a page names."""
     work = tmp_path / "work"
     work.mkdir()
     write_stand_ins(tmp_path / "bin")
@@ -130,7 +128,6 @@ def shell(tmp_path, inputs, monkeypatch):
 
 
 def commands_of(text: str) -> list[tuple[str, int]]:
-    """The commands of a block, continuation lines joined, and the exit code of each."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         command, _, code = line.partition("  # exit code ")
@@ -154,7 +151,6 @@ def run_line(command: str, code: int) -> str:
 
 
 def run_script(text: str, code: int = 0) -> None:
-    """Run a script in the current folder."""
     words = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
@@ -218,7 +214,6 @@ def run_block(block: Block, namespace: dict[str, object]) -> str:
 
 @pytest.fixture
 def torch(monkeypatch):
-    """In place of PyTorch's safetensors: the same function, with our own reader."""
     package, module = ModuleType("safetensors"), ModuleType("safetensors.torch")
     module.load_file = lambda path: {
         name: entry.array() for name, entry in read(Path(path)).items()
@@ -282,7 +277,6 @@ def test_every_block_for_mindspore_runs_beside_it():
 
 
 def headings_of(page: Path) -> set[str]:
-    """The anchors of a page."""
     headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
     return {anchor_of(one) for one in headings}
 
@@ -358,7 +352,6 @@ def test_the_reference_of_python_has_every_public_name():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_says_in_its_first_lines_where_its_folders_come_from(page, inputs):
-    """Folders of the tutorial are known; others are laid out by ``scripts/examples``."""
     code = "\n".join(one.text for one in blocks_of(page) if one.language in TYPED)
     made = {one.title for one in blocks_of(page)}
     words = {*re.findall(r"[\w.-]+", re.sub(r"\S+://\S*|-o \S+", "", code))}

@@ -1,7 +1,5 @@
 """What holds for every checkpoint and every pair of layouts, tried on many."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +8,6 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
-from ckpttool.model.layout import Layout
-from ckpttool.model.region import Region
 from ckpttool.problems import PlanError
 from tests.strategies import (
     DTYPES,
@@ -20,15 +16,14 @@ from tests.strategies import (
     examples,
     features,
     layout_features,
-    layouts,
     moves,
     regions,
     shapes,
     table_moves,
 )
-from tests.support.checkpoints import cut, layouts_of, strategy_of, write_ranks
+from tests.support.checkpoints import cut, layouts_of, write_ranks
 from tests.support.in_memory import carry_out, catalog_of_entries, make, slices
-from tests.support.readers import entry_of, read, read_ranks
+from tests.support.readers import read, read_ranks
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 
@@ -55,21 +50,6 @@ def test_tables_that_are_cut_unevenly_become_what_the_oracle_says(move):
 
 
 @examples(100)
-@given(st.data())
-def test_merging_a_field_sliced_table_is_reshape_and_concatenate(data):
-    """As ``merge_sliced_parameter`` of MindSpore does it; its own code gave the same."""
-    fields, count, width = (data.draw(st.integers(a, b)) for a, b in ((2, 5), (1, 8), (1, 3)))
-    rows = data.draw(st.integers(1, 3))
-    parts = np.arange(count * fields * rows * width, dtype="<f4")
-    parts = np.random.default_rng(0).permutation(parts).reshape(count, fields * rows, width)
-    merged = np.concatenate([part.reshape(fields, rows, width) for part in parts], 1)
-    strategy = strategy_of({"t": Layout((count,), ((0,), ()), fields=fields)})
-    src = {rank: {"t": entry_of(part)} for rank, part in enumerate(parts)}
-    (output,) = carry_out(make(catalog_of_entries(src), strategy, None), src).values()
-    assert output == {"t": entry_of(merged.reshape(-1, width))}
-
-
-@examples(100)
 @given(moves(has_state=True), st.data())
 def test_replicas_may_be_missing_as_long_as_one_owner_of_every_slice_is_left(move, data):
     src = cut(move.entries, move.src)
@@ -86,7 +66,6 @@ def test_replicas_may_be_missing_as_long_as_one_owner_of_every_slice_is_left(mov
 
 
 def groups(strategy, name):
-    """The ranks that hold equal slices of a parameter, in the stage it is taken from."""
     held = layouts_of(strategy, name)
     if held is None:
         return [list(strategy.ranks)]
@@ -144,34 +123,6 @@ def test_all_problems_of_a_plan_are_in_one_error(move, data):
 
 @examples(100)
 @given(st.data())
-def test_a_shape_that_does_not_divide_is_refused_and_any_other_is_cut(data):
-    count = data.draw(st.sampled_from([2, 3, 4, 6, 8, 12]))
-    shape = data.draw(shapes())
-    layout = data.draw(layouts(len(shape), count))
-    divides = all(size % n == 0 for size, n in zip(shape, layout.slice_counts, strict=True))
-    assert (layout.why_not(shape) is None) == divides
-    if divides:
-        sizes = {rank: layout.region(rank, shape).size for rank in layout.ranks}
-        assert set(sizes.values()) == {math.prod(shape) // math.prod(layout.slice_counts)}
-
-
-@examples(100)
-@given(st.data())
-def test_bands_hold_every_element_once_and_each_is_contiguous(data):
-    shape = data.draw(shapes())
-    limit = data.draw(st.integers(1, 12))
-    at = 0
-    for band in Region.whole(shape).bands(limit):
-        assert 1 <= band.size <= limit
-        spots = np.argwhere(np.ones(band.shape)) + band.start
-        numbers = [int(np.ravel_multi_index(tuple(spot), shape)) if shape else 0 for spot in spots]
-        assert numbers == list(range(at, at + band.size))
-        at += band.size
-    assert at == math.prod(shape)
-
-
-@examples(100)
-@given(st.data())
 def test_bands_of_any_region_partition_it(data):
     shape = data.draw(shapes())
     region = data.draw(regions(shape))
@@ -186,7 +137,6 @@ def test_bands_of_any_region_partition_it(data):
 
 
 def formats_for(move: Move) -> list[str]:
-    """Formats that can hold it."""
     wide = any(entry.dtype == "Complex128" for entry in move.entries.values())
     return ["ckpt", "hdf5"] if wide else ["ckpt", "safetensors", "hdf5"]
 
@@ -214,27 +164,6 @@ def test_resharding_gives_the_slices_of_the_oracle_and_back_again(new_folder, mo
     assert read_ranks(there) == cut(move.entries, move.dst)
     back = reshard(there, move.dst, move.src, folder / "back", data.draw(format))
     assert read_ranks(back) == cut(move.entries, move.src)
-
-
-@examples(40)
-@given(table_moves(), st.data())
-def test_tables_on_disk_are_resharded_and_merged_again(new_folder, move, data):
-    folder, format = new_folder(), st.sampled_from(formats_for(move))
-    src, dst = as_stored(move.src), as_stored(move.dst)
-    source = write_ranks(folder / "src", cut(move.entries, move.src), data.draw(format))
-    there = reshard(source, src, dst, folder / "dst", data.draw(format), options=SMALL)
-    assert read_ranks(there) == cut(move.entries, move.dst)
-    merged = folder / "merged.ckpt"
-    for ranks, strategy in ((source, src), (there, dst)):
-        plan, destination = ckpttool.plan_merge(
-            ckpttool.scan(str(ranks)),
-            strategy,
-            str(merged),
-            output_options=ckpttool.OutputOptions("ckpt"),
-        )
-        execute(plan, destination, options=SMALL)
-        assert read(merged) == move.entries
-        merged.unlink()
 
 
 @examples(60)
@@ -292,7 +221,6 @@ def test_every_engine_and_every_size_of_bands_writes_the_same_bytes(new_folder, 
 
 @pytest.mark.slow
 def test_the_examples_are_as_wide_as_they_should_be():
-    """Of shards, empty axes, stages, shared and unlisted parameters none was lost on the way."""
     seen = set()
 
     @settings(max_examples=200)  # as many as the tests that they stand for take in full

@@ -24,7 +24,6 @@ WITH_ROOM = [("hdf5", ".h5"), ("safetensors", ".safetensors")]
 
 @pytest.fixture
 def case(tmp_path):
-    """A copy of the case in a folder of its own."""
     return Path(shutil.copytree(CASE, tmp_path / "first" / "case"))
 
 
@@ -33,7 +32,6 @@ def attrs(path):
 
 
 def provenance(path):
-    """What a file says of how it was made, without the common beginning of the names."""
     found = attrs(path).items()
     return {key.removeprefix(PROVENANCE): text for key, text in found if key.startswith(PROVENANCE)}
 
@@ -77,14 +75,6 @@ def test_every_rank_file_names_both_strategies(case, tmp_path, format, suffix):
         }
 
 
-def test_numbered_files_say_the_same(case, tmp_path):
-    merge(case, tmp_path / "model", "--max-shard-size", "5KB")
-    files = sorted((tmp_path / "model").glob("*.safetensors"))
-    assert len(files) > 2
-    assert len({tuple(provenance(file).items()) for file in files}) == 1
-    assert provenance(files[0])["source"] == "src"
-
-
 def test_the_hash_of_several_strategy_files_is_that_of_their_bytes_in_order(tmp_path):
     case = GOLDEN / "json_strategy_pipeline"
     files = sorted((case / "src_stage_strategies").iterdir())
@@ -118,15 +108,6 @@ def test_what_is_made_from_a_merged_file_keeps_its_step_and_strategy(case, tmp_p
 
 def test_ckpt_has_no_room_for_it(case, tmp_path):
     assert attrs(merge(case, tmp_path / "merged.ckpt")) == {}
-
-
-def test_merged_safetensors_have_the_mark_of_pytorch_and_rank_files_that_of_mindspore(
-    case, tmp_path
-):
-    assert attrs(merge(case, tmp_path / "merged.safetensors"))["format"] == "pt"
-    for file in reshard(case, tmp_path / "new", "safetensors").rglob("*.safetensors"):
-        assert attrs(file)["format"] == "ms"
-    assert "format" not in attrs(merge(case, tmp_path / "merged.h5"))
 
 
 def contents(folder, suffix):
@@ -190,17 +171,3 @@ def test_tensors_may_have_names_of_provenance(tmp_path, suffix):
     assert read(out) == read(tmp_path / "net.ckpt")
     if suffix == ".safetensors":  # MindSpore takes an entry with the name of a tensor for its type
         assert attrs(out) == {}
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_inspect_says_how_a_file_was_made(case, tmp_path, suffix):
-    out = merge(case, tmp_path / f"merged{suffix}")
-    said = " ".join(run_well("inspect", out).stdout.split())
-    assert f"made by ckpttool {ckpttool.__version__} from src, step 2_10" in said
-
-
-def test_what_is_made_from_written_ranks_keeps_their_step(case, tmp_path):
-    new = reshard(case, tmp_path / "new", "safetensors")
-    words = ["-s", case / "dst_strategy.ckpt", "-o", tmp_path / "merged.h5"]
-    run_well("merge", new, *words)
-    assert provenance(tmp_path / "merged.h5")["step"] == "2_10"

@@ -24,9 +24,7 @@ from tests.support.readers import read, read_ranks
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A folder as the examples of the help assume it."""
-    monkeypatch.chdir(tmp_path)
+def workplace():
     case = GOLDEN / "tutorial_8_to_8_retrain"
     for name in ("checkpoint", "runs/a", "runs/b"):
         shutil.copytree(case / "src", name)
@@ -35,8 +33,7 @@ def workplace(tmp_path, monkeypatch):
     shutil.copytree(GOLDEN / "pipeline_2x4_to_8" / "src_stage_strategies", "stage_strategies")
 
 
-def test_the_tutorial_on_hybrid_parallel_is_two_commands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_tutorial_on_hybrid_parallel_is_two_commands():
     full, ranks = hybrid_parallel()
     for rank, entries in ranks.items():
         write_file(Path("nodes", f"node{rank}", "CKP_1-4_32.ckpt"), entries, "ckpt")

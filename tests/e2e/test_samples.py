@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -46,7 +45,6 @@ def test_merge_gives_the_full_tensors_of_a_run_by_each_form_of_its_strategy(name
 @pytest.mark.parametrize("strategy", ["strategy_0.ckpt", "strategy_0.json"])
 @pytest.mark.parametrize("source", ["ckpt", "safetensors"])
 def test_merge_finds_the_optimizer_shard_the_strategy_hides(source, strategy, tmp_path):
-    """The JSON form tells by its full shapes, the protobuf form by replicas that are none."""
     out = tmp_path / "full.ckpt"
     run = SAMPLES / "opt_aggregated"
     result = run_well("merge", run / source, "-o", out, "-s", run / "strategy" / strategy)
@@ -60,17 +58,6 @@ READABLE = [
     *("append.ckpt", "complex_mindspore_cannot_load.ckpt", "crc.ckpt", "crc.safetensors"),
     *("dtypes.ckpt", "dtypes.safetensors", "legacy_1.0.0.ckpt", "legacy_2.0.0.ckpt", "plain.ckpt"),
 ]
-
-
-@pytest.mark.parametrize("name", READABLE)
-def test_inspect_lists_the_tensors_of_a_file(name):
-    result = run_well("inspect", SAMPLES / "files" / name, "--json")
-    want = {}
-    for tensor, entry in read(SAMPLES / "files" / name).items():
-        shape = () if entry.dtype == "str" else corpus.modern_scalar(entry).shape
-        want[tensor] = entry.dtype, shape
-    found = json.loads(result.output)["tensors"]
-    assert {one["name"]: (one["dtype"], tuple(one["shape"])) for one in found} == want
 
 
 @pytest.mark.parametrize("output_format", SUFFIXES)

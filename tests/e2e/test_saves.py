@@ -65,7 +65,6 @@ SECOND = OracleLayout(SQUARE, ((0,), (1,)), 0, 4)
 
 
 def noises(**shapes: str | tuple[int, ...]) -> dict[str, Entry]:
-    """Return tensors of noise; two underscores in a name stand for a dot."""
     names = {name.replace("__", "."): shape for name, shape in shapes.items()}
     return {name: noise(name, "Float32", shape) for name, shape in names.items()}
 
@@ -83,7 +82,6 @@ def is_state(name: str) -> bool:
 
 
 def four(entries=FOUR, layouts=None, ranks=4, **more) -> Save:
-    """Return what four ranks save that have tensors like those of `FOUR`, and perhaps others."""
     return Save(entries, layouts or LAYOUTS, ranks, **{"is_optimizer": is_state, **more})
 
 
@@ -110,7 +108,6 @@ class Run:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """The full tensors."""
         ranks = sorted((SAMPLES / self.name / "ckpt").iterdir())
         stored = {name: e for path in ranks for name, e in read(path / "net-1_1.ckpt").items()}
         with np.load(SAMPLES / self.name / "expected.npz") as full:
@@ -134,12 +131,10 @@ class Run:
 
 
 def zeros_of(name: str) -> dict[str, Entry]:
-    """Return what steps of a run hold that are not to be read."""
     return {n: one._replace(data=bytes(len(one.data))) for n, one in Run(name).entries.items()}
 
 
 def write_emergency(folder: Path, ranks: Iterable[int] = RANKS) -> None:
-    """Write an emergency save of fault-tolerant training."""
     for rank in ranks:
         path = folder / f"rank_{rank}" / f"ttp_rank_{rank}-2_7.ckpt"
         path.parent.mkdir(parents=True)
@@ -149,7 +144,6 @@ def write_emergency(folder: Path, ranks: Iterable[int] = RANKS) -> None:
 
 
 def write_layouts(path: Path, stages: str, *layouts: str) -> None:
-    """Write MindSpore's strategy with operators of these stages: ``NAME=MATRIX/TENSOR MAP``."""
     items = [file_bytes.operator(int(stage)) for stage in stages.split(",")]
     for name, _, one in (text.partition("=") for text in layouts):
         matrix, axes = (tuple(map(int, numbers.split(","))) for numbers in one.split("/"))
@@ -171,18 +165,15 @@ class Ranks:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """The full tensors, and what else rank 0 has."""
         return {**self.full, **self.more.get(0, {})}
 
     def write(self, folder: Path) -> None:
-        """Write the folders."""
         ranks = cut(self.full, strategy_of(self.layouts))
         held = {rank: {**ranks[rank], **self.more.get(rank, {})} for rank in ranks}
         write_ranks(folder, held, "safetensors")
 
 
 def rows(ranks: int, axes: int = 2) -> Layout:
-    """Return the layout of rows of their own on each rank."""
     return Layout((ranks,), ((0,), *((),) * (axes - 1)))
 
 
@@ -206,14 +197,12 @@ WITH_STATES = {
 
 
 def info_ranks(ranks: int) -> Ranks:
-    """Return what a group of ranks saves with mindone: two parameters sharded, one not."""
     layouts = {"blocks.0.weight": rows(ranks), "blocks[1].bias": rows(ranks, 1)}
     layouts["norm.weight"] = Layout((ranks,), ((),))
     return Ranks(WITH_STATES | {"global_step": noise("g", "Int32", (1,))}, layouts)
 
 
 def zero_ranks(group: int, ranks: int, zero: int) -> Ranks:
-    """Return groups of ranks that hold the same; with ZeRO 1 only states are sharded."""
     shape = (ranks // group, group)
     whole, split = Layout(shape, ((), ())), Layout(shape, ((0,), ()))
     layouts = {"w": split if zero == 3 else whole, "adam_m.w": split, "adam_v.w": split}
@@ -223,7 +212,6 @@ def zero_ranks(group: int, ranks: int, zero: int) -> Ranks:
 
 
 def write_maps(folder: Path, *keys: str) -> None:
-    """Write a map parameter to each rank, with ``KEYS:SEED``, between two equal tensors."""
     for rank, (numbers, _, seed) in enumerate(one.partition(":") for one in keys):
         path = folder / f"rank_{rank}" / "net.ckpt"
         path.parent.mkdir(parents=True)
@@ -232,7 +220,6 @@ def write_maps(folder: Path, *keys: str) -> None:
 
 
 def write_info(folder: Path, ranks: str, *splits: str) -> None:
-    """Write the files of a group of ranks as mindone does: ``NAME=true`` for each parameter."""
     folder.mkdir(exist_ok=True)
     size = int(ranks)
     for rank in range(size):
@@ -244,7 +231,6 @@ def write_info(folder: Path, ranks: str, *splits: str) -> None:
 
 
 def write_strategies(path: Path, run: str) -> None:
-    """Write the strategy files of a run of the corpus; ``N`` in the path is the rank."""
     for rank in RANKS:
         of_rank = Path(str(path).replace("N", str(rank)))
         of_rank.parent.mkdir(parents=True, exist_ok=True)
@@ -276,12 +262,10 @@ class Indexed:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """All tensors."""
         parts = (*self.files.values(), self.rest or {})
         return {name: entry for part in parts for name, entry in part.items()}
 
     def write(self, folder: Path) -> None:
-        """Write a folder."""
         write_indexed(folder, self.files, self.index, self.rest)
 
 
@@ -504,25 +488,21 @@ class Case:
 
 
 def make_old(folder: Path) -> None:
-    """Give all files below a folder the same time; other times would tell runs apart."""
     for path in folder.rglob("*"):
         os.utime(path, (10**9, 10**9))
 
 
 def holder(name: str, entry: Entry) -> str:
-    """Return the first file that holds this tensor."""
     return next((str(path) for path in files() if read(path).get(name) == entry), "nobody")
 
 
 def files() -> Iterator[Path]:
-    """Yield the files of tensors in this folder, but for the result of a merge."""
     for path in sorted(Path().rglob("*.*")):
         if path.suffix in (".ckpt", ".safetensors") and path.name != OUT and path.stat().st_size:
             yield path
 
 
 def tensors_of(document: dict) -> Iterator[str]:
-    """Yield the facts of a document of ``inspect``, a tensor a line."""
     yield f"ranks {[one['rank'] for one in document.get('ranks', ())]}, step {document.get('step')}"
     for one in document["tensors"]:
         facts = [one["name"], one["dtype"], one["shape"]]

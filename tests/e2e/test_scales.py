@@ -33,12 +33,6 @@ WEIGHTS = {
 ROWS, COLUMNS, BOTH = ((0,), ()), ((), (0,)), ((1,), (0,))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-
 def entry(dtype, array):
     return Entry(dtype, array.shape, array.tobytes())
 
@@ -66,7 +60,6 @@ def quantized(names=WEIGHTS, block=128):
 
 
 def rounded(numbers, dtype):
-    """Round Float64 once; a sum of 30 bits is exact in Float64, and twice rounded by way of 32."""
     if dtype != "BFloat16":
         return numbers.astype(np.float16 if dtype == "Float16" else np.float32)
     exponent = np.frexp(numbers)[1] - 8
@@ -74,7 +67,6 @@ def rounded(numbers, dtype):
 
 
 def assert_numbers(found, numbers, dtype):
-    """Compare the weights in a file; nothing is left of their scales."""
     assert {*found} >= {*numbers}
     assert not [name for name in found if "scale" in name]
     for name, exact in numbers.items():

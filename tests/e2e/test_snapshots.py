@@ -35,7 +35,6 @@ FILES_IN_JSON = ("append", "enc_and_crc_unreadable", "map_parameter", "net-graph
 
 
 def show_files(shell: Transcript, option: str) -> None:
-    """Single files of every kind."""
     for path in sorted((SAMPLES / "files").iterdir()):
         if option and path.stem not in FILES_IN_JSON:
             continue
@@ -65,7 +64,6 @@ def show_described(shell: Transcript, option: str) -> None:
 
 
 def show_samples(shell: Transcript, option: str) -> None:
-    """What eight ranks of a training job saved, and its strategies."""
     folders = [path for path in sorted(SAMPLES.iterdir()) if (path / "strategy").is_dir()]
     for path in [SAMPLES / "opt_aggregated"] if option else folders:
         words = f"golden/samples/{path.name}/ckpt -s golden/samples/{path.name}/strategy"
@@ -99,7 +97,6 @@ TUTORIAL = GOLDEN / "tutorial_8_to_8_retrain"
 
 @pytest.fixture
 def mistaken(shell):
-    """A transcript in a folder with a checkpoint and its strategies."""
     shutil.copytree(TUTORIAL / "src", "C")
     shutil.copy(TUTORIAL / "src_strategy.ckpt", "S.ckpt")
     shutil.copy(TUTORIAL / "dst_strategy.ckpt", "D.ckpt")
@@ -149,7 +146,6 @@ def test_an_engine_that_is_not_there_is_answered_as_was_agreed(mistaken, monkeyp
 @pytest.mark.interpreter
 @ROOT_ONLY
 def test_what_may_not_be_read_or_written_is_answered_as_was_agreed(mistaken):
-    """A process of its own, to which the rights of files matter; row 33 of the mistakes."""
     for closed, mode, line in (
         ("C/rank_3", 0o700, "merge C -s S.ckpt -o x.ckpt"),
         ("C/rank_3", 0o700, "verify C -s S.ckpt"),

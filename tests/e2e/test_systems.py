@@ -94,7 +94,6 @@ COVER = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"',
     ],
 )
 def macos(request, tmp_path):
-    """Run Python without what macOS lacks; ``covered``: libhdf5 does not see /proc either."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(MACOS)
     (tmp_path / "macos").mkdir()
@@ -118,7 +117,6 @@ class Child:
         )
 
     def well(self, *commands: Sequence[str | Path]) -> list[str]:
-        """Run commands in one process, all of which end with 0; return their standard output."""
         words = [[str(word) for word in command] for command in commands]
         done = self.python("-c", RUN, json.dumps(words))
         assert (done.returncode, done.stderr.count("internal")) == (0, 0), done.stderr
@@ -126,7 +124,6 @@ class Child:
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    """Return the files of a set, without its record, which has times."""
     files = [one for one in path.rglob("*") if one.is_file()] or [path]
     return {
         str(one.relative_to(path)): one.read_bytes()
@@ -198,7 +195,6 @@ def test_a_notebook_opens_and_converts(macos):
 
 
 def test_a_run_that_is_writing_is_found_and_one_that_has_ended_is_not(macos, tmp_path):
-    """Locks of the system say who writes; a number of a process does not."""
     words = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", "out/merged.h5")
     partial = tmp_path / "macos" / "out" / "merged.h5.partial"
     partial.parent.mkdir()
@@ -211,7 +207,6 @@ def test_a_run_that_is_writing_is_found_and_one_that_has_ended_is_not(macos, tmp
 
 
 def test_a_lower_limit_of_memory_is_kept(tmp_path):
-    """The process that reads HDF5 files cannot raise a limit, as of ``ulimit -d``."""
     code = (
         "import resource, sys, ckpttool\n"
         "from ckpttool import system\n"

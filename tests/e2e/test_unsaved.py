@@ -21,11 +21,6 @@ LORA = [f"{name}_lora_{letter}" for name in LAYERS[:6] for letter in "ab"]
 MOMENTS = [f"adam_{letter}.{name}" for letter in "mv" for name in LAYERS]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def save(held, listed, more=()):
     """Write a checkpoint of two ranks and its strategy, and return its full tensors.
 
@@ -40,12 +35,10 @@ def save(held, listed, more=()):
 
 
 def exclude(*patterns):
-    """Return options that leave out what matches patterns."""
     return [word for one in patterns for word in ("--exclude", one)]
 
 
 def proposed(result):
-    """Return the options of the only advice."""
     return shlex.split(message(result).partition("Try: ")[2].rpartition(", or ")[2])
 
 

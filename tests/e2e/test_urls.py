@@ -43,8 +43,7 @@ def places(url):
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_every_path_on_the_command_line_is_one(url, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_every_path_on_the_command_line_is_one(url, tmp_path):
     for words in places(url):
         result = run(*words)
         assert result.exit_code == 2, words
@@ -54,7 +53,7 @@ def test_every_path_on_the_command_line_is_one(url, tmp_path, monkeypatch):
         assert not list(tmp_path.iterdir()), words
 
 
-def test_a_key_is_not_repeated(tmp_path):
+def test_a_key_is_not_repeated():
     words = ["--dec-key-file", "s3://bucket/secret"]
     result = run("inspect", SRC, *words)
     assert (result.exit_code, "a URL (s3://), not a path" in message(result)) == (2, True)
@@ -68,8 +67,7 @@ def test_a_url_of_a_local_file_says_which_path_it_is():
     assert f"name the file itself, {path}" in message(result)
 
 
-def test_in_python_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_in_python_too(tmp_path):
     url = "s3://bucket/z"
     catalog, strategy = ckpttool.scan(str(SRC)), ckpttool.read_strategy([str(STRATEGY)])
     for call in (

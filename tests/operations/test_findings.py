@@ -97,7 +97,8 @@ class Case(Described):
             where = "; ".join(str(word) for word in where if word)
             text = one.text.replace(str(folder), "run")
             where = f" ({where})" if where else ""
-            yield from f"{report.severity_of[one.code]} {one.code}{where}: {text}".splitlines()
+            severity = report.findings.severity_of[one.code]
+            yield from f"{severity} {one.code}{where}: {text}".splitlines()
 
 
 @pytest.mark.parametrize("title", read_cases(TEXT))

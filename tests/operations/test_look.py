@@ -35,7 +35,7 @@ def damage(folder, *ranks):
 def test_another_step_is_proposed_where_no_replica_replaces_what_is_damaged(folder):
     damage(folder, 2, 3)
     sight = look_at(folder)
-    assert sight.checkpoint.complete_step == "1_10"
+    assert sight.contents.complete_step == "1_10"
     hints = [one.hint for error in sight.found.failures for one in error.diagnostics]
     assert hints == ["--step 1_10, which is complete by its headers"] * 2
 
@@ -46,13 +46,13 @@ def test_the_headers_of_other_steps_are_not_read_where_nothing_is_missing(
 ):
     damage(folder, *ranks)
     monkeypatch.setattr("ckpttool.operations.look.read_indexes", None)
-    assert look_at(folder).checkpoint.complete_step == ""
+    assert look_at(folder).contents.complete_step == ""
 
 
 def test_a_step_with_a_damaged_file_is_not_proposed(folder):
     damage(folder, 2, 3)
     (folder / "rank_0" / "net-1_10.ckpt").write_bytes(b"")
-    assert look_at(folder).checkpoint.complete_step == ""
+    assert look_at(folder).contents.complete_step == ""
 
 
 @pytest.mark.parametrize("command", ["convert", "diff"])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checks import run_checks
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
@@ -43,7 +42,7 @@ def summary_of(strategy: Strategy, shapes, lost=()) -> Summary:
 
 def completeness_of(checkpoint: Checkpoint, found=None) -> Completeness:
     found = Diagnostics("inspect") if found is None else found
-    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
+    found.add(*run_checks(checkpoint, Contents(is_refused=True), "inspect"))
     return assess(checkpoint, summarize(checkpoint), found)
 
 

@@ -129,7 +129,7 @@ def test_values_that_differ_are_counted_measured_and_located(tmp_path):
     difference = the_difference(compare(tmp_path, entries(), entries(w=entry_of(changed))))
     assert (difference.name, difference.kind) == ("w", "values")
     values = difference.values
-    assert (values.count, values.same_number, values.first) == (2, 0, (2, 1))
+    assert (values.differing, values.same_number, values.first) == (2, 0, (2, 1))
     assert values.max_abs == 6.0
     assert values.max_rel == 6.0 / 30.0
 
@@ -140,10 +140,10 @@ def test_bytes_that_mean_the_same_number_differ_and_are_counted_apart(tmp_path):
     one, two = ({"x": Entry("Float32", (5,), words.tobytes())} for words in (bits, other))
     a, b = written(tmp_path / "a", one), written(tmp_path / "b", two)
     values = the_difference(diff(a, b)).values
-    assert (values.count, values.same_number, values.first) == (5, 4, (0,))
+    assert (values.differing, values.same_number, values.first) == (5, 4, (0,))
     assert values.max_abs == 2.0**-23
     values = the_difference(diff(a, b, compare=within())).values
-    assert (values.count, values.same_number, values.first) == (1, 0, (4,))
+    assert (values.differing, values.same_number, values.first) == (1, 0, (4,))
     assert not diff(a, b, compare=within(rtol=1e-6)).differences
 
 
@@ -153,7 +153,7 @@ def test_infinity_is_near_nothing_but_itself(tmp_path):
     found = diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
                           compare=within(1e30, 1e30))  # fmt: skip
     values = the_difference(found).values
-    found = values.count, values.first, values.max_abs, values.max_rel, values.nans
+    found = values.differing, values.first, values.max_abs, values.max_rel, values.nan_on_one_side
     assert found == (3, (1,), np.inf, np.inf, 0)
 
 
@@ -163,9 +163,9 @@ def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype)
     b = entry_of(np.array([1, np.nan, 2.5, -np.nan, 5], dtype))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(diff(a, b)).values
-    assert (values.nans, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
+    assert (values.nan_on_one_side, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
     values = the_difference(diff(a, b, compare=within(1, 1))).values
-    assert (values.count, values.nans, values.first) == (2, 2, (0,))
+    assert (values.differing, values.nan_on_one_side, values.first) == (2, 2, (0,))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -174,7 +174,7 @@ def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
     a, b = (entry_of(np.array([one, 1.0])) for one in (large, -large / 2))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(diff(a, b)).values
-    assert (values.count, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
+    assert (values.differing, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
     assert not diff(a, b, compare=within(rtol=3)).differences
     assert diff(a, b, compare=within(rtol=2.9)).differences
     assert diff(a, b, compare=within(atol=1.7e308, rtol=1)).differences
@@ -198,7 +198,7 @@ def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
     b = entry_of(np.array([complex(large, -large), complex(np.inf, 4)]))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(diff(a, b)).values
-    assert (values.count, values.max_abs, values.nans) == (2, np.inf, 0)
+    assert (values.differing, values.max_abs, values.nan_on_one_side) == (2, np.inf, 0)
     assert values.max_rel == pytest.approx(2**0.5)
 
 
@@ -207,7 +207,7 @@ def test_large_integers_that_differ_by_one_differ(tmp_path):
     a, b = written(tmp_path / "a", {"n": a}), written(tmp_path / "b", {"n": b})
     assert the_difference(diff(a, b)).values.max_abs == 1.0
     found = diff(a, b, compare=within(atol=0.5))
-    assert the_difference(found).values.count == 1
+    assert the_difference(found).values.differing == 1
     assert not diff(a, b, compare=within(atol=1)).differences
 
 

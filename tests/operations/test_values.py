@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -67,6 +68,19 @@ def test_it_is_printed_as_numpy_prints_it(tmp_path_factory, shape, rows):
         return
     with np.printoptions(linewidth=75):
         assert printed(found).splitlines()[1:-1] == str(meant).splitlines()
+        assert one.printed() == str(meant)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_number_is_shown_that_is_not_in_the_tensor(tmp_path, shape):
+    path, array = of_shape(tmp_path, shape)
+    found = values_of(path)
+    assert np.isin(found.tensors[0].shown, array).all()
+    texts = (str(found), found._repr_html_())
+    numbers = [float(n) for text in texts for n in re.findall(r"-?\d+[.]\d+(?:e-?\d+)?", text)]
+    assert bool(numbers) == bool(array.size)
+    for number in numbers:
+        assert np.isclose(array, number, rtol=0, atol=1e-6).any()
 
 
 def printed(found):

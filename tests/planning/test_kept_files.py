@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.interpret import records_of_files
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
@@ -28,7 +28,7 @@ def plan_of(catalog, ranks=None):
     checkpoint = Checkpoint(catalog=catalog, strategy=strategy, records=records, files="kept")
     paths = {rank: f"out/rank_{rank}/net.h5" for rank in ranks or catalog.files}
     target, found = Target("hdf5", paths, number, strategy, folder="out"), Diagnostics()
-    plan = targets.plan(checkpoint, target, OutputOptions(), found)
+    plan = targets.plan(checkpoint, Contents(), target, OutputOptions(), found)
     found.raise_if_errors()
     assert [one.code for one in found] == []
     return plan

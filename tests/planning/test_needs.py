@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.checkpoint.hidden_shards import telling_ranks
+from ckpttool.checkpoint.hidden_shards import ranks_that_show_shards
 from ckpttool.model.layout import Layout
 from ckpttool.planning.needs import find_needs
 from ckpttool.problems import PlanError
@@ -122,11 +122,11 @@ def test_needs_of_tables_are_those_of_the_oracle(move):
 
 @examples(200)
 @given(st.data())
-def test_telling_ranks_show_every_shard(data):
+def test_more_ranks_show_every_shard(data):
     layout = replace(data.draw(layouts(2, data.draw(st.sampled_from([*MATRICES])))), first_rank=24)
     layout = replace(layout, optimizer_shard=1)
     there = data.draw(st.sets(st.sampled_from(layout.ranks), min_size=1))
-    more = telling_ranks([layout], there)
+    more = ranks_that_show_shards([layout], there)
     assert len(more) <= 1
     for shard in range(2, layout.replicas + 1):
         if layout.replicas % shard == 0:

@@ -67,7 +67,6 @@ ROWS = (
         "",
     ),
     Row("shell", _OF_SHELL, "on"),
-    Row("option in place", r"-\S+ in place of -\S+$", ""),
     Row("without", r"(?:the same command )?without (?=-)|omit -|no --", "on"),
     Row(
         "same",
@@ -102,26 +101,23 @@ ROWS = (
     # and in a text that he wrote.
     Row(
         "other words",
-        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ in place of \S+|\S+ or \S+, with all",
+        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ or \S+, with all",
         "",
     ),
 )
 
 
 def parts_of(hint: str) -> tuple[str, ...]:
-    """Return the pieces of advice in a hint."""
     return tuple(filter(None, (one.strip() for one in _PARTS.split(hint))))
 
 
 @cache
 def row_of(part: str) -> Row | None:
-    """Return the row of a piece of advice; None if no form is like it."""
     return next((row for row in ROWS if re.match(row.form, part)), None)
 
 
 @cache
 def unknown(hint: str) -> str:
-    """Return the piece of advice in a hint that has no row; "" if each has one."""
     return next((part for part in parts_of(hint) if row_of(part) is None), "")
 
 
@@ -172,12 +168,10 @@ def follow(part: str, words: list[str], complaint: str) -> Typed | None:
 
 
 def is_of_b(complaint: str) -> bool:
-    """Return whether a message is about the second side of a comparison."""
     return re.match(r"\w+\[\w+\]: B\b", complaint) is not None
 
 
 def _options_in(part: str) -> list[str]:
-    """Return the options at the beginning of a piece of advice, or behind "with", and values."""
     found = re.search(
         rf"(?<!\S)-[^\s,]*(?: (?!(?:if|to|for|and|which|accepts|without|of|writes)\b){_WORD})*",
         part,
@@ -232,7 +226,6 @@ def _find(command: click.Command, flag: str) -> click.Option | None:
 
 
 def complaints(printed: str) -> Iterator[tuple[str, str]]:
-    """Yield the first line of each message with a hint, and the hint."""
     first = ""
     for line in printed.splitlines():
         if line.startswith("  Try: "):

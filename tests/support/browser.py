@@ -32,7 +32,6 @@ FLAGS = (  # the sandbox needs what root and most containers lack; the pages are
 
 
 def find_program() -> str | None:
-    """Return the path of a Chromium; None if none is installed."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
@@ -50,7 +49,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result."""
         self._calls += 1
         self._socket.send(json.dumps({"id": self._calls, "method": method, "params": params}))
         while (answer := self._receive()).get("id") != self._calls:
@@ -65,33 +63,27 @@ class Page:
         return message
 
     def open(self, path: Path) -> None:
-        """Open a file and wait until it is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not self.named("Page.loadEventFired"):
             self._receive()
 
     def named(self, method: str) -> list[dict[str, Any]]:
-        """Return what the events of a name say."""
         return [one["params"] for one in self.events if one["method"] == method]
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """Return the text of an element as a reader sees it."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements of a kind."""
         nodes = f"[...document.querySelectorAll({json.dumps(selector)})]"
         return [*self.evaluate(f"{nodes}.map((one) => one.innerText)")]
 
     def click(self, selector: str) -> None:
-        """Click where the element is, as a mouse does."""
         found = json.dumps(selector)
         self.evaluate(f"document.querySelector({found}).scrollIntoView({{block: 'center'}})")
         box = f"document.querySelector({found}).getBoundingClientRect().toJSON()"
@@ -101,26 +93,21 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, **where, button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        """Press a key, by its name and its number on Windows."""
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
 
     def write(self, text: str) -> None:
-        """Write a text where the focus is."""
         self.call("Input.insertText", text=text)
 
     def prefer(self, scheme: str) -> None:
-        """Prefer the colours ``light`` or ``dark``."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def resize(self, width: int, height: int) -> None:
-        """Give the window a size in pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def shoot(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
@@ -145,7 +132,6 @@ def open_browser(folder: Path) -> Iterator[Page]:
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], path: Path, log: Path) -> int:
-    """Return the port on which the browser listens."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end and process.poll() is None:
         if path.exists() and (lines := path.read_text().split()):
@@ -155,7 +141,6 @@ def _wait_for_port(process: subprocess.Popen[bytes], path: Path, log: Path) -> i
 
 
 def _find_page(port: int) -> str:
-    """Return the address of the page in the protocol."""
     with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=SECONDS) as answer:
         targets = json.load(answer)
     return next(one["webSocketDebuggerUrl"] for one in targets if one["type"] == "page")

@@ -26,7 +26,6 @@ SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
 def commands() -> dict[str, click.Command]:
-    """Return all commands by their words, those of groups too, but not the groups."""
     from ckpttool.cli.groups import walk_commands
     from ckpttool.cli.main import main
 
@@ -35,7 +34,6 @@ def commands() -> dict[str, click.Command]:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """Return the words of the command in a command line without options before it."""
     found = (" ".join(words[:2]), words[0])
     return next((one for one in found if one in commands()), words[0])
 
@@ -60,31 +58,26 @@ def run(*arguments: str | Path) -> Result:
 
 
 def everything(result: Result) -> str:
-    """Return what was printed on both streams."""
     return result.stdout + result.stderr
 
 
 def run_well(*arguments: str | Path) -> Result:
-    """Run a command that has to succeed."""
     result = run(*arguments)
     assert result.exit_code == 0, everything(result)
     return result
 
 
 def message(result: Result) -> str:
-    """Return everything printed, on one line, so that no line break hides a phrase."""
     return " ".join(everything(result).split())
 
 
 def merged(source: Path, *words: str | Path) -> tuple[dict[str, Entry], str]:
-    """Merge a checkpoint that describes itself; return the tensors, and what was printed."""
     out = source.parent / "merged.safetensors"
     result = run_well("merge", source, "-o", out, "--overwrite", *words)
     return read(out), message(result)
 
 
 def refused(source: Path, code: int, *patterns: str, options: Sequence[str] = ()) -> str:
-    """Return what ``merge`` prints when it ends with this code; it has all the patterns in it."""
     out = source.parent / "never.h5"
     result = run("merge", source, "-o", out, *options)
     text = message(result)
@@ -95,7 +88,6 @@ def refused(source: Path, code: int, *patterns: str, options: Sequence[str] = ()
 
 
 def verify_document(*words: str | Path) -> dict[str, Any]:
-    """Return what ``verify --json`` prints; its exit code follows from the findings."""
     result = run("verify", *words, "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == (1 if document["findings"] else 0), everything(result)
@@ -103,7 +95,6 @@ def verify_document(*words: str | Path) -> dict[str, Any]:
 
 
 def mentions(text: str, *patterns: str) -> list[str]:
-    """Return the patterns that are not in a message, which should be none."""
     return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
 
 
@@ -120,8 +111,20 @@ def files_below(folder: Path, manifests: bool = False) -> list[str]:
 
 
 def _is_record(folder: Path) -> bool:
-    """Return whether a folder has the name of a record: of a folder of outputs, or of a file."""
     return folder.name.startswith(".") and folder.name.endswith(".ckpttool")
+
+
+def peak_mib(*arguments: str | Path) -> int:
+    """Return the peak of memory of a command in a process of its own, in MiB."""
+    code = (
+        "import sys; from ckpttool.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return int(done.stdout.split()[-1]) >> 10
 
 
 def stay_small(tmp_path: Path, *arguments: str) -> None:
@@ -135,14 +138,6 @@ def stay_small(tmp_path: Path, *arguments: str) -> None:
     (tmp_path / "s.json").write_text(
         '{"parallel_layout_item": {"w": {"dev_matrix": [2, 2], "tensor_map": [-1, 0]}}}'
     )
-    code = (
-        "import sys; from ckpttool.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
-    )
-    command = [sys.executable, "-c", code, *arguments, "-s", str(tmp_path / "s.json"), "-j", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    assert int(done.stdout.split()[-1]) < 160 << 10
+    assert peak_mib(*arguments, "-s", tmp_path / "s.json", "-j", "4") < 160
     for path in (tmp_path / "src").rglob("*.ckpt"):
         path.unlink()

@@ -27,20 +27,17 @@ OF_OTHERS = {  # command to the schema that it shares with others
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
-    """Return the validator of a schema; a schema may refer to the others by their file names."""
     resources = [(name, Resource.from_contents(one)) for name, one in SCHEMAS.items()]
     return Draft202012Validator(SCHEMAS[schema], registry=Registry().with_resources(resources))
 
 
 def schema_of(command: str, document: dict[str, Any]) -> str:
-    """Return the name of the schema of a document that a command printed."""
     if "error" in document:
         return "error.json"
     return f"{OF_OTHERS.get(command, command.replace(' ', '-'))}.json"
 
 
 def check_document(command: str, printed: str, exit_code: int) -> None:
-    """Check the one document that a command printed with ``--json``."""
     document = json.loads(printed)
     name = schema_of(command, document)
     error = best_match(validator(name).iter_errors(document))
@@ -84,6 +81,9 @@ def used(schema: str, document: object) -> set[tuple[str, ...]]:
         if isinstance(value, dict):
             for key in node.get("properties", {}).keys() & value.keys():
                 yield from walk(value[key], (*place, "properties", key))
+            if isinstance(node.get("additionalProperties"), dict):
+                for child in value.values():
+                    yield from walk(child, (*place, "additionalProperties"))
         if isinstance(value, list) and "items" in node:
             for one in value:
                 yield from walk(one, (*place, "items"))

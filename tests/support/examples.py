@@ -64,7 +64,6 @@ def lay_out(folder: Path) -> None:
 
 
 def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, Entry]]]:
-    """Return what MindSpore's tutorial on hybrid parallel has: in full, and of each device."""
     full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
     same = {name: noise(name, "Float32", ()) for name in ("learning_rate", "momentum")}
     same["global_step"] = noise("global_step", "Int32", (1,))
@@ -76,7 +75,6 @@ def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, En
 
 
 def main() -> None:
-    """Lay out the examples in the folder that the command line names."""
     if len(sys.argv) != 2:
         sys.exit("usage: scripts/examples DIR")
     folder = Path(sys.argv[1])

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, ResolveOptions
 from ckpttool.checkpoint.contents import EqualContents, read_number
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import EachFile
@@ -53,7 +53,7 @@ def checkpoint_in_memory(catalog, strategy, content_groups=None, unlisted=None) 
     return bare.with_strategy(replace(strategy), equal)
 
 
-def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
+def resolve_in_memory(catalog, strategy, letters, **options) -> tuple[Checkpoint, Contents]:
     """Resolve a checkpoint whose files are not there, with samples that are made up.
 
     ``letters`` says what a rank holds of a tensor: ranks with the same letter hold the same, and a
@@ -89,7 +89,7 @@ def check_in_memory(checkpoint) -> Diagnostics:
     """Return what the checks of headers find for a conversion."""
     found = Diagnostics()
     found.failures += checkpoint.damage
-    found.add(*run_checks(replace(checkpoint, is_refused=True), "convert"))
+    found.add(*run_checks(checkpoint, Contents(is_refused=True), "convert"))
     return found
 
 
@@ -113,7 +113,7 @@ def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None
     """
     checkpoint = checkpoint_in_memory(catalog, strategy, content_groups, unlisted)
     found = check_in_memory(checkpoint)
-    made = plan(checkpoint, target, OutputOptions(**options), found)
+    made = plan(checkpoint, Contents(), target, OutputOptions(**options), found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
 

@@ -7,7 +7,7 @@ import re
 from itertools import product
 from typing import Any
 
-from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.operations import plot
 from ckpttool.operations.describe import Inspection, assess, summarize
 from ckpttool.problems import Diagnostics
@@ -16,14 +16,12 @@ Box = tuple[tuple[int, int], ...]  # the first element of each axis, and the one
 
 
 def read_page(page: str) -> dict[str, Any]:
-    """Return the data in a page."""
     found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     (text,) = found
     return json.loads(text)
 
 
 def read_runs(text: str) -> list[int]:
-    """Return the numbers of a text such as ``0-56/8,60``."""
     numbers: list[int] = []
     for run in filter(None, text.split(",")):
         ends, _, step = run.partition("/")
@@ -33,13 +31,11 @@ def read_runs(text: str) -> list[int]:
 
 
 def distribution_of(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return how a tensor is distributed, as the page describes it."""
     (number,) = {how for one, _, _, how in data["tensors"] if one == name}
     return data["distributions"][number]
 
 
 def boxes_of(how: dict[str, Any]) -> list[list[Box]]:
-    """Return the boxes of elements of each slice."""
     spans = [
         [*zip(read_runs(starts), read_runs(stops), strict=True)] for starts, stops in how["spans"]
     ]
@@ -51,7 +47,6 @@ def boxes_of(how: dict[str, Any]) -> list[list[Box]]:
 
 
 def held_boxes(how: dict[str, Any]) -> dict[int, list[Box]]:
-    """Return rank to the boxes that it should hold."""
     held: dict[int, list[Box]] = {}
     for boxes, ranks in zip(boxes_of(how), how["owners"], strict=True):
         for rank in read_runs(ranks):
@@ -60,12 +55,10 @@ def held_boxes(how: dict[str, Any]) -> dict[int, list[Box]]:
 
 
 def inspection_of(checkpoint: Checkpoint) -> Inspection:
-    """Return the answer of inspect for a checkpoint that is in memory only."""
     summary, found = summarize(checkpoint), Diagnostics("inspect")
     done = assess(checkpoint, summary, found)
-    return Inspection(checkpoint.catalog, checkpoint, summary, done, found)
+    return Inspection(checkpoint.catalog, checkpoint, Contents(), summary, done, found)
 
 
 def draw_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the data of the page of a checkpoint that is in memory only."""
     return read_page(plot.draw(inspection_of(checkpoint), {}))

@@ -9,7 +9,6 @@ import pytest
 
 
 def need(program: str) -> None:
-    """Skip a test whose program is not installed; fail it in CI."""
     if shutil.which(program) is None:
         assert not os.environ.get("CI"), f"{program} is not installed"
         pytest.skip(f"{program} is not installed")

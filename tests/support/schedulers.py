@@ -63,13 +63,11 @@ def sbatch(words: Sequence[str]) -> int:
 
 
 def srun(words: Sequence[str]) -> int:
-    """Run ``-n N COMMAND`` as an MPI job."""
     assert words[0] == "-n"
     return subprocess.run(["mpiexec", *words], check=False).returncode
 
 
 def rclone(words: Sequence[str]) -> int:
-    """Copy the files that a file lists, relative to a bucket, into a folder."""
     copy, flag, listed, source, folder = words
     assert (copy, flag) == ("copy", "--files-from")
     for name in Path(listed).read_text(encoding="utf-8").splitlines():
@@ -78,7 +76,6 @@ def rclone(words: Sequence[str]) -> int:
 
 
 def obsutil(words: Sequence[str]) -> int:
-    """Copy one object of a bucket."""
     cp, source, path = words
     assert cp == "cp"
     _copy(Path(source.removeprefix("obs://")), Path(path))

@@ -44,6 +44,7 @@ def _without_aside(document: type[Answer]) -> type[msgspec.Struct]:
         document.__name__,
         [(one.name, one.type, *optional.get(one.name, ())) for one in fields],
         kw_only=True,
+        omit_defaults=True,
     )
     made.__doc__ = document.__doc__
     return made
@@ -92,13 +93,14 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
         keys = getattr(infos[name].type, "key_type", None)  # of a mapping
         if isinstance(keys, msgspec.inspect.LiteralType):
             properties[name]["propertyNames"] = {"enum": [*keys.values]}
+    omits_defaults = struct.__struct_config__.omit_defaults
     summary = " ".join(text.partition("\n\n")[0].split())
     return {
         "title": struct.__name__,
         "description": summary,
         "type": "object",
         "properties": properties,
-        "required": part.get("required", []),
+        "required": part.get("required", []) if omits_defaults else [*properties],
         "additionalProperties": False,
     }
 
@@ -109,14 +111,23 @@ def _plain(node: dict[str, Any], is_optional: bool) -> dict[str, Any]:
     kinds = node.pop("anyOf", ())
     if kinds:
         null = {"type": "null"}
-        others = [one for one in kinds if one != null]
-        (value,) = others
+        (value,) = (_with_spelled(kind) for kind in kinds if kind != null)
         if is_optional or null not in kinds:
             return {**node, **value}
         if "type" not in value:
-            return {**node, "oneOf": [value, null]}
+            return (
+                {**node, "oneOf": [value, null]}
+                if "anyOf" not in value
+                else {**node, "anyOf": [*value["anyOf"], null]}
+            )
         return {**node, **value, "type": [value["type"], "null"]}
-    return node
+    return _with_spelled(node)
+
+
+def _with_spelled(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a number, or of its name where JSON has no such number."""
+    spelled = node.pop("spelled", None)
+    return node if spelled is None else {"anyOf": [node, {"enum": spelled}]}
 
 
 def fold(value: object, indent: str = "", before: int = 0) -> str:

@@ -36,14 +36,12 @@ PYTHON = Path(sys.executable).parent
 
 
 def write_tensors(folder: str, ranks: str, *tensors: str) -> None:
-    """Write files of ranks."""
     root, _, format = folder.partition(".")
     held = {rank: entries_of(" ".join(tensors), rank) for rank in ranks_of(ranks)}
     write_ranks(Path(root), held, format or "ckpt")
 
 
 def write_layouts(path: str, *words: str) -> None:
-    """Write a strategy."""
     stages = [stage.split() for stage in " ".join(words).split(" / ")]
     layouts = [dict(word.split("=", 1) for word in stage) for stage in stages]
     parsed = [{name: layout_of(text) for name, text in stage.items()} for stage in layouts]
@@ -51,7 +49,6 @@ def write_layouts(path: str, *words: str) -> None:
 
 
 def encrypt_files(mode: str, *paths: str) -> None:
-    """Encrypt files, in blocks of a few bytes."""
     for path in map(Path, paths):
         path.write_bytes(encrypt(path.read_bytes(), mode, KEY, 200))
     Path("key").write_bytes(KEY)
@@ -70,11 +67,9 @@ class Session(Transcript):
     """Command lines that run in one folder, the current one, and what they print."""
 
     def text(self) -> str:
-        """Return the transcript; commands that print nothing stand together."""
         return re.sub(r"(?m)(^\$ .*\n)\n(?=\$ )", r"\1", super().text())
 
     def do(self, line: str) -> None:
-        """Do what a line says, and add what comes of it."""
         if line.startswith("$ "):
             self.command(line[2:])
         elif line.startswith("## "):
@@ -97,7 +92,6 @@ class Session(Transcript):
 
 
 def play(path: Path, title: str, session: Session) -> str:
-    """Do the lines of a case, and return what comes of it now."""
     case = read_cases(path)[title]
     for line in path.read_text(encoding="utf-8").partition("\n# ")[0].splitlines():
         session.do(line)
@@ -109,7 +103,6 @@ def play(path: Path, title: str, session: Session) -> str:
 
 
 def check_session(path: Path, title: str, session: Session) -> None:
-    """Compare a case with what comes of it now."""
     text = play(path, title, session)
     if "=> exit 70" in text:
         pytest.fail(f"an internal error: {text}", pytrace=False)

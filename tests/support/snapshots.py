@@ -57,7 +57,6 @@ class Transcript:
         self.lines: list[str] = []
 
     def remark(self, text: str) -> None:
-        """Add a line that says what the next command is about."""
         self.lines += ["", f"# {text}"]
 
     def run(self, line: str) -> Result:
@@ -75,7 +74,6 @@ class Transcript:
     def add(
         self, line: str, stdout: str, stderr: str, exit_code: int, program: str = "ckpttool "
     ) -> None:
-        """Add what a command has printed."""
         self.lines += ["", f"$ {program}{line}"]
         self.lines += self.normalise(stdout).rstrip("\n").split("\n") if stdout else []
         told = self.normalise(stderr).rstrip("\n").split("\n") if stderr else []
@@ -83,12 +81,10 @@ class Transcript:
         self.lines += [f"=> exit {exit_code}"] if exit_code else []
 
     def quietly(self, line: str) -> None:
-        """Run a command that has to succeed and is not part of the snapshot."""
         result = run(*shlex.split(line))
         assert result.exit_code == 0, result.stderr
 
     def clear(self, *names: str) -> None:
-        """Remove what commands have written."""
         for name in names:
             path = self.folder / name
             if path.is_dir():
@@ -97,14 +93,12 @@ class Transcript:
                 one.unlink()
 
     def normalise(self, text: str) -> str:
-        """Return a text without what is another in each run or installation."""
         text = text.replace(str(self.folder), "HERE").replace(str(GOLDEN), "golden")
         for pattern, replacement in SUBSTITUTIONS:
             text = re.sub(pattern, replacement, text)
         return text
 
     def text(self) -> str:
-        """Return the transcript."""
         return "\n".join(line.rstrip() for line in self.lines[1:]) + "\n"
 
 
@@ -127,7 +121,6 @@ def lay_out(document: str, is_of_hdf5: bool) -> str:
 
 
 def _lay_out(value: object, is_open: bool = False) -> str:
-    """Return a value with one line for each object of its lists, and of ``is_open`` each key."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_lay_out, value)) + "\n ]"
     if isinstance(value, dict) and (is_open or "diagnostics" in value):

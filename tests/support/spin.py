@@ -2,6 +2,5 @@
 
 
 def spin(path: str) -> None:
-    """Stand in for a library on a file that it does not come to an end on."""
     while True:
         pass

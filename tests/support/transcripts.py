@@ -17,7 +17,6 @@ COLUMNS = 98
 
 
 def read_cases(path: Path) -> dict[str, str]:
-    """Return the cases of a text by their titles; the lines above the first one are for people."""
     parts = [one.split("\n", 1) for one in path.read_text(encoding="utf-8").split("\n# ")[1:]]
     cases = {title: case.rstrip("\n") for title, case in parts}
     assert len(cases) == len(parts), "two cases of one title"
@@ -25,7 +24,6 @@ def read_cases(path: Path) -> dict[str, str]:
 
 
 def check_case(path: Path, title: str, act: Callable[[str], Iterable[str]]) -> None:
-    """Compare a case with what comes of it now; ``act`` yields the lines of a line's outcome."""
     compare_case(path, title, "\n".join(_transcribe(read_cases(path)[title], act)))
 
 

@@ -53,41 +53,43 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
     if report.as_json:
         tables.print_json(StrategyCheck(catalog.root, catalog.step, candidates).to_dict())
     else:
-        for one in candidates:
-            _print_candidate(one, report)
-    if not any(one.is_open for one in candidates):
+        for candidate in candidates:
+            _print_candidate(candidate, report)
+    if not any(candidate.is_open for candidate in candidates):
         click.get_current_context().exit(1)
 
 
-def _print_candidate(one: Candidate, report: ReportOptions) -> None:
+def _print_candidate(candidate: Candidate, report: ReportOptions) -> None:
     """Print the verdict and the evidence."""
-    if report.quiet and one.is_open:
+    if report.quiet and candidate.is_open:
         return
-    tables.print_text(f"{one.path} ({'; '.join(_evidence(one))})", _VERDICTS[one.verdict])
-    findings = [*join_alike(one.findings)]
+    tables.print_text(
+        f"{candidate.path} ({'; '.join(_evidence(candidate))})", _VERDICTS[candidate.verdict]
+    )
+    findings = [*join_alike(candidate.findings)]
     for finding in findings[:MAX_FINDINGS]:
         tables.print_text(f"  {finding.fact}", indent=4)
         if finding.facts:
             tables.print_text(f"    {finding.facts}", indent=6)
     if (more := len(findings) - MAX_FINDINGS) > 0:
         tables.print_text(f"  and {more} more (--json all)", indent=4)
-    for aspect, names in one.unproven.items():
+    for aspect, names in candidate.unproven.items():
         tensors = count(len(names), "tensor")
         if aspect == "axis":
             tensors += " is" if len(names) == 1 else " are"
-        text = _UNPROVEN[aspect].format(tensors)
-        tables.print_text(f"  {text}: {shorten(names, 3)}", indent=4)
+        unproven = _UNPROVEN[aspect].format(tensors)
+        tables.print_text(f"  {unproven}: {shorten(names, 3)}", indent=4)
 
 
-def _evidence(one: Candidate) -> Iterator[str]:
+def _evidence(candidate: Candidate) -> Iterator[str]:
     """Yield what was compared."""
-    if one.ranks is None:
+    if candidate.ranks is None:
         yield "not read"
         return
-    yield f"lists {one.listed} of {count(one.tensors, 'tensor')}"
-    if one.agreeing:
-        yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
-    if one.shaped:
-        yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
-    if one.recorded:
+    yield f"lists {candidate.listed} of {count(candidate.tensors, 'tensor')}"
+    if candidate.agreeing:
+        yield f"replicas of {candidate.agreeing} of {candidate.sampled} sampled tensors are equal"
+    if candidate.shaped:
+        yield f"full shapes of {count(candidate.shaped, 'sharded tensor')} are as listed"
+    if candidate.recorded:
         yield "the manifest names it or its equal"

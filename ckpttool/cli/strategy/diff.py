@@ -46,53 +46,56 @@ def diff(a: str, b: str, report: ReportOptions) -> None:
     """Compare two strategies, parameter by parameter."""
     from ckpttool.operations.strategy_diff import diff_strategies
 
-    found = diff_strategies(ckpttool.read_strategy(a), ckpttool.read_strategy(b))
+    comparison = diff_strategies(ckpttool.read_strategy(a), ckpttool.read_strategy(b))
     if report.as_json:
-        limited = replace(found, differences=found.differences[: report.limit])
+        limited = replace(comparison, differences=comparison.differences[: report.limit])
         tables.print_json(limited.to_dict())
     else:
-        _print(f"A {a} and B {b}", found, report)
-    if not found.equal:
+        _print(f"A {a} and B {b}", comparison, report)
+    if not comparison.equal:
         click.get_current_context().exit(1)
 
 
-def _print(sides: str, found: StrategyComparison, report: ReportOptions) -> None:
+def _print(sides: str, comparison: StrategyComparison, report: ReportOptions) -> None:
     """Print a verdict, the differences and the notes."""
-    label = "equal" if found.equal else "different"
-    parts = [f"{number} {_WORDS[kind]}" for kind, number in found.counts.items()]
-    if found.a.ranks != found.b.ranks:
-        parts[:0] = [f"{found.a.ranks} and {count(found.b.ranks, 'rank')}"]
+    label = "equal" if comparison.equal else "different"
+    parts = [f"{number} {_WORDS[kind]}" for kind, number in comparison.counts.items()]
+    if comparison.a.ranks != comparison.b.ranks:
+        parts[:0] = [f"{comparison.a.ranks} and {count(comparison.b.ranks, 'rank')}"]
     verdict = f": {', '.join(parts)}" if parts else ""
     if verdict or not report.quiet:
-        tables.print_text(f"{sides}{verdict} ({count(found.tensors, 'tensor')})", label)
+        tables.print_text(f"{sides}{verdict} ({count(comparison.tensors, 'tensor')})", label)
 
     def show(rows: Sequence[DifferenceRow]) -> None:
         tables.print_table("differences", ("tensors", "what", "A", "B"), map(_cells, rows))
 
-    tables.print_first(found.rows, report.limit, show)
-    if found.respelled and not report.quiet:
-        text = f"{count(len(found.respelled), 'tensor')} with other device matrices or maps, and "
-        tables.print_text(f"{text}the same slices on every rank: {shorten(found.respelled, 3)}")
-    if found.by_patterns and not (found.equal or report.quiet):
-        text = "Patterns were compared, and their order; only names show whether others are equal."
-        tables.print_text(text)
-    tables.print_notes(found.notes, found.notes.severity_of, report.quiet)
+    tables.print_first(comparison.rows, report.limit, show)
+    if comparison.respelled and not report.quiet:
+        tensors = count(len(comparison.respelled), "tensor")
+        names = shorten(comparison.respelled, 3)
+        what = f"{tensors} with other device matrices or maps, and the same slices on every rank"
+        tables.print_text(f"{what}: {names}")
+    if comparison.by_patterns and not (comparison.equal or report.quiet):
+        doubt = "Patterns were compared, and their order; only names show whether others are equal."
+        tables.print_text(doubt)
+    tables.print_notes(comparison.notes, comparison.notes.severity_of, report.quiet)
 
 
 def _cells(row: DifferenceRow) -> Sequence[str]:
     """Return the cells of a row."""
-    found, prefixes = row.difference, [one for one in row.prefixes if one]
+    difference, prefixes = row.difference, [prefix for prefix in row.prefixes if prefix]
     if "" in row.prefixes:
         name = f"{row.pattern} + {', '.join(prefixes)}" if prefixes else row.pattern
     else:
         name = row.pattern if not prefixes else f"{', '.join(prefixes)} of {row.pattern}"
-    if found.kind == "stages":
-        sides = [format_ranks([one.stage for one in side], "stage") for side in (found.a, found.b)]
-    elif found.kind == "shape":
-        sides = [format_sizes(side[0].full_shape or ()) for side in (found.a, found.b)]
+    if difference.kind == "stages":
+        stages = ([layout.stage for layout in side] for side in (difference.a, difference.b))
+        sides = [format_ranks(numbers, "stage") for numbers in stages]
+    elif difference.kind == "shape":
+        sides = [format_sizes(side[0].full_shape or ()) for side in (difference.a, difference.b)]
     else:
-        sides = [_show(side) for side in (found.a, found.b)]
-    return (name, found.kind, *sides)
+        sides = [_show(side) for side in (difference.a, difference.b)]
+    return (name, difference.kind, *sides)
 
 
 def _show(layouts: Sequence[Layout]) -> str:
@@ -100,12 +103,12 @@ def _show(layouts: Sequence[Layout]) -> str:
     from ckpttool.operations.summary import entries_of_layouts, sharded_text
 
     texts: dict[str, list[int]] = {}
-    for one in layouts:
-        (entry,) = entries_of_layouts({"": (one,)})
+    for layout in layouts:
+        (entry,) = entries_of_layouts({"": (layout,)})
         placement = entry.placement
         how = sharded_text(placement) if placement.is_sharded else "in full"
-        shown = f"{how} on {format_shape(one.device_matrix)}"
-        texts.setdefault(shown, []).append(one.stage)
+        shown = f"{how} on {format_shape(layout.device_matrix)}"
+        texts.setdefault(shown, []).append(layout.stage)
     if len(texts) < 2:
         return "".join(texts)
-    return "; ".join(f"{format_ranks(stages, 'stage')}: {text}" for text, stages in texts.items())
+    return "; ".join(f"{format_ranks(stages, 'stage')}: {it}" for it, stages in texts.items())

@@ -75,9 +75,9 @@ def ranks(
         end = "\0" if null else "\n"
         tables.echo("".join(f"{path}{end}" for path in paths), end="")
     elif not report.quiet:
-        for one in needs.ranks:
-            name = "merge" if dst is None else f"rank {one.rank}"
-            tables.print_text(_line(name, one))
+        for rank in needs.ranks:
+            name = "merge" if dst is None else f"rank {rank.rank}"
+            tables.print_text(_line(name, rank))
         if len(needs.ranks) > 1:
             tables.print_text(_line("together", replace(needs.together, groups=())))
 

@@ -34,13 +34,13 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
 
     if as_yaml and report.as_json:
         raise UsageProblem("--yaml and --json exclude each other", "one of the two")
-    found, strategy = Diagnostics("inspect"), ckpttool.read_strategy(strategies)
+    diagnostics, strategy = Diagnostics("inspect"), ckpttool.read_strategy(strategies)
     if as_yaml:
         from ckpttool.strategy_files.writer import encode_strategy
 
         tables.echo(encode_strategy(strategy, "standard output.yaml").decode().rstrip("\n"))
         return
-    described = describe_strategy(strategy, found)
+    described = describe_strategy(strategy, diagnostics)
     if report.as_json:
         from ckpttool.operations import documents
 
@@ -50,4 +50,4 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
         from ckpttool.cli.overview import print_strategy
 
         print_strategy(described, show_all)
-    tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
+    tables.print_notes(diagnostics.of("note", "warning"), diagnostics.severity_of, report.quiet)

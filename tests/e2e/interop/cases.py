@@ -23,7 +23,6 @@ PAIRS = [(a, b) for a in CUTS for b in CUTS if a[0] == b[0] and a != b]
 
 
 def on(name: str, cuts: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Runs a test on these cuts, saved: the fixture ``cut``, ``src`` or ``dst``."""
     return pytest.mark.parametrize(name, cuts, indirect=True, ids="-".join)
 
 
@@ -34,7 +33,6 @@ every_pair = pytest.mark.parametrize(
 
 
 def next_to(cut: tuple[str, str]) -> tuple[str, str]:
-    """The next cut of the same family, after the last one the first."""
     names = list(FAMILIES[cut[0]])
     return cut[0], names[(names.index(cut[1]) + 1) % len(names)]
 

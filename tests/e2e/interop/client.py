@@ -42,11 +42,9 @@ class MindSpore:
         self.version = self._answer()["result"]
 
     def ask(self, do: str, **words: object) -> object:
-        """The result of an operation; `MindSporeError` if it failed."""
         return self.ask_all([{"do": do, **words}])[0]
 
     def ask_all(self, requests: list[dict]) -> list:
-        """The results of operations done side by side."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(requests, default=str) + "\n")
         self._process.stdin.flush()
@@ -65,5 +63,4 @@ class MindSpore:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the server."""
         self._process.communicate()

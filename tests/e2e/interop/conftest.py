@@ -16,13 +16,11 @@ collect_ignore_glob = ["mindspore_side/*"] if PYTHON else ["*"]
 
 
 def pytest_report_header() -> str:
-    """Which random models these are."""
     return f"interop: {PYTHON or 'not collected, see scripts/interop'}, models of seed {SEED}"
 
 
 @pytest.fixture(scope="session")
 def mindspore(tmp_path_factory):
-    """The real one, in its own Python."""
     running = MindSpore(PYTHON, tmp_path_factory.mktemp("mindspore") / "log")
     yield running
     running.close()
@@ -30,7 +28,6 @@ def mindspore(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def saved(mindspore, tmp_path_factory):
-    """A function from family and cut to what MindSpore saved of it; made when first asked for."""
     made = {}
 
     def get(family, name):
@@ -67,17 +64,14 @@ def make(mindspore, recipe, folder):
 
 @pytest.fixture
 def cut(request, saved):
-    """A cut, saved."""
     return saved(*request.param)
 
 
 @pytest.fixture
 def src(request, saved):
-    """The cut to convert."""
     return saved(*request.param)
 
 
 @pytest.fixture
 def dst(request, saved):
-    """The cut to convert it into."""
     return saved(*request.param)

@@ -38,17 +38,14 @@ class Saved:
 
     @property
     def strategy(self) -> Path:
-        """The one strategy file that tells all."""
         return self.folder / "strategy.ckpt"
 
     @cached_property
     def ranks(self) -> Ranks:
-        """What each rank saved."""
         return read_ranks(self.folder / "ckpt")
 
     @cached_property
     def full(self) -> dict[str, Entry]:
-        """What all ranks saved, undivided."""
         saved = {name for tensors in self.ranks.values() for name in tensors}
         everything = read_ckpt(self.folder / "full.ckpt")
         return {name: everything[name] for name in everything if name in saved}
@@ -108,5 +105,4 @@ def wrong(src: Saved, dst: Saved, got: Digests, is_told: bool = False) -> list[s
 
 
 def as_digests(contents: dict[str, list]) -> dict[str, tuple]:
-    """An answer of MindSpore in the form of ``Entry.digest``."""
     return {name: (dtype, tuple(shape), sha) for name, (dtype, shape, sha) in contents.items()}

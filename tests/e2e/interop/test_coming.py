@@ -29,20 +29,17 @@ WRITTEN = {
 
 
 def lines_of_page() -> list[str]:
-    """The lines of all blocks, those of one command joined."""
     texts = [block.text for block in blocks_of(PAGE)]
     return [line for text in texts for line in text.replace(" \\\n", " ").splitlines()]
 
 
 def calls() -> str:
-    """MindSpore's calls, which are comments; MindFormers' scripts come last."""
     comments = [line[2:] for line in lines_of_page() if line.startswith("# ")]
     return "\n".join(comments).partition("python mindformers/")[0]
 
 
 @pytest.fixture(scope="module")
 def both(mindspore, tmp_path_factory):
-    """The folder of our outputs, that of MindSpore's, and what its functions returned."""
     folder = tmp_path_factory.mktemp("coming")
     case = GOLDEN / "reshard_8_to_4"
     for side in ("ours", "theirs"):
@@ -57,7 +54,6 @@ def both(mindspore, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def printed(both):
-    """What our commands print, by their first words; they run in the order of the page."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(both[0])
@@ -69,7 +65,6 @@ def printed(both):
 
 
 def tensors(path):
-    """The tensors of a file, of the files of ranks, or of all files in a folder."""
     if path.is_file():
         return {0: read(path)}
     if (path / "rank_0").is_dir():
@@ -119,7 +114,6 @@ def test_an_opened_checkpoint_has_the_tensor_that_is_merged_of_slices(both, monk
 
 
 def test_what_a_choice_leaves_out_is_written_as_slices(both, mindspore, tmp_path):
-    """`--weights-only` beside `--filter_out_param_prefix adam_` of MindFormers' script."""
     code = """ms.unified_safetensors("sf", "strategy.ckpt", out, file_suffix="2_10",
         choice_func=lambda name: not name.startswith("adam_"))"""
     source = both[1]

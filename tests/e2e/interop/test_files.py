@@ -68,7 +68,6 @@ def test_safetensors_with_every_type_is_written_again_byte_for_byte(mindspore, t
 
 
 def test_provenance_is_metadata_and_never_the_type_of_a_tensor(mindspore, tmp_path):
-    """MindSpore takes an entry of the metadata with the name of a tensor for that tensor's type."""
     names = ("ckpttool.source", "format", "w")
     tensors = {name: ["int8", (2,), f"010{n}"] for n, name in enumerate(names)}
     saved, out = tmp_path / "saved.ckpt", tmp_path / "merged.safetensors"
@@ -95,7 +94,6 @@ def test_types_survive_the_way_through_another_format(between, mindspore, tmp_pa
 
 
 def test_map_parameters_are_read_and_written_as_mindspore_does(mindspore, tmp_path):
-    """Saved in blocks, merged into one record, by way of HDF5: MindSpore loads the same arrays."""
     numbers = iter(range(1000))
     blocks = [
         [
@@ -166,7 +164,6 @@ def test_recipe_loads_ckpt_rank_by_rank(saved, mindspore, tmp_path):
 
 
 def test_recipe_reads_all_parts_before_it_loads(saved, mindspore, tmp_path):
-    """One part after the other, the moments of a later one would replace weights."""
     cut = saved("adamw", "data_4")
     parts = ["-o", tmp_path / "parts", "--max-shard-size", "16KiB", "--format", "ckpt"]
     run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, *parts)

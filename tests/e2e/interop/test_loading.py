@@ -41,7 +41,6 @@ def test_load_checkpoint_reads_what_convert_writes(cut, form, mindspore, tmp_pat
 @every_cut
 @pytest.mark.parametrize("form", LOADED)
 def test_save_checkpoint_writes_a_file_of_ours_again_byte_for_byte(cut, form, mindspore, tmp_path):
-    """Safetensors without their metadata, which MindSpore drops."""
     merged, again = tmp_path / f"merged.{form}", tmp_path / f"again.{form}"
     run_well("merge", cut.folder / form, "-s", cut.strategy, "-o", merged)
     mindspore.ask("save_again", path=merged, out=again)

@@ -16,8 +16,6 @@ SECRET = bytes(range(100, 132))
 
 @pytest.fixture
 def key_file(tmp_path):
-    """A function that writes a key to a file and returns its path."""
-
     def written(key):
         path = tmp_path / "key"
         path.write_bytes(key)
@@ -131,7 +129,6 @@ COUNTERS = {
 
 
 def protected(form):
-    """Tensors that MindSpore can save in a format with a checksum."""
     if form == "ckpt":
         return tensors(LOADED)
     arrays = {name: item for name, item in tensors(LOADED).items() if item[1]}

@@ -27,7 +27,6 @@ SIZE = ["--max-shard-size", "300B"]
 
 @every_cut_and_the_next
 def test_mindspore_merges_our_ranks_by_our_strategy(src, dst, mindspore, tmp_path):
-    """Gradients, too, about which its own strategies say what is not so."""
     told = tmp_path / "told.ckpt"
     words = ["-s", src.strategy, "-d", dst.strategy, "-o", tmp_path / "ours", "--format", "ckpt"]
     run_well("reshard", src.folder / "ckpt", *words, "--write-strategy", told)
@@ -51,13 +50,11 @@ def test_mindspore_cuts_by_our_strategy_as_we_do(src, dst, mindspore, tmp_path):
 
 
 def merge(mindspore, source, strategy, out):
-    """MindSpore merges ranks."""
     words = {"source": source, "out": out, "src_strategy": strategy, "dst_strategy": None}
     mindspore.ask("transform", form="ckpt", **words)
 
 
 def split(mindspore, source, strategy, out):
-    """MindSpore cuts what is undivided."""
     words = {"source": source, "out": out, "src_strategy": None, "dst_strategy": strategy}
     mindspore.ask("transform", form="ckpt", **words)
 
@@ -109,7 +106,6 @@ def test_load_distributed_checkpoint_cuts_by_our_strategy_as_we_do(cut, mindspor
 
 
 def test_states_of_every_optimizer_are_known_by_their_prefixes(mindspore):
-    """Names and shapes show them, and the list has those that no module is called by."""
     found = mindspore.ask("optimizer_states")
     assert len(found) > 25
     for optimizer, shapes in found.items():
@@ -128,7 +124,6 @@ MATRICES = {4: [(4,), (2, 2), (2, 1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2), (
 
 
 def random_layout(rng, ranks, first):
-    """A layout of which MindSpore's transform knows what to do."""
     matrix = rng.choice(MATRICES[ranks])
     tensor_map = [()] * rng.randint(1, 3)
     for axis in rng.sample(range(len(matrix)), rng.randint(0, len(matrix))):
@@ -140,7 +135,6 @@ def random_layout(rng, ranks, first):
 
 
 def own_strategy(seed, ranks, stages):
-    """Parameters with layouts of their own, and one that none cuts; of two stages one is shared."""
     rng = random.Random(seed)
     made = [{} for _ in range(stages)]
     for number in range(24):

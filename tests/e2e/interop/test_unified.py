@@ -18,8 +18,6 @@ UNIFIED += [("adamw", "shard_all_4x2"), ("adamw", "stages_2_of_2"), ("types", "a
 
 @pytest.fixture
 def unify(mindspore, tmp_path):
-    """A function from a cut to the folder that MindSpore merges it into."""
-
     def unified(cut, source=None, **how):
         source = source or cut.folder / "safetensors"
         out = tmp_path / "unified"
@@ -86,8 +84,6 @@ def test_numbered_files_are_opened_as_hugging_face_does(cut, mindspore, tmp_path
 
 @pytest.fixture
 def alone(mindspore, tmp_path):
-    """A function from a cut to what all its ranks save without redundancy."""
-
     def saved(cut):
         ranks = range(cut.recipe["ranks"])
         requests = [

@@ -21,17 +21,14 @@ BATCH = 32
 
 
 def parameter(name, shape, dtype):
-    """A parameter of zeros."""
     return Parameter(initializer("zeros", shape, getattr(ms, dtype)), name=name)
 
 
 def zeros(shape, dtype="float32"):
-    """An input."""
     return Tensor(np.zeros(shape, "f4"), getattr(ms, dtype))
 
 
 def nested(value):
-    """Lists, as JSON has them, to tuples, as ``shard`` wants them."""
     return tuple(map(nested, value)) if isinstance(value, list) else value
 
 
@@ -88,7 +85,6 @@ class Grid(nn.Cell):
 
     @staticmethod
     def product(item, mesh):
-        """The operator that is cut as the item says: by numbers, or by names of device axes."""
         op = ops.LogicalAnd() if item["dtype"] == "bool_" else ops.Mul()
         cut = nested(item["cut"])
         if mesh:

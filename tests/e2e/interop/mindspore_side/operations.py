@@ -27,12 +27,10 @@ FILE_NAME = "net-1_4"
 
 
 def digest(tensor):
-    """What is in a tensor."""
     return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(tensor.get_bytes()).hexdigest()]
 
 
 def contents(parameters):
-    """What is in named tensors; strings by themselves."""
     return {
         name: value if isinstance(value, str) else digest(value)
         for name, value in parameters.items()
@@ -60,7 +58,6 @@ def values(name, shape, dtype, seed):
 
 
 def count(shape):
-    """Number of elements."""
     return int(np.prod(shape, dtype=np.int64))
 
 
@@ -89,7 +86,6 @@ def prepare(recipe, rank, strategy_file=None):
 
 
 def finish(network, inputs, trained):
-    """Compiles: MindSpore cuts the parameters, and writes the strategy file."""
     network.set_train(bool(trained))
     _cell_graph_executor.compile(network, *inputs, phase="train" if trained else "predict")
 
@@ -144,13 +140,11 @@ def save_without_redundancy(recipe, rank, folder):
 
 
 def unify(source, strategy, out, with_redundancy=True):
-    """Merges safetensors with ``unified_safetensors``."""
     wait_for_no_memory()
     ms.parallel.unified_safetensors(source, strategy, out, with_redundancy)
 
 
 def wait_for_no_memory():
-    """Have ``unified_safetensors`` not sleep as long as half of the host's memory is in use."""
     transform_safetensors.psutil = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(percent=0)
     )
@@ -191,13 +185,11 @@ def open_as_hugging_face(folder):
 
 
 def metadata(path):
-    """The metadata of a file, as the safetensors library reads it."""
     with safetensors.safe_open(path, framework="np") as opened:
         return opened.metadata()
 
 
 def parameters_list(parameters):
-    """Parameters as ``save_checkpoint`` takes them."""
     return [{"name": one.name, "data": one} for one in parameters]
 
 
@@ -264,14 +256,12 @@ def load_distributed(recipe, rank, files, train_strategy, compiled):
 
 
 def load(path, crc_check=False, key=None, mode="AES-GCM"):
-    """What is in a checkpoint, as ``load_checkpoint`` reads it; ``key`` in hexadecimal digits."""
     words = {} if key is None else {"dec_key": bytes.fromhex(key), "dec_mode": mode}
     form = Path(path).suffix[1:]
     return contents(ms.load_checkpoint(path, format=form, crc_check=crc_check, **words))
 
 
 def save_again(path, out):
-    """Reads a checkpoint and writes the same parameters in the same order."""
     form = Path(out).suffix[1:]
     loaded = ms.load_checkpoint(path, format=Path(path).suffix[1:])
     data = [{"name": name, "data": one} for name, one in loaded.items()]
@@ -294,7 +284,6 @@ def save_values(tensors, out, append=None, crc_check=False, key=None, mode="AES-
 
 
 def save_noise(nbytes, out, key, mode):
-    """Saves ``nbytes`` of noise twice: encrypted as ``out``, and beside it as ``plain.ckpt``."""
     noise = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     data = [{"name": "noise", "data": ms.Tensor(noise)}]
     ms.save_checkpoint(data, str(Path(out).with_name("plain.ckpt")))
@@ -308,7 +297,6 @@ class MapBlocks:
         self._blocks = [[np.array(data, kind) for kind, data in block] for block in blocks]
 
     def export_slice_data(self, incremental):
-        """The next block: keys, values, statuses, and whether it is the last."""
         return (*self._blocks.pop(0), not self._blocks)
 
 
@@ -324,7 +312,6 @@ def save_map(name, blocks, out, crc_check=False, key=None, with_tensor=False):
 
 
 def load_map(path, name, crc_check=False):
-    """The three arrays of a map parameter, each [NumPy type, shape, bytes in hexadecimal]."""
     arrays = ms.load_checkpoint(path, crc_check=crc_check)[name]
     return [[str(one.dtype), list(one.shape), one.tobytes().hex()] for one in arrays]
 
@@ -347,13 +334,11 @@ def layouts(strategy_file):
 
 
 def merge_stages(folder, out):
-    """One strategy file of those of all stages."""
     ms.merge_pipeline_strategys(folder, out)
     Path(out).chmod(0o644)
 
 
 def transform(source, out, src_strategy, dst_strategy, form):
-    """Cuts a checkpoint anew with ``transform_checkpoints``."""
     ms.transform_checkpoints(
         source, out, "checkpoint_", src_strategy, dst_strategy, output_format=form
     )

@@ -58,7 +58,6 @@ def serve(requests: list[dict], answers: Path) -> list[dict]:
 
 
 def say(document: object) -> None:
-    """One line of JSON on stdout."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

@@ -1,13 +1,15 @@
-"""What kinds of self-described checkpoints share: numbered saves, and the files that they list.
+"""What self-described checkpoints share: numbered saves, and the files that their metadata lists.
 
 ``iteration_00000012`` and ``global_step_12`` lie in a root, a folder for each save.  When a save is
-complete, the trainer writes its number into a file beside them.  Numbers are compared as numbers.
+complete, the trainer writes its number into a file beside them, the tracker.  Numbers are compared
+as numbers.  Which saves are complete, and which one is read by default, each kind decides itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -15,8 +17,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ckpttool.discovery.file_names import NUMBER
+from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, open_file, stat_file
 from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
@@ -55,13 +58,44 @@ class NumberedSaves(Struct, frozen=True):
         numbers = {path: self.number(path) for path in list_folder(root)}
         return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
-    def name_of(self, folder: Path, folders: Mapping[Path, int] | None = None) -> str | None:
-        """Return what ``--step`` takes for a folder among others; None if it has no number."""
+    def list_steps(
+        self,
+        root: Path,
+        chosen: Path | None,
+        describe: Callable[[Path, str | None, bool], FoundStep],
+    ) -> list[tuple[int, FoundStep]]:
+        """Return each save in ``root`` with its number, the first one first.
+
+        ``describe`` gets its folder, what ``--step`` takes for it, and whether it is ``chosen``.
+        """
+        folders = self.find_folders(root)
+        times = Counter(folders.values())
+        return [
+            (
+                number,
+                describe(path, path.name if times[number] > 1 else str(number), path == chosen),
+            )
+            for path, number in sorted(folders.items(), key=lambda item: (item[1], item[0]))
+        ]
+
+    def describe_step(
+        self,
+        folder: Path,
+        name: str | None,
+        files: Sequence[Path],
+        lost: Sequence[str],
+        reason: str,
+        ranks: tuple[int, ...],
+        is_chosen: bool,
+    ) -> FoundStep:
+        """Return what is known of a save; ``lost`` says what it lacks."""
+        label, nbytes = self.label(folder), sum(stat_file(path).nbytes for path in files)
+        return FoundStep(name, label, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
+
+    def label(self, folder: Path) -> str | None:
+        """Return the number in a folder's name as ``--step`` takes it, or None."""
         number = self.number(folder)
-        if number is None:
-            return None
-        times = sum(one == number for one in (folders or {}).values())
-        return folder.absolute().name if times > 1 else str(number)
+        return None if number is None else str(number)
 
     def is_wanted(self, folder: Path, wanted: str) -> bool:
         """Return whether ``--step`` means this folder, by its number or name."""
@@ -72,8 +106,8 @@ class NumberedSaves(Struct, frozen=True):
         """Raise `PlanError` if ``folder`` is another save than ``--step`` means."""
         if wanted is not None and not self.is_wanted(folder, wanted):
             hint = f"{quote(str(folder.absolute().parent))} as SRC, or omit --step"
-            text = f"not {self.noun} {wanted}"
-            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
+            message = f"not {self.noun} {wanted}"
+            raise PlanError([Diagnostic("source", message, hint=hint, where=str(folder))])
 
     def read_tracker(self, root: Path) -> int | None:
         """Return the number of the last complete save, or None if no file names it.
@@ -87,23 +121,16 @@ class NumberedSaves(Struct, frozen=True):
         if not is_file(path):
             return None
         with open_file(path) as file:
-            text = file.read(100).strip()
-        if not text.isdigit():
-            reason = f"expected the number of a complete {self.noun}, found {text!r}"
+            number = file.read(100).strip()
+        if not number.isdigit():
+            reason = f"expected the number of a complete {self.noun}, found {number!r}"
             raise FormatError(str(path), None, reason)
-        return int(text)
+        return int(number)
 
     def choose(self, root: Path, wanted: str, complete: Collection[Path] | None = None) -> Path:
         """Return the folder that ``--step`` means.
 
-        Parameters
-        ----------
-        root
-            The folder above.
-        wanted
-            ``--step``.
-        complete
-            The folders of complete saves, for a hint; None if nothing shows it.
+        ``complete`` has the folders of complete saves, for a hint; None if nothing shows it.
 
         Raises
         ------
@@ -116,39 +143,38 @@ class NumberedSaves(Struct, frozen=True):
             return chosen[0]
         if not chosen:
             raise self.problem(root, f"no folder of {self.noun} {wanted}", complete)
-        text = f"{len(chosen)} folders of {self.noun} {folders[chosen[0]]}"
+        message = f"{len(chosen)} folders of {self.noun} {folders[chosen[0]]}"
         facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=str(root))])
 
-    def problem(self, root: Path, text: str, complete: Collection[Path] | None = None) -> PlanError:
+    def problem(
+        self, root: Path, message: str, complete: Collection[Path] | None = None
+    ) -> PlanError:
         """Return the error of a save that cannot be chosen, with the saves that can."""
         folders = self.find_folders(root)
-        numbers = map(str, sorted(set(folders.values()), reverse=True))
-        facts = f"found {shorten(numbers, 3) or 'none'}"
-        newest = max(
-            (folders[path] for path in folders if complete is None or path in complete),
-            default=None,
-        )
-        hint = "" if newest is None else f"--step {newest}"
-        return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        numbers = sorted(set(folders.values()), reverse=True)
+        facts = f"found {shorten(map(str, numbers), 3) or 'none'}"
+        usable = [folders[path] for path in folders if complete is None or path in complete]
+        hint = f"--step {max(usable)}" if usable else ""
+        return PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=str(root))])
 
     def note_choice(
         self,
         folders: Mapping[Path, int],
-        taken: int,
+        number: int,
         unfinished: Collection[Path],
         diagnostics: Diagnostics,
-        others: Iterable[str] = (),
+        further: Iterable[str] = (),
     ) -> None:
-        """Note which of several saves is read, which were not finished, and ``others``."""
+        """Note which of several saves is read, which were not finished, and ``further`` facts."""
         if len(folders) > 1:
-            text = f"{self.noun} {taken} is read, of {count(len(folders), self.noun)}"
-            names = shorten((one.name for one in sorted(unfinished, key=folders.__getitem__)), 3)
-            facts = "; ".join([*([f"not finished: {names}"] if names else []), *others])
-            diagnostics.add(Diagnostic("step", text, facts=facts))
+            message = f"{self.noun} {number} is read, of {count(len(folders), self.noun)}"
+            names = shorten((path.name for path in sorted(unfinished, key=folders.__getitem__)), 3)
+            facts = "; ".join([*([f"not finished: {names}"] if names else []), *further])
+            diagnostics.add(Diagnostic("step", message, facts=facts))
 
 
-# ------------------------------------------------------------------------------------ listed files
+# ---------------------------------------------------------------------- the headers of the files
 
 
 def read_files(
@@ -157,9 +183,9 @@ def read_files(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
     """Return the headers of files by their number, and the errors of the others."""
-    found = dict(zip(paths, read_indexes(paths.values(), key, on_progress), strict=True))
-    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
-    return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
+    read = dict(zip(paths, read_indexes(paths.values(), key, on_progress), strict=True))
+    files = {n: file for n, file in read.items() if isinstance(file, FileIndex)}
+    return files, {n: error for n, error in read.items() if isinstance(error, FormatError)}
 
 
 def read_single(
@@ -183,22 +209,22 @@ def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
 
 def errors_of(files: FilesByName) -> dict[int, FormatError]:
     """Return the errors of damaged files for a catalog: a rank may have two, so not by rank."""
-    return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
+    return dict(enumerate(file for file in files.values() if isinstance(file, FormatError)))
 
 
-def left_of(found: FileIndex | FormatError | None) -> FileIndex | None:
+def left_of(file: FileIndex | FormatError | None) -> FileIndex | None:
     """Return the header of a file, or what is left of one that is cut short; None for others."""
-    if isinstance(found, CutShortError):
-        return found.remains.index
-    return found if isinstance(found, FileIndex) else None
+    if isinstance(file, CutShortError):
+        return file.remains.index
+    return file if isinstance(file, FileIndex) else None
 
 
 def damages(files: FilesByName) -> Iterator[str]:
     """Yield what is wrong with the headers of files, equal reasons together."""
-    of_reason: dict[str, list[str]] = {}
-    for name, found in files.items():
-        if isinstance(found, FormatError):
-            of_reason.setdefault(found.reason, []).append(name)
+    of_reason: dict[str, list[str]] = defaultdict(list)
+    for name, file in files.items():
+        if isinstance(file, FormatError):
+            of_reason[file.reason].append(name)
     yield from (f"{shorten(names, 1)}: {reason}" for reason, names in of_reason.items())
 
 
@@ -216,10 +242,9 @@ def find_tensor(
     index, path = files.get(file), str(folder / file)
     if index is None:
         return Fault(path, "file not found")
+    reason = "" if isinstance(index, FormatError) else f"lacks tensors that {document} lists"
     left = left_of(index)
-    if isinstance(index, FormatError):
-        return (left and left.tensors.get(name)) or Fault(path)
-    return index.tensors.get(name) or Fault(path, f"lacks tensors that {document} lists")
+    return (left and left.tensors.get(name)) or Fault(path, reason)
 
 
 def describe_faults(
@@ -230,14 +255,13 @@ def describe_faults(
     Each fault has the tensor that lacks slices because of it, or "" if other files have these.
     """
     lacking: dict[Fault, dict[str, None]] = {}
-    for fault, name in sorted(faults, key=lambda one: not one[1]):  # harm first, else in order
+    for fault, name in sorted(faults, key=lambda item: not item[1]):  # harm first, else in order
         lacking.setdefault(fault, {}).update({name: None} if name else {})
     for (path, reason), names in lacking.items():
         if not reason or bool(names) is are_harmless:
             continue
+        code, hint, facts = "faulty_replica", "", "other files have the slices"
         if names:
             facts = f"{count(len(names), 'parameter')} ({shorten(names, 3)})"
             code, hint, facts = "missing", COPY_AGAIN, f"no other file has these slices of {facts}"
-        else:
-            code, hint, facts = "faulty_replica", "", "other files have the slices"
         yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
