@@ -405,7 +405,8 @@ def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch
     monkeypatch.setattr(region_io.FlatFiles, "cast", cast)
     plan, assignment = make_plan(tmp_path / "out", output_format, crc=output_format != "hdf5")
     transfers = [
-        replace(one, dtype="Float16") if one.dtype == "Float32" else one for one in plan.transfers
+        replace(transfer, dtype="Float16") if transfer.dtype == "Float32" else transfer
+        for transfer in plan.transfers
     ]
     execute(replace(plan, transfers=tuple(transfers)), assignment)
     execute(*make_plan(tmp_path / "stored", output_format))
@@ -419,4 +420,4 @@ def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch
             assert cast[tensor].array().tobytes() == expected.tobytes()
     strategy = ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")])
     done = verify(ckpttool.scan(str(tmp_path / "out")), strategy, deep=True, crc=True)
-    assert [one.code for one in done.findings] == []
+    assert [finding.code for finding in done.findings] == []

@@ -72,7 +72,7 @@ def are_hit(groups, ranks):
 
 def smallest(groups):
     groups = {*map(frozenset, groups)}
-    return {one for one in groups if not any(other < one for other in groups)}
+    return {group for group in groups if not any(other < group for other in groups)}
 
 
 @pytest.mark.parametrize("case", sorted({case for case, *_ in rank_lists()}))
@@ -82,9 +82,9 @@ def test_mindspore_reads_the_ranks_that_are_fetched_and_one_of_each_group(case):
             src, dst = strategies(case, kind)
             needs = find_needs(src, dst, None if dst is None else targets)
             assert len(needs.ranks) == len(targets)
-            for one in needs.ranks:
-                assert {*one.fetch} <= sources, one
-                assert are_hit(one.groups, sources), one
+            for need in needs.ranks:
+                assert {*need.fetch} <= sources, need
+                assert are_hit(need.groups, sources), need
 
 
 @examples(200)
@@ -115,9 +115,9 @@ def test_needs_of_tables_are_those_of_the_oracle(move):
         (layout,) = move.dst.layouts["table"]
         assert rows % layout.slice_counts[0] or rows != sum(layout.rows)
         return
-    for one in needs.ranks:
-        for (groups,) in taken[one.rank].values():
-            assert are_hit(groups, one.fetch)
+    for need in needs.ranks:
+        for (groups,) in taken[need.rank].values():
+            assert are_hit(groups, need.fetch)
 
 
 @examples(200)

@@ -204,10 +204,10 @@ def test_blocks_join_to_the_cast_of_all_elements(src, dst):
     words = words_of(values, src)
     found, stats = cast(words, src, dst)
     parts = [cast(words[at : at + 1000], src, dst) for at in range(0, size, 1000)]
-    np.testing.assert_array_equal(found, np.concatenate([one for one, _ in parts]))
+    np.testing.assert_array_equal(found, np.concatenate([part for part, _ in parts]))
     joined = CastStats()
-    for _, one in parts:
-        joined = joined.merged(one)
+    for _, part in parts:
+        joined = joined.merged(part)
     assert stats == joined
 
 

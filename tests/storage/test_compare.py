@@ -177,18 +177,24 @@ def expected_facts(entry, differences):
 
 
 def expected_hashes(*entries):
-    return tuple((hashlib.sha256(one.data).hexdigest(),) if one.data else () for one in entries)
+    return tuple(
+        (hashlib.sha256(entry.data).hexdigest(),) if entry.data else () for entry in entries
+    )
 
 
 def rounded(facts):
     """Without the last bits, in which moduli of complex numbers may differ."""
     differences = tuple(
         replace(
-            one,
-            max_abs=None if one.max_abs is None else pytest.approx(one.max_abs, rel=1e-12),
-            max_rel=None if one.max_rel is None else pytest.approx(one.max_rel, rel=1e-12),
+            difference,
+            max_abs=None
+            if difference.max_abs is None
+            else pytest.approx(difference.max_abs, rel=1e-12),
+            max_rel=None
+            if difference.max_rel is None
+            else pytest.approx(difference.max_rel, rel=1e-12),
         )
-        for one in facts.differences
+        for difference in facts.differences
     )
     return replace(facts, differences=differences)
 
@@ -290,7 +296,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     strategy = as_stored(move.src)
     catalog = ckpttool.scan(str(folder / "a"))
     tensors = checkpoint_in_memory(catalog, strategy, unlisted="first").tensors
-    listed = [one for one in tensors if one.is_listed]
+    listed = [tensor for tensor in tensors if tensor.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
         pairs = compare_replicas(
             (one for tensor in listed for one in slices_of(tensor)), executor, data.draw(options())

@@ -401,8 +401,8 @@ def test_patterns_stay_patterns_in_a_hand_written_file(tmp_path):
     strategy = read_strategy(str(tmp_path / "hand.yaml"))
     ckpttool.write_strategy(strategy, str(tmp_path / "again.yml"))
     again = read_strategy(str(tmp_path / "again.yml"))
-    for one, other in zip(strategy.rules.rules, again.rules.rules, strict=True):
-        assert replace(one, place="") == replace(other, place="")
+    for rule, other in zip(strategy.rules.rules, again.rules.rules, strict=True):
+        assert replace(rule, place="") == replace(other, place="")
     assert again.rules.replicates_rest
     lines = (tmp_path / "again.yml").read_text().splitlines()
     for line in HAND.splitlines():
@@ -419,9 +419,9 @@ def test_what_lines_leave_open_is_refused_by_pattern_and_key(tmp_path, suffix):
     names = "'*.table', '*.w', '*.bias': 3 lines for patterns of names"
     axes = "'embedding', '*.table', '*.w' and 1 more: 4 lines for any number of axes"
     rest = "otherwise: 1 line for all other parameters"
-    for one, found in zip((names, axes, rest), said, strict=True):
-        assert found.startswith(f"hand.yaml: {one}, and MindSpore's files list each")
-        assert found.endswith("; split or reshard with --write-strategy")
+    for name, name in zip((names, axes, rest), said, strict=True):
+        assert name.startswith(f"hand.yaml: {name}, and MindSpore's files list each")
+        assert name.endswith("; split or reshard with --write-strategy")
     assert files_below(tmp_path) == ["hand.yaml"]
 
 
