@@ -659,11 +659,14 @@ def _make_parameter(
     if not _is_block(tuple(number_of)):
         by_layout = _place_by_layout(chain(*stored.values()), number_of)
         return _Parameter(meta, grid, number_of, stored, by_layout)
+    groups = {
+        number: [at.rank_group for at in places if at.rank_group is not None]
+        for number, places in stored.items()
+    }
     misgrouped = tuple(
         rank
         for rank, number in number_of.items()
-        if (groups := [at.rank_group for at in stored.get(number, ()) if at.rank_group is not None])
-        and all(rank not in group for group in groups)
+        if groups.get(number) and all(rank not in group for group in groups[number])
     )
     return _Parameter(meta, grid, number_of, stored, stored, misgrouped)
 

@@ -75,7 +75,8 @@ def drop_unfit_runs(
     message = f"{shorten(names_of, 3)}: files of a run that does not fit the strategy: ignored"
     ranks_of = tuple(sorted({run.rank for run in dropped}))
     diagnostics.add(Diagnostic("skipped", message, ranks=ranks_of))
-    return saved.only(lambda file: file.run not in dropped)
+    unfit = {*dropped}  # of thousands of ranks
+    return saved.only(lambda file: file.run not in unfit)
 
 
 def require_steps(saved: SavedFiles, key: Secret | None, *, are_steps: bool) -> None:
