@@ -94,8 +94,13 @@ class EachFile(Struct, frozen=True):
                 yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
 
 
-def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
-    """Return a record for each tensor of each distinct header, which its files do not share."""
+def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
+    """Return a record for each tensor of files that are not joined.
+
+    Where files keep their tensors there is one for each tensor of each distinct header.
+    """
+    if files != "kept" or catalog.is_merged:
+        return EachFile(catalog)
     ranks_of: dict[tuple[TensorMeta, ...], list[int]] = {}
     for ranks, header in catalog.headers.items():
         metas = tuple(tensor.meta for tensor in header.values())
@@ -105,12 +110,6 @@ def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
         for metas, ranks in ranks_of.items()
         for meta in metas
     )
-
-
-def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
-    """Return a record for each tensor of files that are not joined."""
-    are_own = files == "kept" and not catalog.is_merged
-    return _own_tensors(catalog) if are_own else EachFile(catalog)
 
 
 def full_tensor(
@@ -347,29 +346,22 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
     full, and so are tensors with one element or no axes.  A state is full if it has the shape of
     its parameter, and suspected otherwise, even with one element.
     """
-    metas = catalog.metas
-    parameter_of_state = catalog.match_states()
+    metas, states = catalog.metas, catalog.match_states()
     perhaps = {}
     for name, is_named in catalog.common_tensors.items():
         if name not in metas:  # its file is cut short, and not read
             continue
-        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
+        meta, parameter = metas[name], metas[states.get(name, name)]
+        if parameter.shape != meta.shape:
+            parameter = metas.get(parse_name(name).same_shape_parameter or name, meta)
         if is_named or not meta.shape:
             continue
-        if parameter is not None and parameter.name not in catalog.common_tensors:
+        if parameter.name not in catalog.common_tensors:
             if meta.shape != parameter.shape:
                 perhaps[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
         elif math.prod(meta.shape) != 1:
             perhaps[name] = f"{name} {meta.shape}"
     return perhaps
-
-
-def _find_parameter(
-    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
-) -> str:
-    parameter = parameter_of_state.get(name, name)
-    has_same_shape = metas[parameter].shape == metas[name].shape
-    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 # --------------------------------------------------------------------------- slices of one layout
