@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.optimizer_state import (
     correct_layouts,
-    followed_parameter,
+    followed_layouts,
     odd_state_shapes,
-    state_layouts,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
@@ -229,12 +228,11 @@ class _Ranks(Struct, frozen=True):
     def _find_case(self, name: str, ranks: Sequence[int]) -> _Case:
         """Return how a tensor is laid out."""
         catalog, strategy, states = self.catalog, self.strategy, self.states
-        listed_layouts = layouts = strategy.layouts.get(name, ())
-        if listed_layouts:
+        of_name = strategy.layouts.get(name, ())
+        layouts = followed_layouts(catalog, strategy, name, ranks, states)
+        if of_name:
             layouts = correct_layouts(catalog, strategy, name, states)
-        elif followed_parameter(catalog, strategy, name, ranks, states) is not None:
-            layouts = state_layouts(strategy, name, states)
-        case = _Case(layouts, is_corrected=bool(listed_layouts) and layouts != listed_layouts)
+        case = _Case(layouts, is_corrected=bool(of_name) and layouts != of_name)
         metas = catalog.metas_of(name)
         if layouts and len({meta.dtype for meta in metas.values()}) > 1:
             dtypes = group_by_meta(metas, lambda meta: meta.dtype)
@@ -242,23 +240,16 @@ class _Ranks(Struct, frozen=True):
             return replace(case, problem=problem)
         stages = []
         for layout in layouts:
-            stage = self._join_stage(layout, metas)
-            if isinstance(stage, Diagnostic):
-                return replace(case, problem=stage)
+            slices = {rank: meta for rank, meta in metas.items() if rank in layout.ranks}
+            joined = infer_full_tensor(catalog, layout, slices) if slices else None
+            if isinstance(joined, Diagnostic):
+                return replace(case, problem=joined)
+            stage = _Stage(layout)
+            if joined is not None:
+                folded, full = joined
+                stage = _Stage(folded, full.shape, folded.gaps(tuple(slices)))
             stages.append(stage)
         return replace(case, stages=tuple(stages))
-
-    def _join_stage(
-        self, layout_listed: Layout, metas: Mapping[int, TensorMeta]
-    ) -> _Stage | Diagnostic:
-        slices = {rank: meta for rank, meta in metas.items() if rank in layout_listed.ranks}
-        if not slices:
-            return _Stage(layout_listed)
-        joined = infer_full_tensor(self.catalog, layout_listed, slices)
-        if isinstance(joined, Diagnostic):
-            return joined
-        layout, meta = joined
-        return _Stage(layout, meta.shape, layout.gaps(tuple(slices)))
 
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
         """Return the tensor that its slices make, one for each stage.
