@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.optimizer_state import (
     correct_layouts,
-    followed_parameter,
+    followed_layouts,
     odd_state_shapes,
-    state_layouts,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
@@ -94,8 +93,13 @@ class EachFile(Struct, frozen=True):
                 yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
 
 
-def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
-    """Return a record for each tensor of each distinct header, which its files do not share."""
+def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
+    """Return a record for each tensor of files that are not joined.
+
+    Where files keep their tensors there is one for each tensor of each distinct header.
+    """
+    if files != "kept" or catalog.is_merged:
+        return EachFile(catalog)
     ranks_of: dict[tuple[TensorMeta, ...], list[int]] = {}
     for ranks, header in catalog.headers.items():
         metas = tuple(tensor.meta for tensor in header.values())
@@ -105,12 +109,6 @@ def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
         for metas, ranks in ranks_of.items()
         for meta in metas
     )
-
-
-def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
-    """Return a record for each tensor of files that are not joined."""
-    are_own = files == "kept" and not catalog.is_merged
-    return _own_tensors(catalog) if are_own else EachFile(catalog)
 
 
 def full_tensor(
@@ -230,12 +228,11 @@ class _Ranks(Struct, frozen=True):
     def _find_case(self, name: str, ranks: Sequence[int]) -> _Case:
         """Return how a tensor is laid out."""
         catalog, strategy, states = self.catalog, self.strategy, self.states
-        listed_layouts = layouts = strategy.layouts.get(name, ())
-        if listed_layouts:
+        of_name = strategy.layouts.get(name, ())
+        layouts = followed_layouts(catalog, strategy, name, ranks, states)
+        if of_name:
             layouts = correct_layouts(catalog, strategy, name, states)
-        elif followed_parameter(catalog, strategy, name, ranks, states) is not None:
-            layouts = state_layouts(strategy, name, states)
-        case = _Case(layouts, is_corrected=bool(listed_layouts) and layouts != listed_layouts)
+        case = _Case(layouts, is_corrected=bool(of_name) and layouts != of_name)
         metas = catalog.metas_of(name)
         if layouts and len({meta.dtype for meta in metas.values()}) > 1:
             dtypes = group_by_meta(metas, lambda meta: meta.dtype)
@@ -243,23 +240,16 @@ class _Ranks(Struct, frozen=True):
             return replace(case, problem=problem)
         stages = []
         for layout in layouts:
-            stage = self._join_stage(layout, metas)
-            if isinstance(stage, Diagnostic):
-                return replace(case, problem=stage)
+            slices = {rank: meta for rank, meta in metas.items() if rank in layout.ranks}
+            joined = infer_full_tensor(catalog, layout, slices) if slices else None
+            if isinstance(joined, Diagnostic):
+                return replace(case, problem=joined)
+            stage = _Stage(layout)
+            if joined is not None:
+                folded, full = joined
+                stage = _Stage(folded, full.shape, folded.gaps(tuple(slices)))
             stages.append(stage)
         return replace(case, stages=tuple(stages))
-
-    def _join_stage(
-        self, layout_listed: Layout, metas: Mapping[int, TensorMeta]
-    ) -> _Stage | Diagnostic:
-        slices = {rank: meta for rank, meta in metas.items() if rank in layout_listed.ranks}
-        if not slices:
-            return _Stage(layout_listed)
-        joined = infer_full_tensor(self.catalog, layout_listed, slices)
-        if isinstance(joined, Diagnostic):
-            return joined
-        layout, meta = joined
-        return _Stage(layout, meta.shape, layout.gaps(tuple(slices)))
 
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
         """Return the tensor that its slices make, one for each stage.
@@ -347,29 +337,22 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
     full, and so are tensors with one element or no axes.  A state is full if it has the shape of
     its parameter, and suspected otherwise, even with one element.
     """
-    metas = catalog.metas
-    parameter_of_state = catalog.match_states()
+    metas, states = catalog.metas, catalog.match_states()
     perhaps = {}
     for name, is_named in catalog.common_tensors.items():
         if name not in metas:  # its file is cut short, and not read
             continue
-        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
+        meta, parameter = metas[name], metas[states.get(name, name)]
+        if parameter.shape != meta.shape:
+            parameter = metas.get(parse_name(name).same_shape_parameter or name, meta)
         if is_named or not meta.shape:
             continue
-        if parameter is not None and parameter.name not in catalog.common_tensors:
+        if parameter.name not in catalog.common_tensors:
             if meta.shape != parameter.shape:
                 perhaps[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
         elif math.prod(meta.shape) != 1:
             perhaps[name] = f"{name} {meta.shape}"
     return perhaps
-
-
-def _find_parameter(
-    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
-) -> str:
-    parameter = parameter_of_state.get(name, name)
-    has_same_shape = metas[parameter].shape == metas[name].shape
-    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 # --------------------------------------------------------------------------- slices of one layout

@@ -25,7 +25,7 @@ from ckpttool.checkpoint.contents import (
 )
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
-from ckpttool.checkpoint.presence import quarantine_all_empty, quarantine_empty, with_lost_tensors
+from ckpttool.checkpoint.presence import quarantine_empty, with_lost_tensors
 from ckpttool.checkpoint.recorded import as_recorded, note_written_ranks, with_missing_ranks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
@@ -117,7 +117,7 @@ def _resolve_files(
     is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Resolved]:
     """Resolve a checkpoint whose files are not joined."""
-    catalog = quarantine_all_empty(catalog)
+    catalog = quarantine_empty(catalog, None)
     strategy = Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1)
     catalog = with_lost_tensors(catalog, strategy)
     if files == "kept" and options.manifest != "ignore":

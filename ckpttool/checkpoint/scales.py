@@ -39,19 +39,18 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     Without any scale in the checkpoint, nothing says what the stored numbers mean: no Float8 weight
     is cast, and none is a problem.
     """
-    options, tensors = (
-        checkpoint.options.tensors,
-        {tensor.name: tensor for tensor in checkpoint.tensors},
-    )
+    options, tensors = checkpoint.options.tensors, {t.name: t for t in checkpoint.tensors}
     weights = {
         name: what
         for name, tensor in tensors.items()
         if options.casts and tensor.meta.dtype in FLOAT8
         if (what := checkpoint.belonging(name)).is_trained
-        and options.dtype_of(tensor.meta, replace(what, scale=what.scale or ""))
-        != tensor.meta.dtype
+        if options.dtype_of(tensor.meta, replace(what, scale=what.scale or "")) != tensor.meta.dtype
     }
-    beside = {name: _scales_of_activations(name, tensors) for name in weights}
+    beside = {}
+    for name in weights:
+        names = (f"{name.rpartition('.')[0]}.{part}" for part in _ACTIVATION_SCALES)
+        beside[name] = [scale for scale in names if scale in tensors]
     scales: dict[str, Term] = {}
     problems: list[Diagnostic] = []
     if not any(checkpoint.belonging(name).scale for name in tensors) and not any(beside.values()):
@@ -86,11 +85,6 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         else:
             scales[name] = Term(scale, block=block)
     return scales, problems
-
-
-def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
-    layer = name.rpartition(".")[0]
-    return [scale for part in _ACTIVATION_SCALES if (scale := f"{layer}.{part}") in names]
 
 
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:

@@ -133,30 +133,10 @@ CHECKS = (
 # The codes of what follows from the strategy of another set.
 _OF_WRONG_STRATEGY = frozenset(
     (
-        "strategy",
-        "contradicted",
-        "undecided_shard",
-        "missing",
-        "missing_rank",
-        "missing_replica",
-        "missing_own",
-        "unlisted",
-        "replica",
-        "shape",
-        "unsaved",
-        "renamed",
-        "hidden_shard",
-        "equal_slices",
-        "unlike_states",
-        "inferred",
-        "lacking",
-        "absent",
-        "partly_held",
-        "deduplicated",
-        "follows",
-        "guessed",
-        "no_pattern",
-        "other_strategy",
+        *("strategy", "contradicted", "other_strategy", "shape", "replica", "equal_slices"),
+        *("undecided_shard", "hidden_shard", "inferred", "unlike_states", "follows", "guessed"),
+        *("missing", "missing_rank", "missing_replica", "missing_own", "lacking", "partly_held"),
+        *("unsaved", "absent", "renamed", "unlisted", "deduplicated", "no_pattern"),
     )
 )
 

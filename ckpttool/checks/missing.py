@@ -343,26 +343,18 @@ def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for partial in checkpoint.partly_held:
         if not differing.issuperset(partial.names):
             more = f"; taken from rank {partial.ranks[0]}"
-            yield from partly_held_problems(
-                checkpoint.catalog, partial, code="partly_held", more=more
-            )
+            yield from partly_held_problems(checkpoint.catalog, partial, "partly_held", more)
 
 
 def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield tensors without a layout that only some ranks of their stage have."""
     for partial in checkpoint.partly_held:
         code = "unlisted" if partial.is_on_one_rank else "lacking"
-        yield from partly_held_problems(checkpoint.catalog, partial, code=code)
+        yield from partly_held_problems(checkpoint.catalog, partial, code)
 
 
 def partly_held_problems(
-    catalog: Catalog,
-    partial: PartlyHeld,
-    hint: str = "",
-    options: tuple[str, ...] = (),
-    *,
-    code: str,
-    more: str = "",
+    catalog: Catalog, partial: PartlyHeld, code: str, more: str = ""
 ) -> Iterator[Diagnostic]:
     """Yield for each tensor that only one rank holds it, or that some ranks do not."""
     ranks, where = partial.missing, "not on"
@@ -373,11 +365,9 @@ def partly_held_problems(
         if partial.instead:
             facts += f": {shorten(partial.instead, 3)}, on all other ranks, is missing"
     message = f"not in the strategy, and {where} {format_ranks(ranks)}"
-    hint = hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains"
-    for name in partial.names:
-        yield Diagnostic(
-            code, message, hint=hint, options=options, facts=facts + more, tensor=name, ranks=ranks
-        )
+    hint = f"copy the file again if it was cut short; `ckpttool help {code}` explains"
+    problem = Diagnostic(code, message, hint=hint, facts=facts + more, ranks=ranks)
+    return (replace(problem, tensor=name) for name in partial.names)
 
 
 def check_redundancy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -407,15 +397,13 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
     if not empty:
         return
     ranks, file = tuple(empty), catalog.files[empty[0]]
-    facts = f"{file.path}: {file.nbytes} bytes; "
-    if is_deduplicated is None:
-        facts += "cut short, or saved without redundancy"
-        hint = "-s STRATEGY, which shows which it is"
-        yield Diagnostic("empty", nothing, hint=hint, facts=facts, ranks=ranks)
-        return
-    facts += "the checkpoint was not saved without redundancy"
+    code, why = "emptied", "the checkpoint was not saved without redundancy"
     hint = "copy the file again; `ckpttool help emptied` explains"
-    yield Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
+    if is_deduplicated is None:
+        code, why = "empty", "cut short, or saved without redundancy"
+        hint = "-s STRATEGY, which shows which it is"
+    facts = f"{file.path}: {file.nbytes} bytes; {why}"
+    yield Diagnostic(code, nothing, hint=hint, facts=facts, ranks=ranks)
 
 
 def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

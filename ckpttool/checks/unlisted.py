@@ -116,9 +116,8 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     for groups, names in differing.items():
         for partial in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
-            yield from partly_held_problems(
-                checkpoint.catalog, partial, hint, ("--unlisted",), code="unlisted"
-            )
+            for problem in partly_held_problems(checkpoint.catalog, partial, "unlisted"):
+                yield replace(problem, hint=hint, options=("--unlisted",))
         maps = dict.fromkeys(tag for name in names if (tag := map_of_component(name)) is not None)
         if maps:
             what = "map parameters that cannot be joined"
