@@ -25,12 +25,7 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import (
-    ParameterOfState,
-    map_component_names,
-    map_of_component,
-    parse_name,
-)
+from ckpttool.model.names import ParameterOfState, map_component_names, map_of_component, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -66,16 +61,8 @@ def interpret(
 ) -> tuple[Tensor, ...]:
     """Return a record for each tensor of the ranks, in the order of the files.
 
-    Parameters
-    ----------
-    catalog
-        What is on disk.
-    strategy
-        The layouts.  Without any, the checkpoint describes itself or all ranks hold full tensors.
-    contents
-        The ranks grouped by equal contents, of the tensors that `decided_by_contents`.
-    known
-        Records without contents, which stay for the tensors that contents do not decide.
+    ``contents`` groups ranks by equal contents, of the tensors that `decided_by_contents`.  Records
+    that are ``known`` stay for all other tensors.
     """
     states = catalog.match_states(listed_names(catalog, strategy))
     ranks = _Ranks(catalog, strategy, states, contents, catalog.find_kinds())
@@ -89,7 +76,6 @@ def interpret(
 
 
 def _components(name: str) -> tuple[str, ...]:
-    """Return the names of all components of a map parameter; only the name of another tensor."""
     tag = map_of_component(name)
     return (name,) if tag is None else map_component_names(tag)
 
@@ -147,15 +133,10 @@ def listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
 
 
 def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str, str | None]:
-    """Find the tensors without a layout whose headers are equal on several ranks.
+    """Return the tensors without a layout whose headers are equal on several ranks.
 
-    States of MindSpore's optimizers are left out, since their names identify them.
-
-    Returns
-    -------
-    dict
-        Name to the parameter whose state it is by name and shape, unless contents contradict it;
-        None for any other tensor.
+    Each has the parameter whose state it is by name and shape, unless contents contradict it; or
+    None.  States of MindSpore's optimizers are left out, since their names identify them.
     """
     decided: dict[str, str | None] = {}
     for tensor in tensors:
@@ -180,25 +161,12 @@ class _Stage(Struct, frozen=True):
 
 
 class _Case(Struct, frozen=True):
-    """How a tensor is laid out: the same for all tensors of its kind with an equal listing.
+    """How a tensor is laid out: the same for all tensors of its kind with an equal listing."""
 
-    Attributes
-    ----------
-    layouts
-        Those that the strategy lists, as its slices correct them; those of the parameter of a
-        state; () for a tensor that is neither listed nor a state.
-    is_corrected
-        Whether the strategy lists others.
-    stages
-        What its slices make in each stage.
-    problem
-        Why they make nothing.
-    """
-
-    layouts: tuple[Layout, ...] = ()
-    is_corrected: bool = False
+    layouts: tuple[Layout, ...] = ()  # none of a tensor that is neither listed nor a state
+    is_corrected: bool = False  # slices show others than the strategy lists
     stages: tuple[_Stage, ...] = ()
-    problem: Diagnostic | None = None
+    problem: Diagnostic | None = None  # why slices make nothing
 
 
 class _Ranks(Struct, frozen=True):
@@ -234,17 +202,16 @@ class _Ranks(Struct, frozen=True):
         return state
 
     def _described_parameter(self, name: str) -> FullTensor | None:
-        """Return the described parameter of a state; None for a statistic, of another shape."""
         if self.catalog.description is None or parse_name(name).reduced_axis is not None:
             return None
         return self.catalog.description.tensors.get(self.states.get(name, ""))
 
-    def _laid_out(self, name: str, held: Sequence[int]) -> Tensor | None:
+    def _laid_out(self, name: str, with_it: Sequence[int]) -> Tensor | None:
         """Return a tensor that the strategy lists, or a state of one."""
         key = self._listing(name), self._listing(self.states.get(name, "")), parse_name(name).prefix
         case = self.cases.get(key)
         if case is None:
-            case = self._find_case(name, held)
+            case = self._find_case(name, with_it)
             if case.problem is None:  # which names the tensor
                 self.cases[key] = case
         if name in self.strategy.layouts:
@@ -363,7 +330,6 @@ class _Ranks(Struct, frozen=True):
         return tuple(group_ranks(ranks, content).values())
 
     def _odd_shapes(self, name: str, rank: int) -> str:
-        """Return the shapes that show that a state is not a full tensor; "" if it may be one."""
         meta = self.catalog.files[rank].header[name].meta
         if self.catalog.description is None:
             return odd_state_shapes(self.catalog, self.strategy, meta, self.states) or ""
@@ -374,17 +340,12 @@ class _Ranks(Struct, frozen=True):
 
 
 def find_rank_slices(catalog: Catalog) -> dict[str, str]:
-    """Find the common tensors of a merged checkpoint that may be slices of rank 0.
+    """Describe the common tensors of a merged checkpoint that may be slices of rank 0.
 
     MindSpore stores as common tensors what it did not merge: tensors that the strategy does not
     list, ``accu_grads.*`` and parameters that were not chosen.  Tensors that an index names are
     full, and so are tensors with one element or no axes.  A state is full if it has the shape of
     its parameter, and suspected otherwise, even with one element.
-
-    Returns
-    -------
-    Mapping
-        Name to a description of the tensor, for a message.
     """
     metas = catalog.metas
     parameter_of_state = catalog.match_states()
@@ -406,7 +367,6 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
 def _find_parameter(
     metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
 ) -> str:
-    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
     parameter = parameter_of_state.get(name, name)
     has_same_shape = metas[parameter].shape == metas[name].shape
     return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
@@ -420,20 +380,8 @@ def infer_full_tensor(
 ) -> tuple[Layout, TensorMeta] | Diagnostic:
     """Infer the full tensor from the slices of a stage, and fold its layout if it is expanded.
 
-    Parameters
-    ----------
-    catalog
-        The files, for messages.
-    layout
-        The layout in the strategy.
-    metas
-        Rank to slice, for the ranks of the stage that hold one: at least one, ascending.
-
-    Returns
-    -------
-    tuple or Diagnostic
-        The layout, folded if it was expanded, and the full tensor.  A problem if the slices do not
-        fit the layout.
+    ``metas`` has the slices of the ranks that hold one, at least one, ascending.  It is a problem
+    if the slices do not fit the layout.
     """
     ranks = list(metas)
     shapes = group_by_meta(metas, lambda meta: meta.shape)

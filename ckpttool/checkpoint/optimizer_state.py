@@ -332,7 +332,6 @@ def _are_equal_without_shard(a: Layout, b: Layout) -> bool:
 
 
 def _fold_for_slice(layout: Layout, slice_shape: tuple[int, ...] | None) -> Layout | None:
-    """Return the layout, folded if it is expanded; None if it does not fit the slice shape."""
     if slice_shape is None:
         return None
     if len(slice_shape) < len(layout.tensor_map):
@@ -401,7 +400,6 @@ def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tupl
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
-    """Return the slice shape of the lowest rank of a stage; None if no rank has a slice."""
     for rank in layout.ranks:
         file = catalog.files.get(rank)
         if file is not None and name in file.header:
@@ -417,15 +415,7 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
 
 
 class GradientShards(Struct):
-    """Gradients whose target strategy lists an optimizer shard, and whether it was used.
-
-    Attributes
-    ----------
-    unsharded
-        Names without the shard, as in the source.
-    sharded
-        Names with the shard.
-    """
+    """Gradients whose target strategy lists an optimizer shard, and whether it was used."""
 
     unsharded: list[str] = []
     sharded: list[str] = []
@@ -435,14 +425,7 @@ class GradientShards(Struct):
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 
-        Parameters
-        ----------
-        source
-            The full tensor, of any kind.
-        strategy
-            That of the source.
-        layouts
-            The layouts of the tensor in the target strategy.
+        ``strategy`` is that of the source.
         """
         name = source.meta.name
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)

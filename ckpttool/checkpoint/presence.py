@@ -95,10 +95,6 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
 
 
 def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether empty files should hold slices that no other file holds.
-
-    Then they were cut short: a save without redundancy leaves no slice out.
-    """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
     return bool(empty) and any(
         {*owners} <= empty
@@ -252,30 +248,13 @@ MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to n
 
 
 class Presence(Struct, frozen=True):
-    """What is missing of a checkpoint.
+    """What is missing of a checkpoint."""
 
-    Attributes
-    ----------
-    missing
-        Names with slices that no rank has, by the owners of these slices.
-    unsaved
-        Names that the strategy lists and that were not saved.
-    without_file
-        Ranks without a file, not even a damaged one, that miss nothing: replicas hold it.
-    replaced
-        Damaged rank to whether other files hold all that its file held; None if another message
-        tells what is wrong with it.
-    """
-
-    missing: MissingNames
-    unsaved: tuple[str, ...]
-    without_file: tuple[int, ...]
+    missing: MissingNames  # slices that no rank has
+    unsaved: tuple[str, ...]  # listed names that were not saved
+    without_file: tuple[int, ...]  # ranks that miss nothing, since replicas hold it
+    # Damaged ranks, and whether other files hold all of theirs; None if another message says it.
     replaced: dict[int, bool | None]
-
-    @property
-    def unreplaced(self) -> list[int]:
-        """The damaged ranks that replicas do not replace."""
-        return [rank for rank, is_known in self.replaced.items() if not is_known]
 
 
 def find_missing(
@@ -324,8 +303,8 @@ def ranks_without_file(catalog: Catalog, strategy: Strategy) -> list[int]:
 def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
     """Return whether the files of ``ranks``, at least one, hold the same parameters."""
     files = catalog.whole_files
-    held = [files[rank].header.keys() for rank in ranks if rank in files]
-    return bool(held) and all(names == held[0] for names in held)
+    names_of = [files[rank].header.keys() for rank in ranks if rank in files]
+    return bool(names_of) and all(names == names_of[0] for names in names_of)
 
 
 def _is_replaced(
@@ -391,10 +370,6 @@ def _find_absent(
 def _is_conclusive(
     catalog: Catalog, layout: Layout, needed: Iterable[tuple[int, ...]] | None
 ) -> bool:
-    """Return whether the files at hand show for every slice whether it was saved.
-
-    ``needed`` has the owners of some slices; None for all slices.
-    """
     if all(rank in catalog.whole_files for rank in layout.ranks):
         return True
     slices = layout.slice_owners() if needed is None else needed
@@ -409,24 +384,12 @@ def _is_conclusive(
 
 
 class PartlyHeld(Struct, frozen=True):
-    """Parameters without a layout that some ranks of a stage hold and others do not.
-
-    Attributes
-    ----------
-    names
-        The parameters; the same ranks hold all of them.
-    ranks
-        All ranks that hold them, of any stage.
-    missing
-        Other ranks of these stages, which have a file without them.
-    instead
-        The parameters that all other ranks hold, if only one rank holds these.
-    """
+    """Parameters without a layout that some ranks of a stage hold and others do not."""
 
     names: tuple[str, ...]
-    ranks: tuple[int, ...]
-    missing: tuple[int, ...]
-    instead: tuple[str, ...] = ()
+    ranks: tuple[int, ...]  # they hold all of the names, in any stage
+    missing: tuple[int, ...]  # ranks of these stages that have a file without them
+    instead: tuple[str, ...] = ()  # what all other ranks hold, if only one rank holds these
 
     @property
     def is_on_one_rank(self) -> bool:
@@ -465,12 +428,12 @@ def find_partly_held(
         if isinstance(tensor.known_by, Unlisted) and map_of_component(tensor.name) is None
     }
     partly = []
-    for ranks, others in missing.items():
+    for ranks, lacking in missing.items():
         of_ranks = tuple(name for name in names[ranks] if name in unlisted)
-        if others and of_ranks:
+        if lacking and of_ranks:
             same = (names[holders] for holders, without in missing.items() if without == ranks)
             instead = tuple(chain(*same)) if len(ranks) == 1 else ()
-            partly.append(PartlyHeld(of_ranks, ranks, others, instead))
+            partly.append(PartlyHeld(of_ranks, ranks, lacking, instead))
     if deduplicated and all(
         len(part.ranks) == len({rank // strategy.stage_ranks for rank in part.ranks})
         for part in partly

@@ -105,17 +105,7 @@ def find_block(
 ) -> tuple[int, ...] | None:
     """Return how many elements of a weight share a scale along each axis; None if nothing fits.
 
-    Parameters
-    ----------
-    shape, scales
-        The full shapes of the weight and of its scales.
-    block
-        Rows and columns of a block.
-
-    Returns
-    -------
-    tuple or None
-        One number for each axis of the scales, which may have fewer axes than the weight.
+    The scales may have fewer axes than the weight.  ``block`` has rows and columns.
 
     Examples
     --------

@@ -40,30 +40,15 @@ Find: TypeAlias = Callable[..., Iterable[Diagnostic]]
 
 
 class Check(Struct, frozen=True):
-    """A line of the table.
+    """A line of the table: what is found, why it is checked here, for whom, of which files."""
 
-    Attributes
-    ----------
-    find
-        Yields what is wrong or worth knowing.
-    why
-        Why it is checked, and why in this place.
-    commands
-        The commands that run it.
-    of
-        How the files are taken that it is about; see `Checkpoint`.
-    takes_contents
-        Whether it takes the `Contents` beside the checkpoint.
-    needs_contents
-        Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
-        of a strategy that the user trusts.
-    """
-
-    find: Find
+    find: Find  # yields what is wrong or worth knowing
     why: str
     commands: tuple[Command, ...] = _ALL
-    of: tuple[Files, ...] = ("joined",)
+    of: tuple[Files, ...] = ("joined",)  # how the files are taken that it is about
     takes_contents: bool = False
+    # It explains contents.  They say nothing more of a checkpoint that headers refuse, or of a
+    # strategy that the user trusts.
     needs_contents: bool = False
 
     def run(self, checkpoint: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
@@ -187,18 +172,8 @@ def run_checks(
 
     If the manifest names another strategy, which shards otherwise, or the given one does not fit,
     only that is said: all else about the strategy follows from it.  Where a folder has files of
-    other runs, another step is proposed in place of options that would hide it.
-
-    Parameters
-    ----------
-    checkpoint, contents
-        The checkpoint.  If the strategy does not fit it, only that is yielded.
-    command
-        The command.
-    without
-        Codes that do not count where contents show them.
-    misfits
-        Further problems of the strategy.
+    other runs, another step is proposed in place of options that would hide it.  The codes
+    ``without`` do not count where contents show them; ``misfits`` are further problems.
     """
     other = noted_other_strategy(checkpoint.strategy)
     hint = "" if other is None else other.hint

@@ -69,17 +69,8 @@ def check_contents(
 ) -> list[Diagnostic]:
     """Read every byte of some slices and return the findings.
 
-    Parameters
-    ----------
-    slices
-        Each slice with all of its replicas.
-    executor, on_progress
-        See `compare_tensors`.
-    fingerprints
-        Collects the `fingerprint` of every stored tensor that is read; None if hashes are not
-        needed.
-    running
-        Running statistics.  All differences in them are one warning.
+    ``fingerprints`` collects the `fingerprint` of every stored tensor that is read.  All
+    differences in ``running`` statistics are one warning.
     """
     in_statistics: list[Diagnostic] = []
     findings: list[Diagnostic] = []

@@ -66,8 +66,7 @@ def check_ranks(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnost
     elif checkpoint.is_deduplicated:
         yield from _missing_rank_problems(checkpoint)
     else:
-        for problem in _incomplete_replica_problems(checkpoint.catalog):
-            yield propose_step(contents, problem)
+        yield from _incomplete_replica_problems(catalog, contents)
 
 
 def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -107,8 +106,7 @@ def _extra_ranks_problem(
     return Diagnostic("strategy", message, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
-def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
+def _incomplete_replica_problems(catalog: Catalog, contents: Contents) -> Iterator[Diagnostic]:
     holders = catalog.holders
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
@@ -116,7 +114,8 @@ def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        yield from _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
+        problems = _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
+        yield from (propose_step(contents, problem) for problem in problems)
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -258,20 +257,16 @@ def check_replaced(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagn
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         message = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
-        if checkpoint.needed is not None:
-            yield _not_needed_note(checkpoint, f"{message}, and not needed")
+        ranks, strategy = presence.without_file, checkpoint.strategy
+        if checkpoint.needed is None:
+            facts = _replacement_text(checkpoint, contents, ranks)
+            yield Diagnostic("missing_replica", message, facts=facts, ranks=ranks)
             return
-        facts = _replacement_text(checkpoint, contents, presence.without_file)
-        yield Diagnostic("missing_replica", message, facts=facts, ranks=presence.without_file)
-
-
-def _not_needed_note(checkpoint: Checkpoint, message: str) -> Diagnostic:
-    strategy, without = checkpoint.strategy, checkpoint.presence.without_file
-    at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
-    stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
-    facts = f"{format_ranks(stages, 'stage')}: parameters that the strategy does not list and "
-    facts += "that only these ranks hold are left out"
-    return Diagnostic("part", message, facts=facts if stages else "", ranks=without)
+        at_hand = {rank // strategy.stage_ranks for rank in catalog.files}
+        absent = [stage for stage in range(strategy.stages) if stage not in at_hand]
+        facts = f"{format_ranks(absent, 'stage')}: parameters that the strategy does not list and "
+        facts = f"{facts}that only these ranks hold are left out" if absent else ""
+        yield Diagnostic("part", f"{message}, and not needed", facts=facts, ranks=ranks)
 
 
 def _replaced_note(

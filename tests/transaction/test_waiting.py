@@ -228,7 +228,7 @@ def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
     done = ckpttool.split(
         small.source, small.strategy, small.out, format="ckpt", wait_seconds="10m"
     )
-    assert all(output.is_kept for output in done.outputs)
+    assert all(output.kept for output in done.outputs)
     assert [note.code for note in done.notes] == ["waited"]
     for wrong in (-1, True, "soon"):
         with pytest.raises((TypeError, ValueError), match="wait_seconds"):
