@@ -417,6 +417,11 @@ def test_every_bad_file_of_a_folder_is_named(write, tmp_path):
         read_strategy([str(tmp_path / "s")])
 
 
+def test_a_missing_file_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_strategy([str(tmp_path / "none.ckpt")])
+
+
 @pytest.mark.parametrize(
     ("source", "name", "reason"),
     [
