@@ -48,7 +48,6 @@ from ckpttool.operations import documents, plans
 from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.describe import Inspected
-from ckpttool.operations.estimate import Estimate
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
 from ckpttool.operations.inspection import inspect_catalog, inspect_other
@@ -631,7 +630,7 @@ def explain(
             options=resolving,
             executor=executor,
         )
-    _warn(answer.found, answer.found.severity_of)
+    _warn(answer.notes, answer.notes.severity_of)
     return answer
 
 
@@ -677,8 +676,6 @@ def steps(
 def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
-        case Explanation():
-            return documents.explain(answer)
         case Steps():
             diagnostics = Diagnostics("inspect")
             diagnostics.add(*answer.diagnostics)
@@ -689,10 +686,6 @@ def to_dict(answer: Answer) -> Json:
             return RanksToFetch.of(answer).to_dict()
         case Document():
             return answer.to_dict()
-        case Estimate():
-            return documents.estimate(answer)
-        case Conversion():
-            return documents.convert(answer)
         case _:
             return documents.inspect(answer)
 

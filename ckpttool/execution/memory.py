@@ -120,7 +120,6 @@ class Peak(Struct, frozen=True):
 
     nbytes: int
     engine: str
-    is_of_worker: bool
 
 
 def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -> Peak:
@@ -131,4 +130,4 @@ def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -
     kind = split_engine_name(options.engine)[0]
     engine = f"{kind}:{workers}" if kind in ("threads", "processes") else options.engine
     nbytes = base_bytes + buffers + (header_bytes if work.tasks else 0)
-    return Peak(nbytes, engine, is_cluster(options.engine))
+    return Peak(nbytes, engine)

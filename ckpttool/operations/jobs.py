@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY
 from ckpttool.checkpoint.recorded import read_kept
-from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.checkpoint.resolve import FindNeeded, no_strategy_error
 from ckpttool.concurrency import OpenCount
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.local import url_problem
@@ -151,6 +151,15 @@ def _load_inputs(
     raise_all(attempt.errors.values())
     assert inputs is not None, "its error was raised"
     return inputs, target
+
+
+def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None:
+    """Return what finds the slices that the ranks of a target take; None if all are written."""
+    if options.ranks is None:
+        return None
+    from ckpttool.planning.needs import needed_slices
+
+    return partial(needed_slices, target=target, options=options)
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.recorded import with_names_of_files
 from ckpttool.concurrency import OpenProgress, no_progress
@@ -28,11 +29,10 @@ from ckpttool.formats.local import is_visible, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.jobs import Job, reshard_source, split_source
+from ckpttool.operations.jobs import Job, reshard_source, slices_of_ranks, split_source
 from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.planning import targets
 from ckpttool.planning.metadata import carry_metadata
-from ckpttool.planning.needs import slices_of_ranks
 from ckpttool.problems import CkptToolError, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import changed_sources
@@ -86,7 +86,9 @@ def plan_source(
     )
     if sight.checkpoint is not None:
         checkpoint = sight.checkpoint
-        sight = replace(sight, contents=sight.contents.without_samples())
+        # Samples take as much memory as the checkpoint, and only checks need them.
+        left = replace(sight.contents, sampled=(), sampled_copies=(), evidence=Evidence())
+        sight = replace(sight, contents=left)
         try:
             if target.strategy is not None:
                 of_files = with_names_of_files(sight.catalog, target.strategy)

@@ -17,19 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import InlineExecutor, OpenCount, OpenProgress, no_count, no_progress
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
-from ckpttool.operations.conversion import Conversion
-from ckpttool.operations.jobs import Order, load_job
+from ckpttool.operations.conversion import Conversion, describe_run
+from ckpttool.operations.jobs import Order, load_job, slices_of_ranks
 from ckpttool.operations.load import AverageInput, Mean, Source
 from ckpttool.operations.look import look
 from ckpttool.operations.plans import files_to_read, plan_outputs, raise_problems
-from ckpttool.planning.needs import slices_of_ranks
 from ckpttool.planning.preflight import preflight
 from ckpttool.problems import Diagnostics
 from ckpttool.transaction.resume import Assignment, OutputOptions
@@ -101,7 +99,7 @@ def convert(
         assert plan is not None, "else there are problems"
         assert assignment is not None, "there is a plan"
         if until == "planned":
-            return Conversion(plan, assignment, (), time.perf_counter() - started)
+            return describe_run(plan, assignment, (), time.perf_counter() - started)
         mine = plan.limited_to(assignment.ranks)
         limits = fit_memory(run, executor, mine)
         watch.on_notes((*plan.notes, *assignment.notes))
@@ -118,8 +116,7 @@ def convert(
                 on_note=note_late,
                 check=watch.check,
             )
-        assignment = replace(assignment, notes=(*assignment.notes, *late))
-        return Conversion(plan, assignment, written, time.perf_counter() - started)
+        return describe_run(plan, assignment, written, time.perf_counter() - started, late)
 
     with _open_engines(run, until, reader) as (executor, local):
         seconds = output.wait_seconds if until == "written" else None
@@ -151,7 +148,7 @@ def _planned(
 ) -> tuple[Plan, Assignment]:
     watch = Watch(open_progress=open_progress)
     done = convert(order, RunOptions("inline"), watch, "planned", executor)
-    return done.plan, done.assignment
+    return done.planned, done.assignment
 
 
 def plan_merge(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import SupportsIndex
 
 from msgspec import Struct, field
@@ -22,7 +21,6 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
 from ckpttool.checkpoint.fit import align_names
 from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, ranks_that_show_shards
-from ckpttool.checkpoint.resolve import FindNeeded
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import match_states, parse_name
@@ -128,13 +126,6 @@ def find_needs(
     together = parts.needs(None, parts.taken(outputs.paths), set().union(*near.values()))
     of_target = () if target is None else _spell_out(target, strategy).notes
     return Needs(of_ranks, together, tuple(dict.fromkeys((*strategy.notes, *of_target))))
-
-
-def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None:
-    """Return what finds the slices that the ranks of a target take; None if all are written."""
-    if options.ranks is None:
-        return None
-    return partial(needed_slices, target=target, options=options)
 
 
 def needed_slices(checkpoint: Checkpoint, target: Target, options: OutputOptions) -> NeededSlices:
