@@ -621,3 +621,13 @@ def test_the_record_of_a_run_is_behind_few_names():
         "set_strategy.read_recorded",
         "waiting.wait_while_busy",
     }
+
+
+def test_one_function_of_sixty_lines_tells_the_story_of_a_run():
+    tree = ast.parse(Path(ROOT, "operations", "run.py").read_text())
+    (story,) = (node for node in tree.body if getattr(node, "name", "") == "convert")
+    assert story.end_lineno - story.lineno < 60
+    lines = ast.unparse(story)
+    stages = ("load_job(", "look", "plan_outputs(", "preflight(", "raise_problems(", "execute(")
+    places = [lines.index(stage) for stage in stages]
+    assert places == sorted(places)

@@ -20,7 +20,7 @@ from ckpttool.formats import header_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import FileIndex, Reads, StoredFile
+from ckpttool.model.tensors import Reads, StoredFile
 from ckpttool.storage.counting import CountingFiles
 from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.numbers import Bytes
@@ -213,10 +213,6 @@ def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
     )
 
 
-def _place(output: OutputFile) -> FileIndex:
-    return header_of(output).of_file(StoredFile(output.path + PARTIAL))
-
-
 class _Survey:
     """The reads of tasks.  Layers of a model are alike, so the reads of one are those of all."""
 
@@ -231,7 +227,9 @@ class _Survey:
 
     def count(self, batch: Batch, pattern: _Pattern) -> _Counts:
         """Return what the tasks of a batch do."""
-        indexes = [*map(_place, batch.outputs)]
+        indexes = [
+            header_of(output).of_file(StoredFile(output.path + PARTIAL)) for output in batch.outputs
+        ]
         number = {id(index.tensors): i for i, index in enumerate(indexes)}
         numbers = {origin: i for i, origin in enumerate(pattern.origins)}
         used = [Counter[int]() for _ in indexes]

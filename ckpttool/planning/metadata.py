@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -95,9 +95,5 @@ def names_tensor(key: str, value: str, names: Collection[str], modules: Collecti
         word in names
         or is_in_module(word)
         or (word in modules and not word.isdecimal() and ("." in word or word in whole))
-        for word in (*whole, *_words(value))
+        for word in (*whole, *(word.strip(".") for word in _WORD.findall(value)))
     )
-
-
-def _words(value: str) -> Iterator[str]:
-    return (word.strip(".") for word in _WORD.findall(value))

@@ -322,17 +322,14 @@ class _LayoutChooser:
             self.corrected.append(name)
         return self.gradients.drop_unproven_shard(tensor, self.src_strategy, layouts)
 
-    @property
-    def _followed(self) -> list[str]:
-        return [f"{name} as {self.owners[name]}" for name in self.not_listed.followed]
-
     def notes(self) -> Iterator[Diagnostic]:
         """Yield notes on corrected layouts, and on tensors that the target does not list."""
         if self.corrected:
             message = "the target strategy lacks their optimizer shard; sharded like the parameters"
             yield Diagnostic("corrected", f"{message}: {_name(self.corrected, 'optimizer state')}")
+        followed = [f"{name} as {self.owners[name]}" for name in self.not_listed.followed]
         kinds = (
-            ("follows", "sharded like their parameters", self._followed, "optimizer state"),
+            ("follows", "sharded like their parameters", followed, "optimizer state"),
             ("undivided", "written in full to every rank", self.not_listed.full, "parameter"),
             ("dropped", "left out", self.not_listed.dropped, "parameter"),
         )
