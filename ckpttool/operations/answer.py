@@ -180,7 +180,8 @@ class Document(Answer, frozen=True):
         document: Json = {"schema": self.schema}
         for field in msgspec.structs.fields(type(self)):
             value = getattr(self, field.name)
-            if field.name not in self.aside and (value is not None or field.required):
+            is_given = value is not msgspec.UNSET and (value is not None or field.required)
+            if is_given and field.name not in self.aside:
                 document[field.name] = plain(msgspec.to_builtins(value, enc_hook=_to_builtin))
         return document
 

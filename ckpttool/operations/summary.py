@@ -23,7 +23,7 @@ from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.answer import Answer, Some
+from ckpttool.operations.answer import Answer, Count, Some
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -156,13 +156,25 @@ class Row(Struct, frozen=True):
         return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
 
 
-class Amount(Struct, frozen=True):
-    """A number of tensors, their elements and bytes, and the elements of each element type."""
+class Amount(Answer, frozen=True):
+    """Tensors of one kind: full tensors, or without layouts all that is stored.
 
-    tensors: int
-    parameters: int
-    nbytes: int
-    dtypes: Mapping[str, int]
+    Attributes
+    ----------
+    tensors
+        Number of tensors.
+    parameters
+        Number of their elements.
+    nbytes
+        Their size.
+    dtypes
+        Number of elements by dtype.
+    """
+
+    tensors: Count
+    parameters: Count
+    nbytes: Count
+    dtypes: dict[str, Count]
 
 
 class Amounts(Struct, frozen=True):
@@ -177,12 +189,22 @@ class Amounts(Struct, frozen=True):
     copies: Amount
 
 
-class Split(Struct, frozen=True):
-    """Number of parameters with the same slices and replicas, before an optimizer shard."""
+class Split(Answer, frozen=True):
+    """Parameters with equally many slices and replicas, before an optimizer shard.
 
-    slices: int
-    replicas: int
-    tensors: int
+    Attributes
+    ----------
+    slices
+        Number of slices.
+    replicas
+        Ranks that hold each.
+    tensors
+        Number of parameters.
+    """
+
+    slices: Count
+    replicas: Count
+    tensors: Count
 
 
 class Stage(Answer, frozen=True):
@@ -200,34 +222,64 @@ class Stage(Answer, frozen=True):
     device_matrices: tuple[tuple[Some, ...], ...]
 
 
-class OptimizerShard(Struct, frozen=True):
-    """Number of tensors, states included, that an optimizer shard splits in so many slices."""
+class OptimizerShard(Answer, frozen=True):
+    """Tensors with an optimizer shard, states included.
 
-    slices: int
-    tensors: int
+    Attributes
+    ----------
+    slices
+        Number of parts.
+    tensors
+        Number of tensors.
+    """
+
+    slices: Count
+    tensors: Count
 
 
-class Parallelism(Struct, frozen=True):
-    """How the tensors are distributed.
+class Parallelism(Answer, frozen=True):
+    """How the parameters are sharded.
 
-    ``tensor_parallel`` is the slices of all sharded parameters, if layouts say that it is tensor
-    parallelism.  A checkpoint that describes itself has no stages.
+    Attributes
+    ----------
+    tensor_parallel
+        Ways of tensor parallelism; null if the layouts do not say that it is that.
+    tensors
+        Number of tensors that have a layout, states included.
+    splits
+        Parameters by their slices, the most frequent first.
+    stages
+        Pipeline stages; a checkpoint that describes itself has none.
+    optimizer_shards
+        Tensors with an optimizer shard, by the number of parts.
     """
 
     tensor_parallel: int | None
-    tensors: int  # that have a layout, states included
-    splits: tuple[Split, ...]  # the most frequent first
+    tensors: Count
+    splits: tuple[Split, ...]
     stages: tuple[Stage, ...]
     optimizer_shards: tuple[OptimizerShard, ...]
 
 
-class EqualRanks(Struct, frozen=True):
-    """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
+class EqualRanks(Answer, frozen=True):
+    """A tensor without a layout, and the ranks with equal samples; equal for tensors in one row.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    ranks
+        Groups of ranks that hold the same.
+    one_value
+        Whether all its elements are equal, so that slices of different elements may be.
+    sampled
+        Whether only a part of it was read.
+    """
 
     name: str
     ranks: tuple[Ranks, ...]
-    one_value: bool  # in all samples, so that slices of different elements may be equal
-    sampled: bool  # not all of the tensor was read
+    one_value: bool
+    sampled: bool
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EqualRanks):
@@ -391,13 +443,6 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
         if is_whole or one.placement.known in ("unlisted", "stored"):
             holders[one.name] += len(one.placement.local_owners[0])
     return tuple(name for name, number in holders.items() if number > 1)
-
-
-def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
-    """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
-    if isinstance(source.slicing, BoxSlicing):
-        return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
-    return tuple(dict.fromkeys(source.layout.slice_shapes(source.meta.shape)))
 
 
 _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
