@@ -679,9 +679,9 @@ def document_of(inspected: Inspected) -> Document:
             )
 
 
-def document_of_steps(steps: Steps, found: Diagnostics) -> InspectedSteps:
+def document_of_steps(steps: Steps, diagnostics: Diagnostics) -> InspectedSteps:
     """Return the document of inspect --steps."""
-    listed = tuple(
+    described = tuple(
         InspectedStep(
             *(step.name, step.step, step.complete, step.reason),
             *(step.ranks, step.missing_ranks, step.damaged_ranks),
@@ -689,7 +689,7 @@ def document_of_steps(steps: Steps, found: Diagnostics) -> InspectedSteps:
         )
         for step in steps.steps
     )
-    return InspectedSteps(steps.path, listed, **notes_and_problems(found))
+    return InspectedSteps(steps.path, described, **notes_and_problems(diagnostics))
 
 
 def _of_files(inspected: Inspection) -> Document:

@@ -151,14 +151,26 @@ def check_strategies(
         raise_all(catalog.damaged.values())
     evidence = Evidence()
     executor = executor or InlineExecutor()
-    named = [one if isinstance(one, Strategy) else os.fspath(one) for one in strategies]
-    found = [_try(catalog, one, executor, evidence) for one in named]
-    return tuple(sorted(found, key=_order))
+    named = [
+        strategy if isinstance(strategy, Strategy) else os.fspath(strategy)
+        for strategy in strategies
+    ]
+    candidates = [_try(catalog, strategy, executor, evidence) for strategy in named]
+    return tuple(sorted(candidates, key=_order))
 
 
-def _order(one: Candidate) -> tuple[int, int, int, int, int]:
-    evidence, unproven = one.agreeing + one.shaped, sum(map(len, one.unproven.values()))
-    return VERDICTS.index(one.verdict), len(one.findings), -evidence, unproven, -one.listed
+def _order(candidate: Candidate) -> tuple[int, int, int, int, int]:
+    evidence, unproven = (
+        candidate.agreeing + candidate.shaped,
+        sum(map(len, candidate.unproven.values())),
+    )
+    return (
+        VERDICTS.index(candidate.verdict),
+        len(candidate.findings),
+        -evidence,
+        unproven,
+        -candidate.listed,
+    )
 
 
 def _try(
@@ -187,10 +199,12 @@ def _try(
         checkpoint, contents = read_contents(steps, executor, evidence)
     except CkptToolError as error:
         findings = Reported(error.diagnostics, column)
-        verdict: Verdict = "misfit" if any(_is_against(one) for one in findings) else "unknown"
-        listed = len(strategy.layouts.keys() & tensors)
+        verdict: Verdict = (
+            "misfit" if any(_is_against(finding) for finding in findings) else "unknown"
+        )
+        names = len(strategy.layouts.keys() & tensors)
         return Candidate(
-            *(path, verdict, *sizes, listed, len(tensors), 0, 0, 0, False, {}, findings)
+            *(path, verdict, *sizes, names, len(tensors), 0, 0, 0, False, {}, findings)
         )
     problems = [*run_checks(checkpoint, contents, "verify")]
     other = noted_other_strategy(checkpoint.strategy)
@@ -202,8 +216,8 @@ def _try(
     except CkptToolError as error:
         problems += error.diagnostics
     problems += () if contents.unread is None else contents.unread.diagnostics
-    found = [one for one in problems if _is_grave(one)]
-    found.sort(key=lambda one: not _is_against(one))
+    found = [problem for problem in problems if _is_grave(problem)]
+    found.sort(key=lambda finding: not _is_against(finding))
     is_wrong = any(map(_is_against, found))
     unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
     verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
@@ -220,12 +234,15 @@ def _try(
     )
 
 
-def _is_against(one: Diagnostic) -> bool:
-    return one.code in AGAINST
+def _is_against(diagnostic: Diagnostic) -> bool:
+    return diagnostic.code in AGAINST
 
 
-def _is_grave(one: Diagnostic) -> bool:
-    return severities("verify")[one.code] in _GRAVE or severities("convert")[one.code] == "error"
+def _is_grave(diagnostic: Diagnostic) -> bool:
+    return (
+        severities("verify")[diagnostic.code] in _GRAVE
+        or severities("convert")[diagnostic.code] == "error"
+    )
 
 
 def _unproven(
@@ -237,30 +254,30 @@ def _unproven(
     they show their order if there are several ways to arrange them by device axes, which there are
     unless their number is prime.  Contents show which ranks hold equal slices.
     """
-    sampled = {one.tensor.name: one for one in contents.sampled}
-    found: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
-    for one in checkpoint.tensors:
-        if not isinstance(one.slicing, LayoutSlicing) or not one.has_layout:
+    sampled = {sample.tensor.name: sample for sample in contents.sampled}
+    names_of: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
+    for tensor in checkpoint.tensors:
+        if not isinstance(tensor.slicing, LayoutSlicing) or not tensor.has_layout:
             continue
-        layout, slices = one.layout, math.prod(one.layout.slice_counts)
-        in_index = any(one.name in index for index in contents.readable_indexes)
-        has_shape = in_index or layout.full_shape == one.meta.shape
+        layout, slices = tensor.layout, math.prod(tensor.layout.slice_counts)
+        in_index = any(tensor.name in index for index in contents.readable_indexes)
+        has_shape = in_index or layout.full_shape == tensor.meta.shape
         is_one_way = has_shape and slices in (1, len(layout.ranks))
-        if slices > 1 and not has_shape and len(one.meta.shape) > 1:
-            found["axis"].append(one.name)
+        if slices > 1 and not has_shape and len(tensor.meta.shape) > 1:
+            names_of["axis"].append(tensor.name)
         if len(divisors(slices)) > 2 or layout.fields > 1:
-            found["order"].append(one.name)
-        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled.get(one.name))):
-            found["owners"].append(one.name)
-    yield from ((aspect, tuple(names)) for aspect, names in found.items() if names)
+            names_of["order"].append(tensor.name)
+        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled.get(tensor.name))):
+            names_of["owners"].append(tensor.name)
+    yield from ((aspect, tuple(names)) for aspect, names in names_of.items() if names)
 
 
-def _shows_owners(one: SampledTensor | None) -> bool:
-    if one is None or one.is_constant:
+def _shows_owners(sample: SampledTensor | None) -> bool:
+    if sample is None or sample.is_constant:
         return False
-    if one.tensor.layout.replicas == 1:
-        return not one.is_spot_check
-    return _agrees(one)
+    if sample.tensor.layout.replicas == 1:
+        return not sample.is_spot_check
+    return _agrees(sample)
 
 
 def _differing_unlisted(
@@ -270,20 +287,20 @@ def _differing_unlisted(
     names = names_to_sample(summarize(checkpoint).entries)
     for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
         if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:
-            text, facts = (
+            message, facts = (
                 "not in the strategy, and different between ranks",
                 format_difference(groups),
             )
-            yield Diagnostic("unlisted", text, facts=facts, tensor=name)
+            yield Diagnostic("unlisted", message, facts=facts, tensor=name)
 
 
-def _agrees(one: SampledTensor) -> bool:
-    has_compared = any(len(ranks) > 1 for ranks in one.sampled)
-    return has_compared and not one.differing_groups and not one.is_constant
+def _agrees(sample: SampledTensor) -> bool:
+    has_compared = any(len(ranks) > 1 for ranks in sample.sampled)
+    return has_compared and not sample.differing_groups and not sample.is_constant
 
 
-def _has_listed_shape(one: FullTensor) -> bool:
-    if not isinstance(one.slicing, LayoutSlicing):
+def _has_listed_shape(tensor: FullTensor) -> bool:
+    if not isinstance(tensor.slicing, LayoutSlicing):
         return False
-    layout = one.slicing.layout
-    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == one.meta.shape
+    layout = tensor.slicing.layout
+    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == tensor.meta.shape

@@ -261,13 +261,13 @@ def read_values(
     """
     executor = executor or InlineExecutor()
     options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
-    plan, found = plan_reading(catalog, strategy, None, None, options, executor)
+    plan, diagnostics = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])
     opened = OpenCheckpoint(catalog.root, output.tensors, {})
-    nbytes = sum(_nbytes_of(one, rows) for one in opened.values())
+    nbytes = sum(_nbytes_of(tensor, rows) for tensor in opened.values())
     with require_unmodified_sources(catalog), open_progress(nbytes, "reading values") as progress:
-        read = tuple(_read(one, rows, executor, progress) for one in opened.values())
-    reported = notes_and_problems(found)
+        read = tuple(_read(tensor, rows, executor, progress) for tensor in opened.values())
+    reported = notes_and_problems(diagnostics)
     printed = Each(PrintedValues.of, read)
     return Values(catalog.root, catalog.step, printed, **reported, tensors=read)
 
@@ -313,8 +313,8 @@ def _read(
     statistics = Statistics() if tensor.dtype.kind in "biufc" else None
     if statistics is not None:
         boxes = ((box, box) for box in whole.bands(UNIT_ELEMENTS))
-        for box, found in map_in_order(executor, measure_box, boxes, MAX_IN_FLIGHT):
-            statistics = statistics.merged(found)
+        for box, measured in map_in_order(executor, measure_box, boxes, MAX_IN_FLIGHT):
+            statistics = statistics.merged(measured)
             on_progress(box.size * tensor.nbytes // tensor.size)
     described = tensor.name, tensor.stored_dtype, tensor.shape, tensor.nbytes
     return TensorValues(*described, positions, elements, shown, statistics)
