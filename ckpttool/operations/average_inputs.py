@@ -171,7 +171,6 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
 
 
 def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[int, list[str]]:
-    """Return what ``--step`` takes by one of the numbers of each step; some have only one."""
     names: dict[int, list[str]] = {}
     for one in steps.steps:
         if one.name is not None:

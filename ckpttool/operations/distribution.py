@@ -215,7 +215,6 @@ def distribute_target(
 
 
 def _ranks_of_regions(layout: Layout, shape: tuple[int, ...]) -> dict[Region, Ranks]:
-    """Return for each region the ranks that hold it, ascending; empty slices are equal."""
     holders: dict[Region, list[int]] = {}
     for rank in layout.ranks:
         holders.setdefault(layout.region(rank, shape), []).append(rank)

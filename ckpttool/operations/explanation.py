@@ -568,7 +568,6 @@ def _describe_taken(piece: Taken) -> TakenBox:
 
 
 def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
-    """Raise an error for a rank that does not exist; it has the ranks that do."""
     if rank is not None and rank not in ranks:
         what = "the ranks are" if len(ranks) > 1 else "the only one is"
         numbers = format_ranks(ranks, most=6).partition(" ")[2]
@@ -581,13 +580,11 @@ def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
 
 
 def _find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, ...]:
-    """Return the stages; none if there are no layouts."""
     stages = tuple(find_stages(strategy, layouts))
     return stages if any(stage.device_matrices for stage in stages) else ()
 
 
 def _nbytes(size: int, how: Distribution, meta: TensorMeta) -> int:
-    """Return the bytes of a slice of so many elements; what cannot be divided is whole."""
     elements = math.prod(how.shape)
     return meta.nbytes * size // elements if elements else meta.nbytes
 

@@ -281,7 +281,6 @@ def _parse_index(
 
 
 def _position(index: object) -> int:
-    """Return an index that is a number; raise IndexError for what is no basic index."""
     is_mask = isinstance(index, bool | np.bool_)
     try:
         if not is_mask and isinstance(index, SupportsIndex):
@@ -293,7 +292,6 @@ def _position(index: object) -> int:
 
 
 def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Array]:
-    """Return a function from the stored bytes of elements to their numbers; it can be pickled."""
     if dtypes == "ml_dtypes" and dtype in _ML_DTYPES:
         import ml_dtypes
 

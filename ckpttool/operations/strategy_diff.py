@@ -170,7 +170,6 @@ def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyCompari
 
 
 def _listed_names(strategy: Strategy) -> Iterator[str]:
-    """Yield the names that a strategy lists: not those that only patterns match."""
     yield from strategy.layouts
     rules = strategy.rules.rules if strategy.rules else ()
     yield from (rule.only_name for rule in rules if rule.only_name is not None)

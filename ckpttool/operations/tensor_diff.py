@@ -443,7 +443,6 @@ def _checkpoints(a: _Side, b: _Side) -> tuple[Checkpoint, Checkpoint]:
 
 
 def _errors_of(side: _Side, other: _Side) -> list[CkptToolError]:
-    """Return the errors of a side; only that it looks merged, if the other one shows that."""
     errors, catalog = side.errors, side.sight.catalog
     read = None if other.errors or other.checkpoint is None else other.checkpoint.whole
     if errors and read is not None and _looks_merged(catalog, read.metas):
@@ -452,7 +451,6 @@ def _errors_of(side: _Side, other: _Side) -> list[CkptToolError]:
 
 
 def _notes(a: _Side, b: _Side) -> Iterator[Diagnostic]:
-    """Yield the notes of both sides, each once; those of a single side name it."""
     for note in dict.fromkeys((*a.notes, *b.notes)):
         names = [side.name for side in (a, b) if note in side.notes]
         yield note if len(names) > 1 else note.on_side(names[0])
@@ -543,7 +541,6 @@ def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pa
 
 
 def _by_name(tensors: Sequence[OutputTensor]) -> dict[str, dict[int | None, OutputTensor]]:
-    """Return name to rank to tensor; the rank of a full tensor is None."""
     by_name: dict[str, dict[int | None, OutputTensor]] = {}
     for tensor in tensors:
         only_for = tensor.source.only_for

@@ -186,7 +186,6 @@ class PrintedValues(Answer, frozen=True):
 
 
 def _pair(value: Any) -> Any:
-    """Return numbers with complex ones as pairs of their parts."""
     if isinstance(value, list):
         return [*map(_pair, value)]
     return [value.real, value.imag] if isinstance(value, complex) else value
@@ -321,7 +320,6 @@ def _read(
 
 
 def _as_slice(positions: range) -> slice:
-    """Return the slice that means some positions; a range may end before the first one."""
     stop = positions.stop if positions.stop >= 0 else None
     return slice(positions.start, stop, positions.step) if positions else slice(0)
 

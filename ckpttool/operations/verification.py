@@ -199,7 +199,6 @@ def verify(
 
 
 def _compared(deep: bool, crc: bool, options: ResolveOptions, is_sampled: bool = False) -> str:
-    """Return what is right where nothing is wrong."""
     what = {"samples": is_sampled, "checksums": crc, "hashes": options.manifest == "all"}
     parts = ["headers", *(name for name, is_compared in what.items() if is_compared)]
     words = " and ".join(", ".join(parts).rsplit(", ", 1))
@@ -293,7 +292,6 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
 
 
 def _files_to_check(catalog: Catalog, deep: bool, crc: bool) -> dict[int, FileIndex]:
-    """Return the files with checksums or tags; all files with ``crc``."""
     return {
         rank: file
         for rank, file in catalog.files.items()
