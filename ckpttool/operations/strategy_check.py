@@ -151,26 +151,13 @@ def check_strategies(
         raise_all(catalog.damaged.values())
     evidence = Evidence()
     executor = executor or InlineExecutor()
-    named = [
-        strategy if isinstance(strategy, Strategy) else os.fspath(strategy)
-        for strategy in strategies
-    ]
-    candidates = [_try(catalog, strategy, executor, evidence) for strategy in named]
-    return tuple(sorted(candidates, key=_order))
+    given = (it if isinstance(it, Strategy) else os.fspath(it) for it in strategies)
+    return tuple(sorted((_try(catalog, it, executor, evidence) for it in given), key=_order))
 
 
-def _order(candidate: Candidate) -> tuple[int, int, int, int, int]:
-    evidence, unproven = (
-        candidate.agreeing + candidate.shaped,
-        sum(map(len, candidate.unproven.values())),
-    )
-    return (
-        VERDICTS.index(candidate.verdict),
-        len(candidate.findings),
-        -evidence,
-        unproven,
-        -candidate.listed,
-    )
+def _order(it: Candidate) -> tuple[int, int, int, int, int]:
+    evidence, unproven = it.agreeing + it.shaped, sum(map(len, it.unproven.values()))
+    return VERDICTS.index(it.verdict), len(it.findings), -evidence, unproven, -it.listed
 
 
 def _try(
@@ -179,32 +166,29 @@ def _try(
     """Return what the checkpoint shows of one strategy, by itself."""
     path, column = given if isinstance(given, str) else given.origin, severities("verify")
     tensors = catalog.holders.keys()
+    findings, number = Reported((), column), len(tensors)
+    unread = Candidate(path, "unknown", None, None, 0, number, 0, 0, 0, False, {}, findings)
     try:
         strategy = read_strategy([given]) if isinstance(given, str) else given
     except CkptToolError as error:
-        findings = Reported(error.diagnostics, column)
-        return Candidate(
-            *(path, "unknown", None, None, 0, len(tensors), 0, 0, 0, False, {}, findings)
-        )
-    sizes = len(strategy.ranks), strategy.stages
+        return replace(unread, findings=Reported(error.diagnostics, column))
     try:
         steps = resolving(
-            limit_to_written_ranks(catalog, strategy),
-            strategy,
-            ResolveOptions(),
+            *(limit_to_written_ranks(catalog, strategy), strategy, ResolveOptions()),
             contents="samples",
             is_refused=partial(is_refused, command="verify"),
             option="a strategy",
         )
         checkpoint, contents = read_contents(steps, executor, evidence)
     except CkptToolError as error:
-        findings = Reported(error.diagnostics, column)
-        verdict: Verdict = (
-            "misfit" if any(_is_against(finding) for finding in findings) else "unknown"
-        )
-        names = len(strategy.layouts.keys() & tensors)
-        return Candidate(
-            *(path, verdict, *sizes, names, len(tensors), 0, 0, 0, False, {}, findings)
+        is_wrong = any(map(_is_against, error.diagnostics))
+        return replace(
+            unread,
+            verdict="misfit" if is_wrong else "unknown",
+            ranks=len(strategy.ranks),
+            stages=strategy.stages,
+            listed=len(strategy.layouts.keys() & tensors),
+            findings=Reported(error.diagnostics, column),
         )
     problems = [*run_checks(checkpoint, contents, "verify")]
     other = noted_other_strategy(checkpoint.strategy)
@@ -216,33 +200,33 @@ def _try(
     except CkptToolError as error:
         problems += error.diagnostics
     problems += () if contents.unread is None else contents.unread.diagnostics
-    found = [problem for problem in problems if _is_grave(problem)]
-    found.sort(key=lambda finding: not _is_against(finding))
-    is_wrong = any(map(_is_against, found))
+    grave = [problem for problem in problems if _is_grave(problem)]
+    grave.sort(key=lambda problem: not _is_against(problem))
+    is_wrong = any(map(_is_against, grave))
     unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
-    verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(
-        *(path, verdict, len(checkpoint.strategy.ranks), checkpoint.strategy.stages),
+        path,
+        "misfit" if is_wrong else "unknown" if grave or unproven else "fits",
+        len(checkpoint.strategy.ranks),
+        checkpoint.strategy.stages,
         len(checkpoint.strategy.layouts.keys() & tensors),
-        len(tensors),
+        number,
         len(contents.sampled),
         sum(map(_agrees, contents.sampled)),
         sum(map(_has_listed_shape, checkpoint.tensors)),
         checkpoint.is_recorded,
         unproven,
-        Reported(found, column),
+        Reported(grave, column),
     )
 
 
-def _is_against(diagnostic: Diagnostic) -> bool:
-    return diagnostic.code in AGAINST
+def _is_against(problem: Diagnostic) -> bool:
+    return problem.code in AGAINST
 
 
-def _is_grave(diagnostic: Diagnostic) -> bool:
-    return (
-        severities("verify")[diagnostic.code] in _GRAVE
-        or severities("convert")[diagnostic.code] == "error"
-    )
+def _is_grave(problem: Diagnostic) -> bool:
+    code = problem.code
+    return severities("verify")[code] in _GRAVE or severities("convert")[code] == "error"
 
 
 def _unproven(
@@ -254,7 +238,7 @@ def _unproven(
     they show their order if there are several ways to arrange them by device axes, which there are
     unless their number is prime.  Contents show which ranks hold equal slices.
     """
-    sampled = {sample.tensor.name: sample for sample in contents.sampled}
+    sampled_of = {sampled.tensor.name: sampled for sampled in contents.sampled}
     names_of: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
     for tensor in checkpoint.tensors:
         if not isinstance(tensor.slicing, LayoutSlicing) or not tensor.has_layout:
@@ -267,17 +251,17 @@ def _unproven(
             names_of["axis"].append(tensor.name)
         if len(divisors(slices)) > 2 or layout.fields > 1:
             names_of["order"].append(tensor.name)
-        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled.get(tensor.name))):
+        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled_of.get(tensor.name))):
             names_of["owners"].append(tensor.name)
     yield from ((aspect, tuple(names)) for aspect, names in names_of.items() if names)
 
 
-def _shows_owners(sample: SampledTensor | None) -> bool:
-    if sample is None or sample.is_constant:
+def _shows_owners(sampled: SampledTensor | None) -> bool:
+    if sampled is None or sampled.is_constant:
         return False
-    if sample.tensor.layout.replicas == 1:
-        return not sample.is_spot_check
-    return _agrees(sample)
+    if sampled.tensor.layout.replicas == 1:
+        return not sampled.is_spot_check
+    return _agrees(sampled)
 
 
 def _differing_unlisted(
@@ -287,16 +271,14 @@ def _differing_unlisted(
     names = names_to_sample(summarize(checkpoint).entries)
     for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
         if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:
-            message, facts = (
-                "not in the strategy, and different between ranks",
-                format_difference(groups),
-            )
+            message = "not in the strategy, and different between ranks"
+            facts = format_difference(groups)
             yield Diagnostic("unlisted", message, facts=facts, tensor=name)
 
 
-def _agrees(sample: SampledTensor) -> bool:
-    has_compared = any(len(ranks) > 1 for ranks in sample.sampled)
-    return has_compared and not sample.differing_groups and not sample.is_constant
+def _agrees(sampled: SampledTensor) -> bool:
+    has_compared = any(len(ranks) > 1 for ranks in sampled.sampled)
+    return has_compared and not sampled.differing_groups and not sampled.is_constant
 
 
 def _has_listed_shape(tensor: FullTensor) -> bool:
