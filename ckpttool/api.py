@@ -44,12 +44,13 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations import documents, plans
+from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.describe import Inspected
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
+from ckpttool.operations.inspected import document_of, document_of_steps
 from ckpttool.operations.inspection import inspect_catalog, inspect_other
 from ckpttool.operations.jobs import Order, Verb
 from ckpttool.operations.load import (
@@ -676,18 +677,16 @@ def steps(
 def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
-        case Steps():
-            diagnostics = Diagnostics("inspect")
-            diagnostics.add(*answer.diagnostics)
-            return documents.steps(answer, diagnostics)
-        case Values():
-            return documents.values(answer)
-        case Needs():
-            return RanksToFetch.of(answer).to_dict()
         case Document():
             return answer.to_dict()
+        case Steps():
+            found = Diagnostics("inspect")
+            found.add(*answer.diagnostics)
+            return document_of_steps(answer, found).to_dict()
+        case Needs():
+            return RanksToFetch.of(answer).to_dict()
         case _:
-            return documents.inspect(answer)
+            return document_of(answer).to_dict()
 
 
 def _convert(

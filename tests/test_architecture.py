@@ -394,7 +394,7 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
     path = GOLDEN / "append_dict_scalars" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     ours, _ = loaded_by("inspect", str(path))
     assert not any(name.startswith("planning") for name in ours)
-    assert not ours & {"operations.documents", "operations.run", "execution.execute"}
+    assert not ours & {"operations.inspected", "operations.run", "execution.execute"}
     assert len(ours) <= 97
 
 

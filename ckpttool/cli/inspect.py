@@ -140,9 +140,9 @@ def inspect(
     )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, diagnostics)
     if report.as_json:
-        from ckpttool.operations import documents
+        from ckpttool.operations.inspected import document_of
 
-        tables.print_json(documents.inspect(inspected))
+        tables.print_json(document_of(inspected).to_dict())
     else:
         if not report.quiet:
             print_inspected(inspected, show_all=look.show_all, show_ranks=look.show_ranks)
@@ -165,9 +165,9 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     open_count = partial(show_count, quiet=report.hides_progress)
     steps = load.load_steps(named, diagnostics, open_count=open_count)
     if report.as_json:
-        from ckpttool.operations import documents
+        from ckpttool.operations.inspected import document_of_steps
 
-        tables.print_json(documents.steps(steps, diagnostics))
+        tables.print_json(document_of_steps(steps, diagnostics).to_dict())
     else:
         if not report.quiet:
             print_steps(steps, show_all=look.show_all)
@@ -192,13 +192,11 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
             open_progress=show,
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.values(values))
+        tables.print_json(values.to_dict())
         return
     if not report.quiet:
         print_values(values)
-    tables.print_notes(values.found.of("note", "warning"), values.found.severity_of, report.quiet)
+    tables.print_notes(values.notes, values.notes.severity_of, report.quiet)
 
 
 def _draw(inspected: Inspected, path: str, overwrite: bool, diagnostics: Diagnostics) -> str:

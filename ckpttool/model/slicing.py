@@ -345,6 +345,13 @@ class FullTensor(Struct, frozen=True, gc=False):
         return FullTensor(self.meta, slicing, self.known_by)  # `replace` takes three times as long
 
     @property
+    def slice_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The distinct shapes of the slices, that of the first slice first."""
+        if isinstance(self.slicing, BoxSlicing):
+            return tuple(dict.fromkeys(boxes[0].region.shape for boxes in self.slicing.slices))
+        return tuple(dict.fromkeys(self.layout.slice_shapes(self.meta.shape)))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether there are several slices."""
         return len([*islice(self.slicing.owners(), 2)]) > 1

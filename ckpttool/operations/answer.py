@@ -180,17 +180,18 @@ class Document(Answer, frozen=True):
         document: Json = {"schema": self.schema}
         for field in msgspec.structs.fields(type(self)):
             value = getattr(self, field.name)
-            if field.name not in self.aside and (value is not None or field.required):
+            is_given = value is not msgspec.UNSET and (value is not None or field.required)
+            if is_given and field.name not in self.aside:
                 document[field.name] = plain(msgspec.to_builtins(value, enc_hook=_to_builtin))
         return document
 
 
-def notes_and_problems(found: Diagnostics) -> dict[str, Reported]:
+def notes_and_problems(diagnostics: Diagnostics) -> dict[str, Reported]:
     """Return what is noted and what is wrong, for the keys of these names."""
-    of_files = (diagnostic for error in found.failures for diagnostic in error.diagnostics)
+    of_files = (diagnostic for error in diagnostics.failures for diagnostic in error.diagnostics)
     return {
-        "notes": Reported(found.of("note", "warning"), found.severity_of),
-        "problems": Reported((*of_files, *found.errors)),
+        "notes": Reported(diagnostics.of("note", "warning"), diagnostics.severity_of),
+        "problems": Reported((*of_files, *diagnostics.errors)),
     }
 
 
@@ -214,8 +215,8 @@ def to_text(document: Json) -> str:
     Of a path that is not UTF-8, Python has halves of characters, which JSON cannot hold: ``\xff``
     stands for such a byte.
     """
-    text = json.dumps(document)
-    return json.dumps(_encodable(document)) if "\\ud" in text else text
+    printed = json.dumps(document)
+    return json.dumps(_encodable(document)) if "\\ud" in printed else printed
 
 
 def _encodable(value: object) -> object:

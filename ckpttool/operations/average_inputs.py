@@ -52,33 +52,35 @@ def load_average(
     weights, shared, steps = mean.weights, mean.shared, mean.steps
     if steps is not None:
         if len(inputs) != 1 or weights[0] is not None or inputs[0].options.step is not None:
-            text = "the steps of a run are those of one folder, without step and weight"
+            message = "the steps of a run are those of one folder, without step and weight"
             hint = "one input, or inputs one by one without --steps"
-            raise PlanError([Diagnostic("options", text, hint=hint)])
+            raise PlanError([Diagnostic("options", message, hint=hint)])
         (run,) = inputs
         of_run = run._replace(strategy=run.strategy or shared)
         inputs = [
-            run._replace(options=one.options) for one in select_steps(of_run, steps, open_count)
+            run._replace(options=step.options) for step in select_steps(of_run, steps, open_count)
         ]
         weights = [None] * len(inputs)
-    names = [one.src.root if isinstance(one.src, Catalog) else one.src for one in inputs]
+    names = [
+        source.src.root if isinstance(source.src, Catalog) else source.src for source in inputs
+    ]
     attempt = Attempts()
-    found = attempt("weights", partial(find_weights, weights, names, normalize=mean.normalize))
+    shares = attempt("weights", partial(find_weights, weights, names, normalize=mean.normalize))
     loaded = attempt(
         "inputs",
         partial(_load_inputs, inputs, shared, replicated=replicated, open_count=open_count),
     )
     raise_all(attempt.errors.values())
-    assert found is not None, "its error was raised"
+    assert shares is not None, "its error was raised"
     assert loaded is not None, "its error was raised"
-    return [AverageInput(*one, weight) for one, weight in zip(loaded, found, strict=True)]
+    return [AverageInput(*source, weight) for source, weight in zip(loaded, shares, strict=True)]
 
 
 def _load_inputs(
     inputs: Sequence[Source], shared: StrategySource, *, replicated: bool, open_count: OpenCount
 ) -> list[tuple[Catalog, Strategy | None]]:
     """Read the catalogs and the strategies of several inputs; see `load_average`."""
-    attempt, found, is_used = Attempts(), [], False
+    attempt, sources, is_used = Attempts(), [], False
     common: Strategy | None
     if isinstance(shared, Strategy):
         common = shared
@@ -94,14 +96,14 @@ def _load_inputs(
             catalog, strategy, _ = loaded
             is_used |= is_shared and catalog.needs_strategy
             needs_none = is_shared and not catalog.needs_strategy
-            found.append((catalog, None if needs_none else strategy))
+            sources.append((catalog, None if needs_none else strategy))
     if common is not None and not is_used and not attempt.errors:
-        text, hint = "no input needs this strategy", "the same command without -s"
-        raise PlanError([Diagnostic("options", text, hint=hint, where=common.origin)])
+        message, hint = "no input needs this strategy", "the same command without -s"
+        raise PlanError([Diagnostic("options", message, hint=hint, where=common.origin)])
     raise_all(
         error if what == "-s" else error.on_side(what) for what, error in attempt.errors.items()
     )
-    return found
+    return sources
 
 
 def _load_input(
@@ -112,8 +114,8 @@ def _load_input(
     catalog, step = loaded[0], source.options.step
     has_step = catalog.step is not None or label_of(Path(catalog.root).name) is not None
     if step is not None and catalog.is_merged and not has_step:
-        text, hint = f"one checkpoint without steps, not step {step}", "the input without a step"
-        raise PlanError([Diagnostic("source", text, hint=hint, where=catalog.root)])
+        message, hint = f"one checkpoint without steps, not step {step}", "the input without a step"
+        raise PlanError([Diagnostic("source", message, hint=hint, where=catalog.root)])
     return loaded
 
 
@@ -128,7 +130,7 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
     diagnostics = Diagnostics()
     steps = load_steps(source, diagnostics, open_count=open_count)
     raise_all(diagnostics.failures)
-    names = [one.name for one in steps.steps if one.name is not None]
+    names = [step.name for step in steps.steps if step.name is not None]
     # Names have an epoch and a step, as 10_2; the numbers are either, and all of one kind.
     kinds = [_by_number(steps, kind) for kind in ("step", "epoch")]
     # A billion numbers may be wanted, so those that are there are looked up among them.
@@ -137,18 +139,21 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
     problems = []
     for number in wanted:
         if len(of_number[number]) > 1:
-            text, facts = f"{number} is the number of several steps", shorten(of_number[number], 3)
+            message, facts = (
+                f"{number} is the number of several steps",
+                shorten(of_number[number], 3),
+            )
             hint = "the inputs one by one, as RUN,step=STEP"
-            one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
-            problems.append(one)
+            problem = Diagnostic("missing_step", message, hint=hint, facts=facts, where=steps.path)
+            problems.append(problem)
     if missing := len(numbers) - len(wanted):
-        first = [*islice((one for one in numbers if one not in of_number), 3)]
+        first = [*islice((number for number in numbers if number not in of_number), 3)]
         more = f" and {missing - 3} more" if missing > 3 else ""
-        text = f"{count(missing, 'step')} not in the folder: {', '.join(map(str, first))}{more}"
+        message = f"{count(missing, 'step')} not in the folder: {', '.join(map(str, first))}{more}"
         facts = f"it has {shorten(names, 6)}" if names else "it has no steps"
         hint = f"ckpttool inspect {quote(steps.path)} --steps"
-        one = Diagnostic("missing_step", text, hint=hint, facts=facts, where=steps.path)
-        problems.append(one)
+        problem = Diagnostic("missing_step", message, hint=hint, facts=facts, where=steps.path)
+        problems.append(problem)
     if problems:
         raise PlanError(problems)
     chosen = [of_number[number][0] for number in numbers]
@@ -156,12 +161,11 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
 
 
 def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[int, list[str]]:
-    """Return what ``--step`` takes by one of the numbers of each step; some have only one."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for one in steps.steps:
         if one.name is not None:
             step = step_of(f"-{one.step}")
             number = str(one.step if step is None else getattr(step, kind))
             if number.isdecimal():
-                found.setdefault(int(number), []).append(one.name)
-    return found
+                names.setdefault(int(number), []).append(one.name)
+    return names

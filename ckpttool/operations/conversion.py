@@ -32,7 +32,6 @@ from ckpttool.operations.answer import (
     Some,
     count_casts,
 )
-from ckpttool.operations.summary import slice_shapes
 from ckpttool.planning.preflight import Space
 from ckpttool.problems import Diagnostic, severities
 from ckpttool.transaction.resume import Assignment
@@ -98,7 +97,7 @@ class ShardedTensor(Answer, frozen=True, kw_only=True):
     @classmethod
     def of(cls, source: FullTensor) -> ShardedTensor:
         """Return a tensor of which a strategy gives the layout."""
-        layout, meta, shapes = source.layout, source.meta, slice_shapes(source)
+        layout, meta, shapes = source.layout, source.meta, source.slice_shapes
         return cls(
             name=meta.name,
             dtype=meta.dtype,
@@ -178,7 +177,7 @@ class Casting(Answer, frozen=True):
         return f"{', '.join(map(str, self.tensors))}, {self.kept} as stored; {saved}{lost}"
 
 
-class Amount(Answer, frozen=True):
+class NumberOfTensors(Answer, frozen=True):
     """Some tensors.
 
     Attributes
@@ -209,9 +208,9 @@ class NotListed(Answer, frozen=True):
     """
 
     choice: NotInTarget
-    followed: Amount
-    full: Amount
-    dropped: Amount
+    followed: NumberOfTensors
+    full: NumberOfTensors
+    dropped: NumberOfTensors
 
 
 class Need(Answer, frozen=True, kw_only=True):
@@ -531,7 +530,7 @@ def describe_run(
         if target.is_merged or plan.is_own
         else NotListed(
             assignment.options.not_in_target,
-            *(Amount(*size) for size in plan.not_listed.sizes.values()),
+            *(NumberOfTensors(*size) for size in plan.not_listed.sizes.values()),
         ),
         notes=Reported((*plan.notes, *assignment.notes, *late), severities("convert")),
         indexes=documents.get("index"),

@@ -79,8 +79,8 @@ class Inspection(Brief, Struct, frozen=True):
         catalog, complete = self.catalog, self.completeness.complete
         yield f"{catalog.root}: {count(len(catalog.files), 'file' if self.is_merged else 'rank')}"
         yield f"step {catalog.step}" if catalog.step else ""
-        yield count(len({one.name for one in self.summary.entries}), "tensor")
-        yield format_bytes(sum(one.total_nbytes for one in self.summary.entries))
+        yield count(len({entry.name for entry in self.summary.entries}), "tensor")
+        yield format_bytes(sum(entry.total_nbytes for entry in self.summary.entries))
         yield {True: "complete", False: "incomplete", None: ""}[complete]
         errors = len(self.found.errors) + len(self.found.failures)
         yield count(errors, "error") if errors else ""
@@ -113,11 +113,11 @@ class Inspection(Brief, Struct, frozen=True):
     def looks_replicated(self) -> bool:
         """Whether all samples are equal on all ranks, and some are more than one value."""
         summary, everywhere = self.summary, (tuple(self.catalog.files),)
-        tensors = {one.name for one in summary.entries if not one.is_single_value}
+        tensors = {entry.name for entry in summary.entries if not entry.is_single_value}
         return (
             summary.has_all_samples
-            and {one.placement.owners for one in summary.entries} == {everywhere}
-            and {one.ranks for one in summary.equal_ranks.values()} == {everywhere}
+            and {entry.placement.owners for entry in summary.entries} == {everywhere}
+            and {equal.ranks for equal in summary.equal_ranks.values()} == {everywhere}
             and any(summary.equal_ranks[name].kind == "equal" for name in tensors)
         )
 
@@ -141,14 +141,14 @@ class StrategyInspection(Struct, frozen=True):
 Inspected = Inspection | SavesInspection | StrategyInspection | ForeignFile
 
 
-def describe_strategy(strategy: Strategy, found: Diagnostics) -> StrategyInspection:
+def describe_strategy(strategy: Strategy, diagnostics: Diagnostics) -> StrategyInspection:
     """Return the answer of inspect for the files of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
     belongings = find_belongings(strategy.layouts, {})
-    found.add(*strategy.notes)
+    diagnostics.add(*strategy.notes)
     parallelism = find_parallelism(entries, belongings, strategy)
-    return StrategyInspection(strategy, Summary(entries, belongings, parallelism), found)
+    return StrategyInspection(strategy, Summary(entries, belongings, parallelism), diagnostics)
 
 
 def summarize(checkpoint: Checkpoint) -> Summary:
@@ -157,7 +157,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     if not checkpoint.are_joined:
         return Summary(tuple(entries_of_files(catalog)), checkpoint.belongings)
     entries = tuple(entries_of_tensors(checkpoint))
-    metas = {one.name: one.meta for one in checkpoint.tensors}
+    metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
     expected = catalog.holders or layouts  # of files that cannot be read
     incomplete = {name: layouts[name] for name in layouts if name in expected and name not in metas}
     with_layouts = (*entries, *entries_of_layouts(incomplete))
@@ -175,28 +175,35 @@ _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot b
 _REFUSED = ("unfinished", "nothing_complete", "mixed_steps", "unsaved", "renamed")  # by merge
 
 
-def refuses_layouts(found: Diagnostics) -> bool:
+def refuses_layouts(diagnostics: Diagnostics) -> bool:
     """Return whether merge would refuse the layouts, so that they are not true of the files."""
-    failed = chain(*(error.diagnostics for error in found.failures))
-    return any(one.code in LAYOUT_CODES for one in chain(found, failed))
+    failed = chain(*(error.diagnostics for error in diagnostics.failures))
+    return any(diagnostic.code in LAYOUT_CODES for diagnostic in chain(diagnostics, failed))
 
 
-def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Completeness:
+def assess(checkpoint: Checkpoint, summary: Summary, diagnostics: Diagnostics) -> Completeness:
     """Return whether all slices of a checkpoint are there, from what was found.
 
     It is not known if tensors that a strategy omits differ between ranks.
     """
     catalog = checkpoint.catalog
     is_known = checkpoint.are_joined or (catalog.is_merged and not checkpoint.strategy.layouts)
-    unread = [error.code for error in found.failures if isinstance(error, StrategyError)]
-    codes = dict.fromkeys([*(one.code for one in found), *unread])
+    unread = [error.code for error in diagnostics.failures if isinstance(error, StrategyError)]
+    codes = dict.fromkeys([*(diagnostic.code for diagnostic in diagnostics), *unread])
     doubts = [code for code in codes if code in _DOUBTS]
-    wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
+    wrong = [diagnostic.code for diagnostic in diagnostics.errors if diagnostic.code not in _DOUBTS]
     wrong += [code for code in codes if code in _REFUSED]
-    replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
-    damaged = {one.path for one in catalog.damaged.values()}
+    replaced = {
+        rank
+        for diagnostic in diagnostics
+        if diagnostic.code == "damaged_replica"
+        for rank in diagnostic.ranks
+    }
+    damaged = {error.path for error in catalog.damaged.values()}
     failures = [
-        one for one in found.failures if not (isinstance(one, FormatError) and one.path in damaged)
+        error
+        for error in diagnostics.failures
+        if not (isinstance(error, FormatError) and error.path in damaged)
     ]
     if catalog.damaged.keys() - replaced or (failures and is_known):
         wrong.append("damaged")
@@ -207,11 +214,15 @@ def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Comp
     if not is_known:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
-    different = {one.name for one in summary.equal_ranks.values() if one.kind == "different"}
+    different = {equal.name for equal in summary.equal_ranks.values() if equal.kind == "different"}
     if different - RANK_SPECIFIC_NAMES:
         doubts.append("unlisted")
-    problems = chain(found.errors, *(error.diagnostics for error in found.failures))
-    lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
+    problems = chain(diagnostics.errors, *(error.diagnostics for error in diagnostics.failures))
+    lost = (
+        problem.tensor
+        for problem in problems
+        if problem.code in _INCOMPLETE and problem.tensor is not None
+    )
     expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
     named = {entry.name for entry in summary.entries}
     missing = tuple(name for name in expected if name not in named)
@@ -234,5 +245,5 @@ def group_ranks(catalog: Catalog) -> list[Ranks]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for ranks, header in catalog.headers.items():
         groups.setdefault(tuple(header), []).extend(ranks)
-    found = (tuple(sorted(ranks)) for ranks in groups.values())
-    return sorted(found, key=lambda ranks: (-len(ranks), ranks))
+    alike = (tuple(sorted(ranks)) for ranks in groups.values())
+    return sorted(alike, key=lambda ranks: (-len(ranks), ranks))

@@ -94,17 +94,17 @@ class Distribution(Struct, frozen=True, eq=False):
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layout of each stage."""
-        layouts = (one.layout for one in self.slices if one.layout is not None)
+        layouts = (part.layout for part in self.slices if part.layout is not None)
         return tuple(dict.fromkeys(layouts))
 
     def of_rank(self, rank: int) -> Distribution:
         """Return the distribution with only the slices of a rank."""
-        return replace(self, slices=tuple(one for one in self.slices if rank in one.owners))
+        return replace(self, slices=tuple(part for part in self.slices if rank in part.owners))
 
 
 def distribute(
     checkpoint: Checkpoint,
-    listed: Strategy | None = None,
+    written: Strategy | None = None,
     equal_ranks: Mapping[str, RankGroups] = {},
 ) -> dict[str, Distribution]:
     """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
@@ -115,28 +115,28 @@ def distribute(
     ----------
     checkpoint
         The checkpoint.
-    listed
+    written
         The strategy as it was read, before contents corrected it.
     equal_ranks
         Name to the groups of ranks with equal contents, of tensors without a layout.
     """
     catalog, known = checkpoint.catalog, dict[Hashable, Distribution]()
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     for tensor in checkpoint.records:
         known_by = tensor.known_by
         groups: RankGroups = ()
         if isinstance(known_by, Whole | Unlisted):
             groups = max(known_by.groups, equal_ranks.get(tensor.name, ()), key=len)
             tensor = replace(tensor, known_by=replace(known_by, groups=groups))
-        shape, shard = full_meta(tensor).shape, _listed_shard(tensor, listed)
+        shape, shard = full_meta(tensor).shape, _listed_shard(tensor, written)
         what = shape, _KNOWN[type(known_by)], shard, tensor.is_corrected
-        held = catalog.holders.get(tensor.name, ())
-        key = (*what, id(held), groups, *(stage.key for stage in tensor.stages))
+        holders = catalog.holders.get(tensor.name, ())
+        key = (*what, id(holders), groups, *(stage.key for stage in tensor.stages))
         if key not in known:
             slices = tuple(holdings(tensor))
             known[key] = Distribution(*what[:2], slices, {}, *what[2:])
-        found.setdefault(tensor.name, known[key])
-    return found
+        distributions.setdefault(tensor.name, known[key])
+    return distributions
 
 
 _KNOWN: Mapping[type, Known] = {
@@ -148,20 +148,20 @@ _KNOWN: Mapping[type, Known] = {
 }
 
 
-def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
-    base = one.known_by.parameter if isinstance(one.known_by, Follows) else one.name
-    layouts = () if listed is None else listed.layouts.get(base, ())
-    slicings = [each.layout for each in one.stages if isinstance(each, LayoutSlicing)]
+def _listed_shard(tensor: Tensor, written: Strategy | None) -> int | None:
+    base = tensor.known_by.parameter if isinstance(tensor.known_by, Follows) else tensor.name
+    layouts = () if written is None else written.layouts.get(base, ())
+    slicings = [each.layout for each in tensor.stages if isinstance(each, LayoutSlicing)]
     if not layouts or not slicings or layouts[0].optimizer_shard == slicings[0].optimizer_shard:
         return None
     return layouts[0].optimizer_shard
 
 
-def full_meta(one: Tensor) -> TensorMeta:
+def full_meta(tensor: Tensor) -> TensorMeta:
     """Return a full tensor, also of one that lacks slices; else a slice."""
-    if isinstance(one, BrokenTensor) and one.stages:
-        return one.meta.of_shape(one.stages[0].shape)
-    return one.meta
+    if isinstance(tensor, BrokenTensor) and tensor.stages:
+        return tensor.meta.of_shape(tensor.stages[0].shape)
+    return tensor.meta
 
 
 def distribute_target(
@@ -177,23 +177,30 @@ def distribute_target(
     alike: dict[Hashable, list[str]] = {}
     for name, of_name in transfers.items():
         key = tuple(
-            (one.layouts, one.source.slicing.key, id(catalog.holders[one.source.name]))
-            for one in of_name
+            (
+                transfer.layouts,
+                transfer.source.slicing.key,
+                id(catalog.holders[transfer.source.name]),
+            )
+            for transfer in of_name
         )
         alike.setdefault(key, []).append(name)
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     firsts = tuple(chain(*(transfers[names[0]] for names in alike.values())))
     slices: dict[str, dict[tuple[Layout, Region], tuple[Taken, ...]]] = {}
-    layouts_of = {id(one.terms): one.layouts for one in firsts}
+    layouts_of = {id(transfer.terms): transfer.layouts for transfer in firsts}
     for output in replace(plan, transfers=firsts):
         for tensor in output.tensors:
             region = tensor.region
-            layout = next(one for one in layouts_of[id(tensor.terms)] if output.rank in one.ranks)
+            layout = next(
+                each for each in layouts_of[id(tensor.terms)] if output.rank in each.ranks
+            )
             equal = slices.setdefault(tensor.meta.name, {})
             if (layout, region) not in equal:
                 pieces = tensor.pieces(Region.whole(region.shape))
                 equal[layout, region] = tuple(
-                    Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces
+                    Taken(piece.rank, piece.dst.moved_by(region.start), piece.src)
+                    for piece in pieces
                 )
     holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
     for names in alike.values():
@@ -202,14 +209,13 @@ def distribute_target(
             if (layout, shape) not in holders:
                 holders[layout, shape] = _ranks_of_regions(layout, shape)
             taken_by[Holding(holders[layout, shape][region], (), layout, shape)] = taken
-        one = Distribution(shape, "listed", tuple(taken_by), taken_by)
-        found.update(dict.fromkeys(names, one))
-    return {name: found[name] for name in transfers}
+        how = Distribution(shape, "listed", tuple(taken_by), taken_by)
+        distributions.update(dict.fromkeys(names, how))
+    return {name: distributions[name] for name in transfers}
 
 
 def _ranks_of_regions(layout: Layout, shape: tuple[int, ...]) -> dict[Region, Ranks]:
-    """Return for each region the ranks that hold it, ascending; empty slices are equal."""
-    found: dict[Region, list[int]] = {}
+    holders: dict[Region, list[int]] = {}
     for rank in layout.ranks:
-        found.setdefault(layout.region(rank, shape), []).append(rank)
-    return {region: tuple(ranks) for region, ranks in found.items()}
+        holders.setdefault(layout.region(rank, shape), []).append(rank)
+    return {region: tuple(ranks) for region, ranks in holders.items()}

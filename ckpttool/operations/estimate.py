@@ -103,7 +103,6 @@ def _header_reads(catalog: Catalog) -> Reads:
 
 
 def _outputs(plan: Plan, assignment: Assignment, sizes: Mapping[int, int]) -> Sequence[Written]:
-    """Return the outputs as the run would report them; ``sizes`` are those of the new ones."""
     format = plan.target.format
     tensors = {rank: len(metas) for ranks, metas in plan.headers.items() for rank in ranks}
     kept = {assignment.outputs[name]: stamp.nbytes for name, stamp in assignment.kept.items()}

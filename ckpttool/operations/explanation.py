@@ -406,17 +406,17 @@ class Explained(Struct, frozen=True, dict=True):
         """
         where = self.origin
         if self.is_of_files:
-            text, hint = "a merged checkpoint has no ranks", "-d STRATEGY, for those of a target"
-            raise PlanError([Diagnostic("options", text, hint=hint, where=where)])
+            message, hint = "a merged checkpoint has no ranks", "-d STRATEGY, for those of a target"
+            raise PlanError([Diagnostic("options", message, hint=hint, where=where)])
         _check_rank(rank, self.ranks, where)
-        parts = {one: one.of_rank(rank) for one in {*self.tensors.values()}}
+        parts = {how: how.of_rank(rank) for how in {*self.tensors.values()}}
         return replace(
             self,
-            tensors={name: parts[one] for name, one in self.tensors.items() if parts[one].slices},
+            tensors={name: parts[how] for name, how in self.tensors.items() if parts[how].slices},
             absent={
                 name: layouts
                 for name, layouts in self.absent.items()
-                if any(rank in one.ranks for one in layouts)
+                if any(rank in layout.ranks for layout in layouts)
             },
             rank=rank,
             whole=self,
@@ -438,11 +438,11 @@ class Explained(Struct, frozen=True, dict=True):
         """Size of the tensors; with a rank, of its slices."""
         if self.rank is None:
             return sum(self.metas[name].nbytes for name in self.tensors)
-        sizes = {one: [part.size for part in one.slices] for one in {*self.tensors.values()}}
+        sizes = {how: [part.size for part in how.slices] for how in {*self.tensors.values()}}
         return sum(
-            _nbytes(size, one, self.metas[name])
-            for name, one in self.tensors.items()
-            for size in sizes[one]
+            _nbytes(size, how, self.metas[name])
+            for name, how in self.tensors.items()
+            for size in sizes[how]
         )
 
     @property
@@ -465,29 +465,31 @@ class Explained(Struct, frozen=True, dict=True):
     def groups(self) -> tuple[RankGroup, ...]:
         """The ranks that hold the same; only that of the explained rank."""
         if self.whole is not None:
-            return tuple(one for one in self.whole.groups if self.rank in one.ranks)
+            return tuple(group for group in self.whole.groups if self.rank in group.ranks)
         made = _group(self.tensors, self.metas, self.ranks, self.stages, self.lost)
         return tuple(made)
 
     @cached_property
     def names_of(self) -> Mapping[tuple[int, Matrix], tuple[str, ...]]:
         """Number of a stage and device matrix to the tensors that have it, also absent ones."""
-        found: dict[tuple[int, Matrix], dict[str, None]] = {}
+        names: dict[tuple[int, Matrix], dict[str, None]] = {}
         for name, layout in self._layouts():
-            found.setdefault((layout.stage, layout.device_matrix), {})[name] = None
-        return {key: tuple(having) for key, having in found.items()}
+            names.setdefault((layout.stage, layout.device_matrix), {})[name] = None
+        return {key: tuple(having) for key, having in names.items()}
 
     @cached_property
     def matrices(self) -> Mapping[Matrix, tuple[int, ...]]:
         """The coordinate of the explained rank in each device matrix; none for all ranks."""
         rank = self.rank
-        of_rank = () if rank is None else dict.fromkeys(one for _, one in self._layouts())
-        return {one.device_matrix: one.coordinate(rank) for one in of_rank if rank is not None}
+        of_rank = () if rank is None else dict.fromkeys(layout for _, layout in self._layouts())
+        return {
+            layout.device_matrix: layout.coordinate(rank) for layout in of_rank if rank is not None
+        }
 
     def _layouts(self) -> Iterator[tuple[str, Layout]]:
-        layouts_of = ((name, one.layouts) for name, one in self.tensors.items())
+        layouts_of = ((name, how.layouts) for name, how in self.tensors.items())
         for name, layouts in chain(layouts_of, self.absent.items()):
-            yield from ((name, one) for one in layouts if self.rank in (None, *one.ranks))
+            yield from ((name, layout) for layout in layouts if self.rank in (None, *layout.ranks))
 
 
 def explain(
@@ -521,35 +523,36 @@ def explain(
         The source cannot be explained, there is no such rank, or a pattern matches no name.
     """
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
-    found, checkpoint = read.sight.found, read.sight.checkpoint
-    is_mistaken = any(one.code == "options" for one in found)
-    if checkpoint is None or read.sight.contents.unread or is_mistaken or refuses_layouts(found):
-        found.raise_if_errors()
+    diagnostics, checkpoint = read.sight.found, read.sight.checkpoint
+    is_mistaken = any(it.code == "options" for it in diagnostics)
+    unread = checkpoint is None or read.sight.contents.unread
+    if unread or is_mistaken or refuses_layouts(diagnostics):
+        diagnostics.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:
-        whole = _explain_source(catalog, strategy, checkpoint, found)
+        whole = _explain_source(catalog, strategy, checkpoint, diagnostics)
     else:
         whole = _explain_target(catalog, target, options.tensors.include, read, checkpoint)
     return (whole if rank is None else whole.of_rank(rank)).describe()
 
 
 def _explain_source(
-    catalog: Catalog, strategy: Strategy | None, checkpoint: Checkpoint, found: Diagnostics
+    catalog: Catalog, strategy: Strategy | None, checkpoint: Checkpoint, diagnostics: Diagnostics
 ) -> Explained:
     """Explain what the ranks of a checkpoint hold; ``strategy`` is as it was read."""
     layouts = checkpoint.strategy.layouts
     tensors = distribute(checkpoint, strategy)
-    owners = (one.owners for each in {*tensors.values()} for one in each.slices)
+    owners = (part.owners for each in {*tensors.values()} for part in each.slices)
     ranks = {*catalog.files, *catalog.damaged, *chain(*owners)}
     ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     absent = {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()}
-    of_tensors = chain(*(one.layouts for one in tensors.values()), *absent.values())
+    of_tensors = chain(*(how.layouts for how in tensors.values()), *absent.values())
     return Explained(
-        *(catalog, None, found, sorted(ranks)),
+        *(catalog, None, diagnostics, sorted(ranks)),
         _find_stages(checkpoint.strategy, of_tensors),
         checkpoint.options.tensors.include,
         tensors,
-        {one.name: full_meta(one) for one in checkpoint.records},
+        {tensor.name: full_meta(tensor) for tensor in checkpoint.records},
         checkpoint.belongings,
         absent,
         checkpoint.is_deduplicated,
@@ -561,27 +564,24 @@ def _describe_taken(piece: Taken) -> TakenBox:
 
 
 def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
-    """Raise an error for a rank that does not exist; it has the ranks that do."""
     if rank is not None and rank not in ranks:
         what = "the ranks are" if len(ranks) > 1 else "the only one is"
         numbers = format_ranks(ranks, most=6).partition(" ")[2]
-        text, hint = f"there is no rank {rank}", f"one of {numbers}"
+        message, hint = f"there is no rank {rank}", f"one of {numbers}"
         facts = f"{what} {numbers}"
-        raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
+        raise PlanError([Diagnostic("options", message, hint=hint, facts=facts, where=where)])
 
 
 # ------------------------------------------------------------------------------ ranks, stages, rows
 
 
 def _find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, ...]:
-    """Return the stages; none if there are no layouts."""
     stages = tuple(find_stages(strategy, layouts))
-    return stages if any(one.device_matrices for one in stages) else ()
+    return stages if any(stage.device_matrices for stage in stages) else ()
 
 
-def _nbytes(size: int, one: Distribution, meta: TensorMeta) -> int:
-    """Return the bytes of a slice of so many elements; what cannot be divided is whole."""
-    elements = math.prod(one.shape)
+def _nbytes(size: int, how: Distribution, meta: TensorMeta) -> int:
+    elements = math.prod(how.shape)
     return meta.nbytes * size // elements if elements else meta.nbytes
 
 
@@ -598,30 +598,30 @@ def _group(
     it is not known: it is in the first group with the same slices.
     """
     names: dict[Distribution, list[str]] = {}
-    for name, one in tensors.items():
-        names.setdefault(one, []).append(name)
-    held: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+    for name, how in tensors.items():
+        names.setdefault(how, []).append(name)
+    slices_of: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
     amounts = dict.fromkeys(ranks, (0, 0))
     sources: dict[int, set[int]] = {rank: set() for rank in ranks}
-    for number, (one, having) in enumerate(names.items()):
+    for number, (how, having) in enumerate(names.items()):
         counted: set[int] = set()  # a rank may hold several slices of a tensor
-        for at, part in enumerate(one.slices):
-            size, taken = part.size, one.taken.get(part, ())
-            nbytes = sum(_nbytes(size, one, metas[name]) for name in having)
+        for at, part in enumerate(how.slices):
+            size, taken = part.size, how.taken.get(part, ())
+            nbytes = sum(_nbytes(size, how, metas[name]) for name in having)
             for rank in part.owners:
                 tensors_of, nbytes_of = amounts[rank]
                 new = 0 if rank in counted else len(having)
                 amounts[rank] = tensors_of + new, nbytes_of + nbytes
                 sources[rank].update(piece.rank for piece in taken)
-                if one.known_by != "unlisted":
-                    held[rank].append((number, at))
+                if how.known_by != "unlisted":
+                    slices_of[rank].append((number, at))
             counted.update(part.owners)
     stage_of = {rank: stage for stage in stages for rank in stage.ranks}
     groups: dict[Hashable, list[int]] = {}
     first: dict[Hashable, list[int]] = {}
     for rank in sorted(ranks, key=lost.__contains__):  # those without a file come last
         stage = stage_of.get(rank)
-        slices = tuple(held[rank]), stage and stage.ranks, frozenset(sources[rank])
+        slices = tuple(slices_of[rank]), stage and stage.ranks, frozenset(sources[rank])
         if rank in lost and slices in first:
             first[slices].append(rank)
             continue
@@ -662,19 +662,19 @@ def _fold(
     numbers: dict[Hashable, int] = {}  # of the kinds, which have a slice for each rank
     kinds: dict[Distribution, int] = {}
     placements: dict[Distribution, Placement] = {}
-    for one in dict.fromkeys(tensors.values()):
-        first = one.layouts[0].first_rank if one.layouts else 0
-        where: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in one.layouts)
+    for how in dict.fromkeys(tensors.values()):
+        first = how.layouts[0].first_rank if how.layouts else 0
+        where: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in how.layouts)
         if not over_stages:
-            where = one.layouts, tuple(part.holders for part in one.slices if by_stored)
-        regions = tuple((part.regions, one.taken.get(part)) for part in one.slices)
-        kind = one.known_by == "unlisted", where, regions, one.listed_shard
-        kinds[one] = numbers.setdefault(kind, len(numbers))
-        ranks = tuple(tuple(rank - first for rank in part.owners) for part in one.slices)
-        placements[one] = Placement("layout", None, () if over_files else ranks, first_rank=first)
+            where = how.layouts, tuple(part.holders for part in how.slices if by_stored)
+        regions = tuple((part.regions, how.taken.get(part)) for part in how.slices)
+        kind = how.known_by == "unlisted", where, regions, how.listed_shard
+        kinds[how] = numbers.setdefault(kind, len(numbers))
+        ranks = tuple(tuple(rank - first for rank in part.owners) for part in how.slices)
+        placements[how] = Placement("layout", None, () if over_files else ranks, first_rank=first)
     entries = tuple(
-        Entry(name, metas[name].dtype, metas[name].header_shape, placements[one])
-        for name, one in tensors.items()
+        Entry(name, metas[name].dtype, metas[name].header_shape, placements[how])
+        for name, how in tensors.items()
     )
     return fold_rows(Summary(entries, belongings), lambda entry: kinds[tensors[entry.name]])
 

@@ -97,8 +97,8 @@ class Finalized(Document, frozen=True, kw_only=True):
             command=command,
             path=folder,
             outputs=tuple(
-                FileOfSet(one.rank, one.path, one.format, one.nbytes, one.tensors)
-                for one in manifest.outputs
+                FileOfSet(entry.rank, entry.path, entry.format, entry.nbytes, entry.tensors)
+                for entry in manifest.outputs
             ),
             step=manifest.step,
             plan=manifest.plan,

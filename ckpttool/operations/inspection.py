@@ -55,7 +55,7 @@ def are_strategies(paths: Sequence[str]) -> bool:
     )
 
 
-def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | ForeignFile | None:
+def inspect_other(path: str, diagnostics: Diagnostics) -> StrategyInspection | ForeignFile | None:
     """Return what a strategy, or another file of MindSpore, is; None for a checkpoint.
 
     Raises
@@ -66,7 +66,7 @@ def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | Foreign
     if are_strategies([path]):
         from ckpttool.strategy_files.reader import read_strategy
 
-        return describe_strategy(read_strategy(path), found)
+        return describe_strategy(read_strategy(path), diagnostics)
     return inspect_foreign(path)
 
 
@@ -157,7 +157,7 @@ def _sample_equal_ranks(
     summary: Summary,
     every_tensor: bool,
     executor: Executor,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
@@ -180,7 +180,7 @@ def _sample_equal_ranks(
     try:
         sampled = answer(sample_ranks(catalog, names), executor, evidence)
     except CkptToolError as error:
-        found.failures.append(error)
+        diagnostics.failures.append(error)
         return {}
     return {
         name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)

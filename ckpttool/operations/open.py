@@ -59,7 +59,7 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         self.overflows = overflows
         self.closed = False
         self._attrs = attrs
-        self._tensors = {one.meta.name: LazyTensor(self, one, dtypes) for one in tensors}
+        self._tensors = {tensor.meta.name: LazyTensor(self, tensor, dtypes) for tensor in tensors}
 
     def __enter__(self) -> OpenCheckpoint:
         return self
@@ -106,7 +106,7 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         return self[name][...]
 
     def __repr__(self) -> str:
-        nbytes = sum(one.nbytes for one in self._tensors.values())
+        nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
         state = ", closed" if self.closed else ""
         tensors = count(len(self), "tensor")
         return f"<ckpttool checkpoint {self.path}: {tensors}, {format_bytes(nbytes)}{state}>"
@@ -181,8 +181,8 @@ class LazyTensor:
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Array:
         if self._checkpoint.closed:
             raise ValueError(f"{self._checkpoint.path} is closed")
-        if (text := self._tensor.meta.text) is not None:
-            return np.array(text)[index]
+        if (words := self._tensor.meta.text) is not None:
+            return np.array(words)[index]
         ranges, then = _parse_index(index, self.shape)
         return self._read(ranges)[then]
 
@@ -204,8 +204,10 @@ class LazyTensor:
             single.append(ranges[axis].step > 1 and ranges[axis].step * inner >= PAGE_BYTES)
             inner *= self.shape[axis]
         # The gaps of a narrow step are read, so such bands have a limit.
-        spans = [one[-1] + 1 - one[0] if one else 0 for one in ranges]
-        nbytes = math.prod(spans) * itemsize if any(one.step > 1 for one in ranges) else 0
+        spans = [positions[-1] + 1 - positions[0] if positions else 0 for positions in ranges]
+        nbytes = (
+            math.prod(spans) * itemsize if any(positions.step > 1 for positions in ranges) else 0
+        )
         parts = []
         for positions, alone in zip(ranges, reversed(single), strict=True):
             number = len(positions) or 1
@@ -232,8 +234,8 @@ class LazyTensor:
             if files.caster is not None and not self._checkpoint.overflows:
                 stats = files.caster.take_stats()
                 if stats.infinities:
-                    text = f"{self.name}: {stats} in {self.stored_dtype}"
-                    raise OverflowError(f"{text}; on_overflow='inf' reads it so")
+                    message = f"{self.name}: {stats} in {self.stored_dtype}"
+                    raise OverflowError(f"{message}; on_overflow='inf' reads it so")
         return self._decode(out.reshape(-1)).reshape(out.shape[:-1])
 
     def __repr__(self) -> str:
@@ -251,26 +253,26 @@ def _parse_index(
         As NumPy's basic indexing does.
     """
     given = index if isinstance(index, tuple) else (index,)
-    axes = sum(one is not None and one is not Ellipsis for one in given)
-    if axes > len(shape) or sum(one is Ellipsis for one in given) > 1:
+    axes = sum(part is not None and part is not Ellipsis for part in given)
+    if axes > len(shape) or sum(part is Ellipsis for part in given) > 1:
         raise IndexError(f"{axes} indices for {len(shape)} axes, or more than one ellipsis")
-    rest = len(shape) - axes if not any(one is Ellipsis for one in given) else 0
+    rest = len(shape) - axes if not any(part is Ellipsis for part in given) else 0
     given = (*given, *[slice(None)] * rest)
     ranges: list[range] = []
     then: list[Index] = []
-    for one in given:
-        if one is None:
+    for part in given:
+        if part is None:
             then.append(None)
-        elif one is Ellipsis:
+        elif part is Ellipsis:
             ranges += map(range, shape[len(ranges) : len(ranges) + len(shape) - axes])
             then.append(Ellipsis)  # makes an array of what has no axes, as NumPy does
-        elif isinstance(one, slice):
-            positions = range(*one.indices(shape[len(ranges)]))
+        elif isinstance(part, slice):
+            positions = range(*part.indices(shape[len(ranges)]))
             is_reversed = positions.step < 0
             ranges.append(positions[::-1] if is_reversed else positions)
             then.append(slice(None, None, -1) if is_reversed else slice(None))
         else:
-            size, at = shape[len(ranges)], _position(one)
+            size, at = shape[len(ranges)], _position(part)
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for axis {len(ranges)} of {size}")
             ranges.append(range(at % size, at % size + 1))
@@ -278,20 +280,18 @@ def _parse_index(
     return ranges, tuple(then)
 
 
-def _position(one: object) -> int:
-    """Return an index that is a number; raise IndexError for what is no basic index."""
-    is_mask = isinstance(one, bool | np.bool_)
+def _position(index: object) -> int:
+    is_mask = isinstance(index, bool | np.bool_)
     try:
-        if not is_mask and isinstance(one, SupportsIndex):
-            return operator.index(one)
+        if not is_mask and isinstance(index, SupportsIndex):
+            return operator.index(index)
     except TypeError:  # an array of several numbers
         pass
-    kind = type(one).__name__
+    kind = type(index).__name__
     raise IndexError(f"an index is an integer, a slice, an ellipsis or None, and no {kind}")
 
 
 def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Array]:
-    """Return a function from the stored bytes of elements to their numbers; it can be pickled."""
     if dtypes == "ml_dtypes" and dtype in _ML_DTYPES:
         import ml_dtypes
 

@@ -49,40 +49,42 @@ TEMPLATE = Path(__file__).with_name("plot.html")
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
 
-def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnostic]:
+def refusals(inspected: Inspected, path: str, overwrite: bool) -> Iterator[Diagnostic]:
     """Yield why no page is written: there is nothing to draw, or it cannot go there."""
-    if reason := _why_not(found):
+    if reason := _why_not(inspected):
         hint = "`ckpttool help --plot`"
         yield Diagnostic("not_written", f"no picture: {reason}", hint=hint, where=path)
-    inputs = _inputs(found) if isinstance(found, Inspection) else ()
-    if isinstance(found, Inspection) and is_inside(str(Path(path).parent), found.catalog.root):
-        yield inside_problem(path, found.catalog, "--plot")
+    inputs = _inputs(inspected) if isinstance(inspected, Inspection) else ()
+    if isinstance(inspected, Inspection) and is_inside(
+        str(Path(path).parent), inspected.catalog.root
+    ):
+        yield inside_problem(path, inspected.catalog, "--plot")
     problem = document_problem(path, "--plot", inputs, overwrite)
     if problem is not None:
         yield problem
 
 
-def _inputs(found: Inspection) -> tuple[str, ...]:
-    catalog = found.catalog
+def _inputs(inspected: Inspection) -> tuple[str, ...]:
+    catalog = inspected.catalog
     documents = (file.path for file in catalog.documents)
     damaged = (error.path for error in catalog.damaged.values())
-    return (*catalog.paths, *documents, *damaged, *found.checkpoint.strategy.files)
+    return (*catalog.paths, *documents, *damaged, *inspected.checkpoint.strategy.files)
 
 
-def _why_not(found: Inspected) -> str:
+def _why_not(inspected: Inspected) -> str:
     """Return why a checkpoint cannot be drawn; "" if it can, even with lost slices."""
-    if not isinstance(found, Inspection):
+    if not isinstance(inspected, Inspection):
         return "no step was chosen"
-    if any(isinstance(error, StrategyError) for error in found.found.failures):
+    if any(isinstance(error, StrategyError) for error in inspected.found.failures):
         return "the strategy cannot be read"
-    if refuses_layouts(found.found):
+    if refuses_layouts(inspected.found):
         return "the strategy does not fit the checkpoint"
-    if not (found.summary.entries or found.completeness.missing_tensors):
+    if not (inspected.summary.entries or inspected.completeness.missing_tensors):
         return "no tensor was found"
     return ""
 
 
-def write(found: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> int:
+def write(inspected: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> int:
     """Write the page of a checkpoint, completely or not at all; return its bytes.
 
     Raises
@@ -90,7 +92,7 @@ def write(found: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> i
     ExecutionError
         It cannot be written.
     """
-    page = draw(found, facts).encode()
+    page = draw(inspected, facts).encode()
     try:
         write_document(path, page)
     except OSError as error:
@@ -99,20 +101,20 @@ def write(found: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> i
     return len(page)
 
 
-def draw(found: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
+def draw(inspected: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
     """Return the page of a checkpoint.
 
     Parameters
     ----------
-    found
+    inspected
         What was inspected.
     facts
         Label to lines: what the screen of inspect says first.
     """
     page = read_file(TEMPLATE).decode("utf-8")
-    data = json.dumps(_describe(found, facts), separators=(",", ":")).translate(_ESCAPES)
-    allowed = {f"{{{{{one}}}}}": _hash_inline(page, one) for one in ("script", "style")}
-    title = {"{{title}}": html.escape(printable(found.catalog.root))}
+    data = json.dumps(_describe(inspected, facts), separators=(",", ":")).translate(_ESCAPES)
+    allowed = {f"{{{{{tag}}}}}": _hash_inline(page, tag) for tag in ("script", "style")}
+    title = {"{{title}}": html.escape(printable(inspected.catalog.root))}
     values = {**allowed, **title, "{{data}}": data}
     return re.sub("|".join(values), lambda match: values[match[0]], page)
 
@@ -123,40 +125,48 @@ def _hash_inline(page: str, tag: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(match[1].encode()).digest()).decode()}'"
 
 
-def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
+def _describe(inspected: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
     """Return the data of the page."""
-    catalog, done, distributions = found.catalog, found.completeness, _Distributions(found)
+    catalog, done, distributions = (
+        inspected.catalog,
+        inspected.completeness,
+        _Distributions(inspected),
+    )
     rows: list[Json] = []
     tensors: list[list[object]] = []
-    for row in (*fold_rows(_incomplete(found)), *found.summary.rows):
+    for row in (*fold_rows(_incomplete(inspected)), *inspected.summary.rows):
         numbers = range(len(tensors), len(tensors) + len(row.entries))
         states = [*map(printable, row.prefixes)]
         rows.append({"name": printable(row.pattern), "states": states, "tensors": _runs(numbers)})
         tensors += (
-            [printable(one.name), one.dtype, one.nbytes, distributions.find(one)]
-            for one in row.entries
+            [printable(entry.name), entry.dtype, entry.nbytes, distributions.find(entry)]
+            for entry in row.entries
         )
-    root, said = catalog.root, _found_by_merge(found)
-    failed = (one for error in said.failures for one in error.diagnostics)
-    notes = [("error", one) for one in join_alike((*failed, *said.errors))]
+    root, said = catalog.root, _found_by_merge(inspected)
+    failed = (problem for error in said.failures for problem in error.diagnostics)
+    notes = [("error", problem) for problem in join_alike((*failed, *said.errors))]
     for severity in ("warning", "note"):
-        notes += [(severity, one) for one in join_alike(said.of(severity))]
+        notes += [(severity, note) for note in join_alike(said.of(severity))]
     of_tensors: dict[str, list[list[str]]] = {}
-    for one in said:
-        if one.tensor is not None and said.severity_of[one.code] != "note":
-            of_tensors.setdefault(printable(one.tensor), []).append([*map(printable, one.lines)])
+    for diagnostic in said:
+        if diagnostic.tensor is not None and said.severity_of[diagnostic.code] != "note":
+            of_tensors.setdefault(printable(diagnostic.tensor), []).append(
+                [*map(printable, diagnostic.lines)]
+            )
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
-        "said": f"What {'merge' if found.has_full_tensors else 'inspect'} reports",
-        "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],
+        "said": f"What {'merge' if inspected.has_full_tensors else 'inspect'} reports",
+        "notes": [
+            [severity, [*map(printable, diagnostic.lines)]] for severity, diagnostic in notes
+        ],
         "problems": of_tensors,
-        "word": "file" if found.is_merged else "rank",
-        "stages": [*_stages(found)],
+        "word": "file" if inspected.is_merged else "rank",
+        "stages": [*_stages(inspected)],
         "missing": _runs(done.missing_ranks),
         "damaged": _runs(done.unreadable_ranks),
         "files": [
-            [rank, _names_below(root, one.files), one.nbytes, *_device(found, rank)]
-            for rank, one in catalog.files.items()
+            [rank, _names_below(root, file.files), file.nbytes, *_device(inspected, rank)]
+            for rank, file in catalog.files.items()
         ],
         "rows": rows,
         "tensors": tensors,
@@ -164,30 +174,30 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
     }
 
 
-def _found_by_merge(found: Inspection) -> Diagnostics:
+def _found_by_merge(inspected: Inspection) -> Diagnostics:
     said = Diagnostics("convert")
-    if found.has_full_tensors:  # else merge reports only that there is no strategy
-        checkpoint, choices = found.checkpoint, found.checkpoint.options
+    if inspected.has_full_tensors:  # else merge reports only that there is no strategy
+        checkpoint, choices = inspected.checkpoint, inspected.checkpoint.options
         as_merged = replace(checkpoint, options=replace(choices, unlisted=None))
-        said.add(*run_checks(as_merged, found.contents, "convert"))
-    said.extend(found.found)
+        said.add(*run_checks(as_merged, inspected.contents, "convert"))
+    said.extend(inspected.found)
     return said
 
 
 def _names_below(root: str, files: Iterable[StoredFile]) -> str:
-    paths = (one.path for one in files)
+    paths = (file.path for file in files)
     return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
-def _device(found: Inspection, rank: int) -> Iterator[str]:
-    if (device := found.devices.get(rank)) is not None:
+def _device(inspected: Inspection, rank: int) -> Iterator[str]:
+    if (device := inspected.devices.get(rank)) is not None:
         yield printable(f"{device.server}, device {device.device}")
 
 
-def _stages(found: Inspection) -> Iterator[Json]:
+def _stages(inspected: Inspection) -> Iterator[Json]:
     """Yield the pipeline stages with their ranks; all ranks together if nothing says stages."""
-    rest = set(found.expected_ranks)
-    parallelism = found.summary.parallelism
+    rest = set(inspected.expected_ranks)
+    parallelism = inspected.summary.parallelism
     for number, stage in enumerate(parallelism.stages if parallelism else ()):
         rest.difference_update(stage.ranks)
         matrices = [*map(list, stage.device_matrices)]
@@ -199,20 +209,22 @@ def _stages(found: Inspection) -> Iterator[Json]:
         yield {"name": name, "ranks": _runs(sorted(rest)), "matrices": [], "isStage": False}
 
 
-def _incomplete(found: Inspection) -> Summary:
+def _incomplete(inspected: Inspection) -> Summary:
     """Return the tensors whose slices make no full tensor."""
-    joined = found.checkpoint.records if found.checkpoint.are_joined else ()
-    broken = {one.name: one for one in joined if isinstance(one, BrokenTensor)}
+    joined = inspected.checkpoint.records if inspected.checkpoint.are_joined else ()
+    broken = {tensor.name: tensor for tensor in joined if isinstance(tensor, BrokenTensor)}
     entries = []
-    for name in found.completeness.missing_tensors:
-        one = broken.get(name)
-        held = Placement("stored", None, (found.catalog.holders.get(name, ()),))
-        if one is None or not one.stages:
-            entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
+    for name in inspected.completeness.missing_tensors:
+        tensor = broken.get(name)
+        placement = Placement("stored", None, (inspected.catalog.holders.get(name, ()),))
+        if tensor is None or not tensor.stages:
+            entries.append(
+                Entry(name, "" if tensor is None else tensor.meta.dtype, None, placement)
+            )
         else:
-            meta = full_meta(one)
-            entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
-    return Summary(tuple(entries), found.checkpoint.belongings)
+            meta = full_meta(tensor)
+            entries.append(Entry(name, meta.dtype, meta.shape, placement, meta.nbytes))
+    return Summary(tuple(entries), inspected.checkpoint.belongings)
 
 
 class _Distributions:
@@ -224,63 +236,65 @@ class _Distributions:
         The data of each distribution; `find` returns the number of one.
     """
 
-    def __init__(self, found: Inspection) -> None:
+    def __init__(self, inspected: Inspection) -> None:
         self.described: list[Json] = []
-        self._found = found
+        self._found = inspected
         self._numbers: dict[object, int] = {}
         self._others: dict[object, Distribution] = {}
-        equal = {name: one.ranks for name, one in found.summary.equal_ranks.items()}
-        self._of = distribute(found.checkpoint, None, equal) if found.has_full_tensors else {}
+        equal = {name: samples.ranks for name, samples in inspected.summary.equal_ranks.items()}
+        self._of = (
+            distribute(inspected.checkpoint, None, equal) if inspected.has_full_tensors else {}
+        )
 
-    def find(self, one: Entry) -> int:
+    def find(self, entry: Entry) -> int:
         """Return the number of the distribution of a tensor."""
-        how = self._of.get(one.name)
+        how = self._of.get(entry.name)
         if how is None or not how.slices:
-            how = self._without_layout(one)
-        equality, is_same = self._equality(one.name, how) if how.is_of_values else ("", True)
-        key = how, one.shape, equality, is_same
+            how = self._without_layout(entry)
+        equality, is_same = self._equality(entry.name, how) if how.is_of_values else ("", True)
+        key = how, entry.shape, equality, is_same
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
-            slices = _slices_of(how, one.shape)
+            slices = _slices_of(how, entry.shape)
             lost = (not any(part.holders for part in parts) for _, parts in slices)
             kind = "broken" if any(lost) else "slices"
             kind = "values" if how.is_of_values else kind
             kind = {"stored": "stored", "broken": "unjoined"}.get(how.known_by, kind)
             ranks = [[*chain(*(part.owners for part in parts))] for _, parts in slices]
-            held = chain(*(part.holders for _, parts in slices for part in parts))
+            holders = chain(*(part.holders for _, parts in slices for part in parts))
             self.described.append(
                 {
                     "kind": kind,
                     "known": self._known(how, kind),
-                    "shape": one.shape,
+                    "shape": entry.shape,
                     "equality": equality,
                     "same": is_same and kind != "unjoined",
                     "once": self._found.checkpoint.is_deduplicated,
                     **_spans([regions for regions, _ in slices]),
                     "owners": [_runs(sorted({*each})) for each in ranks],
-                    "absent": _runs(sorted({*chain(*ranks)}.difference(held))),
-                    **_sharding(one),
+                    "absent": _runs(sorted({*chain(*ranks)}.difference(holders))),
+                    **_sharding(entry),
                 }
             )
         return self._numbers[key]
 
-    def _without_layout(self, one: Entry) -> Distribution:
+    def _without_layout(self, entry: Entry) -> Distribution:
         """Return who holds a tensor of which nothing says how its slices fit together."""
         known: Known = "broken" if self._found.has_full_tensors else "stored"
-        held = self._found.catalog.holders.get(one.name, ())
+        holders = self._found.catalog.holders.get(entry.name, ())
         if known == "stored":
-            having, equal = one.placement.owners[0], self._found.summary.equal_ranks
-            ways = equal[one.name].ranks if one.name in equal else (having,)
+            having, equal = entry.placement.owners[0], self._found.summary.equal_ranks
+            ways = equal[entry.name].ranks if entry.name in equal else (having,)
             groups = (tuple(filter(having.__contains__, ranks)) for ranks in ways)
             slices = [Holding(ranks, ranks) for ranks in groups]
         else:
-            layouts = self._found.checkpoint.strategy.layouts.get(one.name, ())
+            layouts = self._found.checkpoint.strategy.layouts.get(entry.name, ())
             expected = chain(*(layout.ranks for layout in layouts))
-            lost = tuple(rank for rank in expected if rank not in held)
-            slices = [Holding(held, held), Holding(lost)]
-        key = one.shape, known, tuple(part for part in slices if part.owners)
+            lost = tuple(rank for rank in expected if rank not in holders)
+            slices = [Holding(holders, holders), Holding(lost)]
+        key = entry.shape, known, tuple(part for part in slices if part.owners)
         if key not in self._others:
-            self._others[key] = Distribution(one.shape or (), *key[1:])
+            self._others[key] = Distribution(entry.shape or (), *key[1:])
         return self._others[key]
 
     def _known(self, how: Distribution, kind: str) -> str:
@@ -291,8 +305,8 @@ class _Distributions:
         if self._found.is_merged:
             return "a full tensor"
         if how.known_by == "listed":
-            listed = f"listed in the strategy{', which its slices correct' * how.is_corrected}"
-            return "described by the checkpoint" if is_described else listed
+            words = f"listed in the strategy{', which its slices correct' * how.is_corrected}"
+            return "described by the checkpoint" if is_described else words
         return {
             "follows": "optimizer state that is sharded like its parameter",
             "whole": "each rank holds it in full",
@@ -323,17 +337,17 @@ def _slices_of(
     if how.is_of_values or how.known_by == "broken":
         whole = () if shape is None else (Region.whole(tuple(shape)),)
         return [(whole, (part,)) for part in how.slices]
-    found: dict[tuple[Region, ...], list[Holding]] = {}
+    slices: dict[tuple[Region, ...], list[Holding]] = {}
     for part in how.slices:
-        found.setdefault(part.regions, []).append(part)
-    return [*found.items()]
+        slices.setdefault(part.regions, []).append(part)
+    return [*slices.items()]
 
 
-def _sharding(one: Entry) -> Json:
-    layout = one.placement.layout
+def _sharding(entry: Entry) -> Json:
+    layout = entry.placement.layout
     how: Json = {}
-    if one.placement.is_listed:
-        how["sharded"] = sharded_text(one.placement)
+    if entry.placement.is_listed:
+        how["sharded"] = sharded_text(entry.placement)
     if layout is None:
         return how
     return {**how, "matrix": layout.device_matrix, "map": layout.tensor_map}
@@ -345,8 +359,8 @@ def _spans(slices: Sequence[tuple[Region, ...]]) -> Json:
     axes = [
         sorted(set(zip(starts, stops, strict=True)))
         for starts, stops in zip(
-            zip(*(one.start for one in regions), strict=True),
-            zip(*(one.stop for one in regions), strict=True),
+            zip(*(region.start for region in regions), strict=True),
+            zip(*(region.stop for region in regions), strict=True),
             strict=True,
         )
     ]
@@ -355,9 +369,11 @@ def _spans(slices: Sequence[tuple[Region, ...]]) -> Json:
         [
             [
                 place[span]
-                for place, span in zip(places, zip(one.start, one.stop, strict=True), strict=True)
+                for place, span in zip(
+                    places, zip(region.start, region.stop, strict=True), strict=True
+                )
             ]
-            for one in of_slice
+            for region in of_slice
         ]
         for of_slice in slices
     ]

@@ -107,7 +107,7 @@ class RanksToFetch(Document, frozen=True, kw_only=True):
         """Return the document of what a target needs, and of the ``files`` to fetch."""
         return cls(
             ranks=tuple(
-                RanksOfTarget(one.rank, one.groups, one.fetch, one.also) for one in needs.ranks
+                RanksOfTarget(need.rank, need.groups, need.fetch, need.also) for need in needs.ranks
             ),
             fetch=needs.together.fetch,
             also=needs.together.also,
@@ -176,8 +176,11 @@ def files_to_fetch(
     folder = os.fspath(folder)
     relative = [posixpath.relpath(path, folder or ".") for path in paths]
     if any(path.startswith("../") for path in relative):
-        text, hint = f"the files are not below {folder}", "--relative-to with the folder above them"
-        raise PlanError([Diagnostic("options", text, hint=hint, facts=paths[0])])
+        message, hint = (
+            f"the files are not below {folder}",
+            "--relative-to with the folder above them",
+        )
+        raise PlanError([Diagnostic("options", message, hint=hint, facts=paths[0])])
     return tuple(relative)
 
 
@@ -200,16 +203,18 @@ def _write(
 def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
     expanded = [name for name, of in strategy.layouts.items() if any(map(may_be_expanded, of))]
     if expanded and not form_of(path).has_shapes:
-        text = f"{count(len(expanded), 'parameter')} may have more axes in JSON than in files, and "
-        text += "only JSON has the full shapes (tensor_shape) that tell"
+        message = (
+            f"{count(len(expanded), 'parameter')} may have more axes in JSON than in files, and "
+        )
+        message += "only JSON has the full shapes (tensor_shape) that tell"
         hint = "-o with a name that ends in .json, or split or reshard with --write-strategy"
-        yield StrategyError(shorten(map(repr, expanded), 3), text, hint)
+        yield StrategyError(shorten(map(repr, expanded), 3), message, hint)
 
 
 def _lost(strategy: Strategy, path: str) -> tuple[Diagnostic, ...]:
     known = [name for name, of in strategy.layouts.items() if of[0].full_shape is not None]
     if not known or form_of(path).has_shapes:
         return ()
-    text = f"full shapes (tensor_shape) of {count(len(known), 'parameter')} are left out"
+    message = f"full shapes (tensor_shape) of {count(len(known), 'parameter')} are left out"
     facts = f"{shorten(known, 3)}; only JSON has a place for them, and the slices have them too"
-    return (Diagnostic("strategy_file", text, facts=facts, where=path),)
+    return (Diagnostic("strategy_file", message, facts=facts, where=path),)

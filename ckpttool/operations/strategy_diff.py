@@ -109,7 +109,7 @@ class StrategyComparison(Brief, Document, frozen=True):
     by_patterns: bool
 
     def _texts(self) -> Iterator[str]:
-        yield " and ".join(shorten(one.files, 2) or "the strategy" for one in (self.a, self.b))
+        yield " and ".join(shorten(side.files, 2) or "the strategy" for side in (self.a, self.b))
         yield "equal" if self.equal else count(len(self.differences), "difference")
 
     @property
@@ -117,13 +117,13 @@ class StrategyComparison(Brief, Document, frozen=True):
         """The differences, folded."""
         states = match_states(self.layouts, {})
         alike: dict[LayoutDifference, dict[str, list[str]]] = {}
-        for name, found in self.layouts.items():
+        for name, difference in self.layouts.items():
             parameter = states.get(name, name)
             base = parameter if name.endswith(parameter) else name
-            alike.setdefault(found, {}).setdefault(base, []).append(name.removesuffix(base))
+            alike.setdefault(difference, {}).setdefault(base, []).append(name.removesuffix(base))
         return tuple(
-            DifferenceRow(pattern, prefixes, found)
-            for found, of_base in alike.items()
+            DifferenceRow(pattern, prefixes, difference)
+            for difference, of_base in alike.items()
             for pattern, prefixes in fold_names(
                 {base: tuple(sorted(prefixes)) for base, prefixes in of_base.items()}
             )
@@ -133,29 +133,34 @@ class StrategyComparison(Brief, Document, frozen=True):
 def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyComparison:
     """Compare two strategies; each is one that was read, or its files."""
     a, b = as_strategy(a), as_strategy(b)
-    found: dict[str, LayoutDifference] = {}
+    differing: dict[str, LayoutDifference] = {}
     respelled = []
     names = sorted({*_listed_names(a), *_listed_names(b)})
     for name in names:
         pair = layouts_of_name(name, a, b)
         kind = kind_of_difference(*pair)
         if kind is not None:
-            found[name] = LayoutDifference(kind, *pair)
+            differing[name] = LayoutDifference(kind, *pair)
         elif pair[0] != pair[1]:
             respelled.append(name)
     patterns: Mapping[str, tuple[Layouts, Layouts]] = {}
     if a.rules is not None and b.rules is not None:
         patterns = _patterns(a, b, a.rules, b.rules)
-        found |= _compare_patterns(patterns, a.rules, b.rules)
-    layouts = dict(sorted(found.items(), key=lambda item: KINDS.index(item[1].kind)))
+        differing |= _compare_patterns(patterns, a.rules, b.rules)
+    layouts = dict(sorted(differing.items(), key=lambda item: KINDS.index(item[1].kind)))
     return StrategyComparison(
         *(StrategySize.of(a), StrategySize.of(b)),
         not layouts and a.ranks == b.ranks,
         len(names) + len(patterns),
-        dict(Counter(one.kind for one in layouts.values())),
+        dict(Counter(difference.kind for difference in layouts.values())),
         tuple(
-            NameDifference(name, one.kind, describe_layouts(one.a), describe_layouts(one.b))
-            for name, one in layouts.items()
+            NameDifference(
+                name,
+                difference.kind,
+                describe_layouts(difference.a),
+                describe_layouts(difference.b),
+            )
+            for name, difference in layouts.items()
         ),
         tuple(respelled),
         Reported((*a.notes, *b.notes), severities("diff")),
@@ -164,10 +169,9 @@ def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyCompari
     )
 
 
-def _listed_names(one: Strategy) -> Iterator[str]:
-    """Yield the names that a strategy lists: not those that only patterns match."""
-    yield from one.layouts
-    rules = one.rules.rules if one.rules else ()
+def _listed_names(strategy: Strategy) -> Iterator[str]:
+    yield from strategy.layouts
+    rules = strategy.rules.rules if strategy.rules else ()
     yield from (rule.only_name for rule in rules if rule.only_name is not None)
 
 
@@ -176,37 +180,37 @@ def _patterns(
 ) -> dict[str, tuple[Layouts, Layouts]]:
     """Return each pattern of several names, and ``otherwise``, with its layouts on both sides."""
     sides = [
-        {rule.pattern: rule for rule in reversed(one.rules) if rule.only_name is None}
-        for one in (ours, theirs)
+        {rule.pattern: rule for rule in reversed(rules.rules) if rule.only_name is None}
+        for rules in (ours, theirs)
     ]
-    found = {}
+    layouts = {}
     for pattern in (*sides[0], *sides[1].keys() - sides[0].keys()):
         both = [side.get(pattern) for side in sides]
         ndim = max(len(rule.layout.tensor_map) for rule in both if rule is not None)
         first, second = (() if rule is None else rule.layouts(ndim) for rule in both)
-        found[pattern] = (first, second)
+        layouts[pattern] = (first, second)
     if ours.replicates_rest or theirs.replicates_rest:
-        found["otherwise"] = (layouts_of_rest(a, 0), layouts_of_rest(b, 0))
-    return found
+        layouts["otherwise"] = (layouts_of_rest(a, 0), layouts_of_rest(b, 0))
+    return layouts
 
 
 def _compare_patterns(
     patterns: Mapping[str, tuple[Layouts, Layouts]], ours: Rules, theirs: Rules
 ) -> dict[str, LayoutDifference]:
     """Return the patterns that differ, or that follow others than on the other side."""
-    found = {}
+    differing = {}
     for pattern, pair in patterns.items():
         if (kind := kind_of_difference(*pair)) is not None:
-            found[pattern] = LayoutDifference(kind, *pair)
+            differing[pattern] = LayoutDifference(kind, *pair)
     orders = [
         [
-            one
-            for one in dict.fromkeys(rule.pattern for rule in rules)
-            if all(patterns.get(one, ((),)))
+            pattern
+            for pattern in dict.fromkeys(rule.pattern for rule in rules)
+            if all(patterns.get(pattern, ((),)))
         ]
         for rules in (ours.rules, theirs.rules)
     ]
     for one, other in zip(*orders, strict=True):
-        if one != other and one not in found:
-            found[one] = LayoutDifference("order", *patterns[one])
-    return found
+        if one != other and one not in differing:
+            differing[one] = LayoutDifference("order", *patterns[one])
+    return differing

@@ -23,7 +23,7 @@ from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.answer import Answer, Some
+from ckpttool.operations.answer import Answer, Count, Some
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -150,19 +150,35 @@ class Row(Struct, frozen=True):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """The placements on different ranks; several are in different stages."""
-        distinct = dict.fromkeys((one.placement, one.placement.first_rank) for one in self.entries)
+        distinct = dict.fromkeys(
+            (entry.placement, entry.placement.first_rank) for entry in self.entries
+        )
         if len(distinct) == 1:
             return (self.first.placement,)
-        return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
+        return tuple(
+            {(*placement.owners, placement.others): placement for placement, _ in distinct}.values()
+        )
 
 
-class Amount(Struct, frozen=True):
-    """A number of tensors, their elements and bytes, and the elements of each element type."""
+class Amount(Answer, frozen=True):
+    """Tensors of one kind: full tensors, or without layouts all that is stored.
 
-    tensors: int
-    parameters: int
-    nbytes: int
-    dtypes: Mapping[str, int]
+    Attributes
+    ----------
+    tensors
+        Number of tensors.
+    parameters
+        Number of their elements.
+    nbytes
+        Their size.
+    dtypes
+        Number of elements by dtype.
+    """
+
+    tensors: Count
+    parameters: Count
+    nbytes: Count
+    dtypes: dict[str, Count]
 
 
 class Amounts(Struct, frozen=True):
@@ -177,12 +193,22 @@ class Amounts(Struct, frozen=True):
     copies: Amount
 
 
-class Split(Struct, frozen=True):
-    """Number of parameters with the same slices and replicas, before an optimizer shard."""
+class Split(Answer, frozen=True):
+    """Parameters with equally many slices and replicas, before an optimizer shard.
 
-    slices: int
-    replicas: int
-    tensors: int
+    Attributes
+    ----------
+    slices
+        Number of slices.
+    replicas
+        Ranks that hold each.
+    tensors
+        Number of parameters.
+    """
+
+    slices: Count
+    replicas: Count
+    tensors: Count
 
 
 class Stage(Answer, frozen=True):
@@ -200,34 +226,64 @@ class Stage(Answer, frozen=True):
     device_matrices: tuple[tuple[Some, ...], ...]
 
 
-class OptimizerShard(Struct, frozen=True):
-    """Number of tensors, states included, that an optimizer shard splits in so many slices."""
+class OptimizerShard(Answer, frozen=True):
+    """Tensors with an optimizer shard, states included.
 
-    slices: int
-    tensors: int
+    Attributes
+    ----------
+    slices
+        Number of parts.
+    tensors
+        Number of tensors.
+    """
+
+    slices: Count
+    tensors: Count
 
 
-class Parallelism(Struct, frozen=True):
-    """How the tensors are distributed.
+class Parallelism(Answer, frozen=True):
+    """How the parameters are sharded.
 
-    ``tensor_parallel`` is the slices of all sharded parameters, if layouts say that it is tensor
-    parallelism.  A checkpoint that describes itself has no stages.
+    Attributes
+    ----------
+    tensor_parallel
+        Ways of tensor parallelism; null if the layouts do not say that it is that.
+    tensors
+        Number of tensors that have a layout, states included.
+    splits
+        Parameters by their slices, the most frequent first.
+    stages
+        Pipeline stages; a checkpoint that describes itself has none.
+    optimizer_shards
+        Tensors with an optimizer shard, by the number of parts.
     """
 
     tensor_parallel: int | None
-    tensors: int  # that have a layout, states included
-    splits: tuple[Split, ...]  # the most frequent first
+    tensors: Count
+    splits: tuple[Split, ...]
     stages: tuple[Stage, ...]
     optimizer_shards: tuple[OptimizerShard, ...]
 
 
-class EqualRanks(Struct, frozen=True):
-    """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
+class EqualRanks(Answer, frozen=True):
+    """A tensor without a layout, and the ranks with equal samples; equal for tensors in one row.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    ranks
+        Groups of ranks that hold the same.
+    one_value
+        Whether all its elements are equal, so that slices of different elements may be.
+    sampled
+        Whether only a part of it was read.
+    """
 
     name: str
     ranks: tuple[Ranks, ...]
-    one_value: bool  # in all samples, so that slices of different elements may be equal
-    sampled: bool  # not all of the tensor was read
+    one_value: bool
+    sampled: bool
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EqualRanks):
@@ -271,9 +327,9 @@ class Summary(Struct, frozen=True, dict=True):
     def amounts(self) -> Amounts:
         """How much there is of each kind of tensor."""
         roles: dict[Role, list[Entry]] = {role: [] for role in get_args(Role)}
-        for one in self.entries:
-            role = self.belongings.get(one.name, WEIGHT).role
-            roles["counter" if one.dtype == TEXT else role].append(one)
+        for entry in self.entries:
+            role = self.belongings.get(entry.name, WEIGHT).role
+            roles["counter" if entry.dtype == TEXT else role].append(entry)
         weights = [*roles["weight"], *roles["scale"]]
         kinds = weights, roles["state"], roles["counter"], roles["copy"]
         return Amounts(*map(_add_up, kinds))
@@ -299,40 +355,40 @@ def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
     """
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
     for source in checkpoint.tensors:
-        meta, held = source.meta, checkpoint.catalog.holders[source.meta.name]
-        key = source.slicing.distribution_key, source.has_layout, id(held)
+        meta, holders = source.meta, checkpoint.catalog.holders[source.meta.name]
+        key = source.slicing.distribution_key, source.has_layout, id(holders)
         if key not in placements:
-            placements[key] = _place(source, held, checkpoint.is_deduplicated)
+            placements[key] = _place(source, holders, checkpoint.is_deduplicated)
         what = meta.name, meta.dtype, meta.header_shape, placements[key]
         elements = 0 if meta.text is not None else math.prod(meta.header_shape)
         yield Entry(*what, meta.nbytes, meta.nbytes, elements, source)
 
 
-def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
-    """Return the placement of a tensor that the ranks in ``held`` have."""
+def _place(source: FullTensor, holders: Ranks, is_deduplicated: bool) -> Placement:
+    """Return the placement of a tensor that the ranks in ``holders`` have."""
     slicing = source.slicing
     if not source.has_layout:
         known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
-        return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
-    slices = [one.owners if is_deduplicated else one.holders for one in slicing.holdings()]
-    others = sorted({*held}.difference(*slices))
+        return Placement(known, (1,) * len(source.meta.shape), (holders,), replicas=len(holders))
+    slices = [part.owners if is_deduplicated else part.holders for part in slicing.holdings()]
+    rest = sorted({*holders}.difference(*slices))
     if isinstance(slicing, LayoutSlicing):
-        return _place_layout(slicing.layout, slices, others)
+        return _place_layout(slicing.layout, slices, rest)
     assert isinstance(slicing, BoxSlicing)
     first, counts = min(chain(*slices), default=0), slicing.slice_counts
     return Placement(
         *("described", counts if slicing.is_grid else None),
-        *(tuple(_shift(ranks, -first) for ranks in slices), _shift(others, -first)),
+        *(tuple(_shift(ranks, -first) for ranks in slices), _shift(rest, -first)),
         replicas=min(map(len, slices), default=0),
         first_rank=first,
     )
 
 
-def _place_layout(layout: Layout, owners: Iterable[Ranks], others: Iterable[int]) -> Placement:
+def _place_layout(layout: Layout, owners: Iterable[Ranks], rest: Iterable[int]) -> Placement:
     first = layout.first_rank
     return Placement(
         *("layout", layout.slice_counts),
-        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
+        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(rest, -first)),
         *(layout.optimizer_shard, layout.replicas, first),
         layout=layout,
     )
@@ -348,8 +404,8 @@ def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entr
         of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
-            others = chain.from_iterable(layout.ranks for layout in rest)
-            placements[of_stages] = _place_layout(first, first.slice_owners(), others)
+            further = chain.from_iterable(layout.ranks for layout in rest)
+            placements[of_stages] = _place_layout(first, first.slice_owners(), further)
         yield Entry(name, "", first.full_shape, placements[of_stages])
 
 
@@ -369,16 +425,16 @@ def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
             stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.header_shape), {})
             stored[ranks] = meta.nbytes
     placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
-    for name, found in kinds.items():
-        for (dtype, shape), stored in found.items():
+    for name, by_kind in kinds.items():
+        for (dtype, shape), stored in by_kind.items():
             groups = (tuple(catalog.files),) if is_merged else tuple(stored)
             if groups not in placements:
-                held = tuple(sorted(chain(*groups)))
+                holders = tuple(sorted(chain(*groups)))
                 known: Known = "full" if is_merged else "stored"
-                owners = (_shift(held, -held[0]),)
-                placements[groups] = Placement(known, None, owners, first_rank=held[0])
+                owners = (_shift(holders, -holders[0]),)
+                placements[groups] = Placement(known, None, owners, first_rank=holders[0])
             first, placement = min(stored.items())[1], placements[groups]
-            nbytes = sum(len(ranks) * one for ranks, one in stored.items())
+            nbytes = sum(len(ranks) * size for ranks, size in stored.items())
             elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
             yield Entry(name, dtype, shape, placement, first, nbytes, elements)
 
@@ -386,18 +442,11 @@ def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
 def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the names on several ranks without a layout: only contents tell if they differ."""
     holders: Counter[str] = Counter()
-    for one in entries:
-        is_whole = one.source is not None and isinstance(one.source.known_by, Whole)
-        if is_whole or one.placement.known in ("unlisted", "stored"):
-            holders[one.name] += len(one.placement.local_owners[0])
+    for entry in entries:
+        is_whole = entry.source is not None and isinstance(entry.source.known_by, Whole)
+        if is_whole or entry.placement.known in ("unlisted", "stored"):
+            holders[entry.name] += len(entry.placement.local_owners[0])
     return tuple(name for name, number in holders.items() if number > 1)
-
-
-def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
-    """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
-    if isinstance(source.slicing, BoxSlicing):
-        return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
-    return tuple(dict.fromkeys(source.layout.slice_shapes(source.meta.shape)))
 
 
 _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
@@ -448,7 +497,7 @@ def fold_rows(
     >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
     [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
     """
-    found: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
+    alike_entries: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
     samples = summary.equal_ranks if summary.has_all_samples else {}
     for entry in summary.entries:
         parameter = summary.belongings.get(entry.name, WEIGHT).of or entry.name
@@ -458,11 +507,11 @@ def fold_rows(
         # Those of stages are alike; single values are listed by their ranks.
         place = first if entry.placement.known == "stored" and entry.is_single_value else None
         how: tuple[object, ...] = (entry.shape, entry.placement, place, equal, alike(entry))
-        found.setdefault((base, entry.placement.first_rank, how), []).append(entry)
+        alike_entries.setdefault((base, entry.placement.first_rank, how), []).append(entry)
     layers: dict[object, dict[tuple[int, ...], Row]] = {}
-    for (base, _, how), members in found.items():
+    for (base, _, how), members in alike_entries.items():
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
-        row = Row(base, tuple(one.name.removesuffix(base) for one in members), tuple(members))
+        row = Row(base, tuple(entry.name.removesuffix(base) for entry in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
         kind = (_NUMBER.sub("#", base, _MAX_NUMBERS), row.prefixes, dtypes, how)
         numbers = tuple(map(int, _NUMBER.findall(base)[:_MAX_NUMBERS]))
@@ -495,7 +544,9 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
 
 
 def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
-    texts = [text if text.isdigit() else f"{{{text}}}" for text in map(format_numbers, ways)]
+    texts = [
+        numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in map(format_numbers, ways)
+    ]
     between = _NUMBER.split(name, _MAX_NUMBERS)
     return "".join(chain(*zip_longest(between, texts, fillvalue="")))
 
@@ -515,8 +566,8 @@ def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
     for head, *rest in tuples:
         rests.setdefault(head, []).append(tuple(rest))
     heads: dict[frozenset[tuple[int, ...]], list[int]] = {}
-    for head, found in rests.items():
-        heads.setdefault(frozenset(found), []).append(head)
+    for head, tails in rests.items():
+        heads.setdefault(frozenset(tails), []).append(head)
     return [
         (tuple(values), *ways) for values in heads.values() for ways in _factor(rests[values[0]])
     ]
@@ -534,25 +585,27 @@ def find_parallelism(
     some matrices along rows and others along columns.  Other cuts may be of another kind: of
     experts, or of an embedding table.
     """
-    listed = [one for one in entries if one.placement.is_listed]
-    parameters = [one for one in listed if belongings.get(one.name, WEIGHT).of is None]
-    splits = Counter((one.placement.slices, one.placement.replicas) for one in parameters)
-    sharded = [one.placement for one in parameters if one.placement.slices > 1]
-    cuts = {one.cuts for one in sharded}
-    matrices = {(one[0] > 1, one[1] > 1) for one in cuts if len(one) == 2}
+    with_layout = [entry for entry in entries if entry.placement.is_listed]
+    parameters = [entry for entry in with_layout if belongings.get(entry.name, WEIGHT).of is None]
+    splits = Counter((entry.placement.slices, entry.placement.replicas) for entry in parameters)
+    sharded = [entry.placement for entry in parameters if entry.placement.slices > 1]
+    cuts = {placement.cuts for placement in sharded}
+    matrices = {(cut[0] > 1, cut[1] > 1) for cut in cuts if len(cut) == 2}
     # Groups of ranks with equal slices, before an optimizer shard.
-    layouts = {one.layout for one in sharded}
-    grids = {(one.device_matrix, one.tensor_map) for one in layouts if one is not None}
+    layouts = {placement.layout for placement in sharded}
+    grids = {(layout.device_matrix, layout.tensor_map) for layout in layouts if layout is not None}
     groups = {frozenset(Layout(*grid).slice_owners()) for grid in grids}
-    groups |= {frozenset(one.local_owners) for one in sharded if one.layout is None}
+    groups |= {
+        frozenset(placement.local_owners) for placement in sharded if placement.layout is None
+    }
     is_tensor_parallel = (
         len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )
-    shards = Counter(one.placement.optimizer_shard for one in listed)
+    shards = Counter(entry.placement.optimizer_shard for entry in with_layout)
     layouts_of = chain(*sharding.layouts.values(), *layouts_of_rules(sharding).values())
     return Parallelism(
         len(groups.pop()) if is_tensor_parallel else None,
-        len(listed),
+        len(with_layout),
         tuple(Split(*key, number) for key, number in splits.most_common()),
         tuple(find_stages(sharding, layouts_of)) if sharding.layouts or sharding.rules else (),
         tuple(OptimizerShard(*item) for item in sorted(shards.items()) if item[0] > 1),
@@ -564,15 +617,15 @@ def find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> Iterator[Stage
 
     Layouts of other ranks than those of a stage do not count.
     """
-    found: dict[range, dict[tuple[int, ...], list[int]]] = {
+    counts: dict[range, dict[tuple[int, ...], list[int]]] = {
         ranks: {} for ranks in map(strategy.ranks_of, range(strategy.stages))
     }
-    for one in layouts:
-        if one.ranks in found:
-            number = found[one.ranks].setdefault(one.device_matrix, [0, 0, 0])
-            slices = max(one.slice_counts, default=1)
-            number[0] += slices > one.optimizer_shard
+    for layout in layouts:
+        if layout.ranks in counts:
+            number = counts[layout.ranks].setdefault(layout.device_matrix, [0, 0, 0])
+            slices = max(layout.slice_counts, default=1)
+            number[0] += slices > layout.optimizer_shard
             number[1] += slices > 1
             number[2] += 1
-    for ranks, matrices in found.items():
+    for ranks, matrices in counts.items():
         yield Stage(ranks, tuple(sorted(matrices, key=matrices.__getitem__, reverse=True)))

@@ -335,7 +335,7 @@ def diff(
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
         sides = (of_a, of_b)
         checkpoints = _checkpoints(*sides)
-        pairs = list(_pairs(*([*_outputs(one)] for one in checkpoints)))
+        pairs = list(_pairs(*([*_outputs(checkpoint)] for checkpoint in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
@@ -390,7 +390,7 @@ class _Side(Struct, frozen=True):
     def findings(self, is_empty: bool) -> Iterator[Diagnostic]:
         """Yield what of this side is a difference of its own."""
         nothing = find_nothing(self.sight.catalog) if is_empty else ()
-        yield from (one.on_side(self.name) for one in (*self.replicas, *nothing))
+        yield from (diagnostic.on_side(self.name) for diagnostic in (*self.replicas, *nothing))
 
 
 def _look(
@@ -406,24 +406,26 @@ def _look(
     if catalog.is_merged and source.strategy is None and options.unlisted != "drop":
         options = replace(options, unlisted="first")  # a single file has no ranks
     option = "-s" if name == "A" else "--b-strategy"
-    found = Diagnostics("diff", strict=options.strict, strategy_option=option)
+    diagnostics = Diagnostics("diff", strict=options.strict, strategy_option=option)
     source = replace(source, options=options)
-    sight = look(source, found, executor, open_progress=open_progress)
+    sight = look(source, diagnostics, executor, open_progress=open_progress)
     if sight.checkpoint is None:
         assert sight.error is not None, "else there is a checkpoint"
         if not isinstance(sight.error, PlanError | StrategyError):
             raise sight.error
         return _Side(name, sight, [*catalog.damaged.values(), sight.error])
-    found.add(*(one for one in find_nothing(sight.catalog) if one.code != "nothing"))
-    problems = [one for one in found.errors if one.code != "replica"]
-    notes = [*found.of("note", "warning"), *sight.of_files]
-    if is_borrowed and found.findings:
-        problems = [_explain_by_borrowing(one, sight.catalog) for one in problems]
+    diagnostics.add(
+        *(diagnostic for diagnostic in find_nothing(sight.catalog) if diagnostic.code != "nothing")
+    )
+    problems = [diagnostic for diagnostic in diagnostics.errors if diagnostic.code != "replica"]
+    notes = [*diagnostics.of("note", "warning"), *sight.of_files]
+    if is_borrowed and diagnostics.findings:
+        problems = [_explain_by_borrowing(problem, sight.catalog) for problem in problems]
         notes.append(BORROWED)
     problems = [*catalog.errors(), *problems]
-    errors = [*found.failures, *sight.of_files.failures]
+    errors = [*diagnostics.failures, *sight.of_files.failures]
     errors += [PlanError(problems)] if problems else []
-    replicas = [one for one in found.errors if one.code == "replica"]
+    replicas = [diagnostic for diagnostic in diagnostics.errors if diagnostic.code == "replica"]
     return _Side(name, sight, errors, replicas, notes)
 
 
@@ -435,24 +437,22 @@ def _checkpoints(a: _Side, b: _Side) -> tuple[Checkpoint, Checkpoint]:
         if not problems:
             return a.checkpoint, b.checkpoint
         errors.append(PlanError(problems))
-    if replicas := [*chain(*(one.findings(is_empty=False) for one in (a, b)))]:
+    if replicas := [*chain(*(side.findings(is_empty=False) for side in (a, b)))]:
         errors.append(PlanError(replicas))
     raise errors[0] if len(errors) == 1 else CombinedError(errors)
 
 
 def _errors_of(side: _Side, other: _Side) -> list[CkptToolError]:
-    """Return the errors of a side; only that it looks merged, if the other one shows that."""
     errors, catalog = side.errors, side.sight.catalog
     read = None if other.errors or other.checkpoint is None else other.checkpoint.whole
     if errors and read is not None and _looks_merged(catalog, read.metas):
         errors = [_merged_error(catalog, other.name)]
-    return [one.on_side(side.name) for one in errors]
+    return [error.on_side(side.name) for error in errors]
 
 
 def _notes(a: _Side, b: _Side) -> Iterator[Diagnostic]:
-    """Yield the notes of both sides, each once; those of a single side name it."""
     for note in dict.fromkeys((*a.notes, *b.notes)):
-        names = [one.name for one in (a, b) if note in one.notes]
+        names = [side.name for side in (a, b) if note in side.notes]
         yield note if len(names) > 1 else note.on_side(names[0])
 
 
@@ -463,23 +463,23 @@ def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:
     """
     if not catalog.needs_strategy or len(catalog.paths) != 1:
         return False
-    common = [(one, full[name]) for name, one in catalog.metas.items() if name in full]
-    return bool(common) and all(one.shape == other.shape for one, other in common)
+    common = [(meta, full[name]) for name, meta in catalog.metas.items() if name in full]
+    return bool(common) and all(meta.shape == other.shape for meta, other in common)
 
 
 def _merged_error(catalog: Catalog, other: str) -> PlanError:
     (path,) = catalog.paths
-    text = f"looks merged: its tensors have the full shapes of {other}"
+    message = f"looks merged: its tensors have the full shapes of {other}"
     hint = f"{quote(path)} in place of {quote(catalog.root)}"
     facts = "it is a folder with the file of one rank"
-    return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=catalog.root)])
+    return PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=catalog.root)])
 
 
 def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
-    for one in checkpoint.tensors:
-        if terms := checkpoint.terms_of(one):
-            output = OutputTensor.full(one, checkpoint.wanted_dtype(one.meta))
-            name = checkpoint.renamed.get(one.name, one.name)
+    for tensor in checkpoint.tensors:
+        if terms := checkpoint.terms_of(tensor):
+            output = OutputTensor.full(tensor, checkpoint.wanted_dtype(tensor.meta))
+            name = checkpoint.renamed.get(tensor.name, tensor.name)
             yield replace(output, meta=replace(output.meta, name=name), terms=terms)
 
 
@@ -526,7 +526,7 @@ class _Pair(Struct, frozen=True):
     @property
     def sides(self) -> tuple[OutputTensor, ...]:
         """What is read of both sides to compare their values."""
-        return tuple(one for one in (self.a, self.b) if one is not None)
+        return tuple(side for side in (self.a, self.b) if side is not None)
 
 
 def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pair]:
@@ -536,12 +536,11 @@ def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pa
         numbers = sorted({rank for rank in (*of_a, *of_b) if rank is not None})
         ranks: list[int | None] = [*numbers] if numbers else [None]
         for rank in ranks:
-            in_a, in_b = (held.get(rank, held.get(None)) for held in (of_a, of_b))
+            in_a, in_b = (by_rank.get(rank, by_rank.get(None)) for by_rank in (of_a, of_b))
             yield _Pair(name, rank, in_a, in_b)
 
 
 def _by_name(tensors: Sequence[OutputTensor]) -> dict[str, dict[int | None, OutputTensor]]:
-    """Return name to rank to tensor; the rank of a full tensor is None."""
     by_name: dict[str, dict[int | None, OutputTensor]] = {}
     for tensor in tensors:
         only_for = tensor.source.only_for
@@ -557,10 +556,14 @@ def _compare(
 ) -> tuple[tuple[TensorDifference, ...], tuple[TensorChange, ...] | None]:
     """Return the differences, in the order of the pairs, and the changes if they are wanted."""
     compared = ((i, pair.sides) for i, pair in enumerate(pairs) if pair.has_values)
-    found = dict(compare_tensors(compared, executor, options, on_progress))
+    stats_of = dict(compare_tensors(compared, executor, options, on_progress))
     differences = []
     for i, pair in enumerate(pairs):
-        delta = found[i].differences[0] if i in found and found[i].differences[0].count else None
+        delta = (
+            stats_of[i].differences[0]
+            if i in stats_of and stats_of[i].differences[0].count
+            else None
+        )
         kind = pair.kind or ("values" if delta is not None else None)
         if kind is not None:
             a, b = (
@@ -570,8 +573,8 @@ def _compare(
             differences.append(TensorDifference(pair.name, pair.rank, kind, a, b, values))
     if not options.wants_statistics:
         return tuple(differences), None
-    changes = (_change(pairs[i], stats) for i, stats in found.items())
-    return tuple(differences), tuple(sorted(changes, key=lambda one: one.order))
+    changes = (_change(pairs[i], stats) for i, stats in stats_of.items())
+    return tuple(differences), tuple(sorted(changes, key=lambda change: change.order))
 
 
 def _value_difference(pair: _Pair, delta: TensorDelta) -> ValueDifference:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import product
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -21,9 +22,17 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.answer import (
+    Answer,
+    Count,
+    Document,
+    Each,
+    Reported,
+    Unbounded,
+    notes_and_problems,
+)
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
-from ckpttool.problems import Diagnostics
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -33,6 +42,7 @@ PRINTED = 1000  # elements: NumPy prints the edges of a larger array
 EDGE = 3  # elements at each end of an axis, which NumPy prints then
 MAX_IN_FLIGHT = 64  # units that are read at a time, at most
 
+Mean = float | tuple[float, float]  # of complex numbers the real and the imaginary part
 Rows = tuple[int | None, int | None, int | None]  # start, stop and step of a slice
 
 
@@ -89,21 +99,133 @@ class TensorValues(Struct, frozen=True):
         return self.shape if self.rows is None else (len(self.rows), *self.shape[1:])
 
 
-class Values(Brief, Struct, frozen=True):
-    """The tensors that patterns match, and the notes on the checkpoint."""
+class StatisticsOfValues(Answer, frozen=True):
+    """Statistics of numbers.
+
+    Attributes
+    ----------
+    elements
+        Number of elements.
+    nans
+        How many are NaN.
+    infinities
+        How many are infinite.
+    zeros
+        How many are 0 or -0.
+    finite
+        How many are neither NaN nor infinite; what follows is of these.
+    minimum
+        The least; null for complex numbers, and if there is none.
+    maximum
+        The largest; null for complex numbers, and if there is none.
+    mean
+        The mean, real and imaginary of complex numbers; null if there is none.
+    norm
+        The square root of the sum of the squares; Infinity if a Float64 cannot hold it.
+    """
+
+    elements: Count
+    nans: Count
+    infinities: Count
+    zeros: Count
+    finite: Count
+    minimum: float | None
+    maximum: float | None
+    mean: Mean | None
+    norm: Unbounded
+
+
+class PrintedValues(Answer, frozen=True):
+    """The values of a tensor.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    dtype
+        Element type, by MindSpore's name; str for a text.
+    shape
+        The full shape.
+    nbytes
+        Bytes of the full tensor.
+    rows
+        Start, stop and step of the rows that are meant, as of a range of Python; null for all.
+    statistics
+        Of all elements that are meant; null if they are no numbers.
+    elements
+        The elements as nested lists, or the text; complex numbers as [real, imaginary], others than
+        finite ones as NaN, Infinity and -Infinity in quotes, bytes of a type without numbers as
+        integers. null if there are more than 1000.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Count, ...]
+    nbytes: Count
+    rows: tuple[int, int, int] | None
+    statistics: StatisticsOfValues | None
+    elements: Any
+
+    @classmethod
+    def of(cls, values: TensorValues) -> PrintedValues:
+        """Return values as documents have them."""
+        array, rows, statistics = values.shown, values.rows, values.statistics
+        numbers = array.view("u1") if array.dtype.kind == "V" else array
+        if statistics is not None:
+            counts = (statistics.elements, statistics.nans, statistics.infinities)
+            bounds = (statistics.minimum, statistics.maximum, _pair(statistics.mean))
+            printed = StatisticsOfValues(
+                *(*counts, statistics.zeros, statistics.finite, *bounds, statistics.norm)
+            )
+        return cls(
+            *(values.name, values.dtype, values.shape, values.nbytes),
+            None if rows is None else (rows.start, rows.stop, rows.step),
+            None if statistics is None else printed,
+            None if values.is_summarized else _pair(numbers.tolist()),
+        )
+
+
+def _pair(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_pair, value)]
+    return [value.real, value.imag] if isinstance(value, complex) else value
+
+
+class Values(Brief, Document, frozen=True):
+    """With --values: the tensors that the patterns match.
+
+    Attributes
+    ----------
+    path
+        The checkpoint.
+    step
+        The step that was read; null if the names have none.
+    values
+        The tensors, in the order of the checkpoint.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        Always empty: what is wrong is an error.
+    tensors
+        The tensors with the arrays that a screen prints.
+    """
+
+    aside = frozenset({"tensors"})
 
     path: str
     step: str | None
+    values: Sequence[PrintedValues]
+    notes: Reported
+    problems: Reported
     tensors: tuple[TensorValues, ...]
-    found: Diagnostics
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {count(len(self.tensors), 'tensor')}"
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "values")
-        for one in self.tensors:
-            yield (one.name, one.printed())
+        for tensor in self.tensors:
+            yield (tensor.name, tensor.printed())
 
 
 def read_values(
@@ -138,13 +260,15 @@ def read_values(
     """
     executor = executor or InlineExecutor()
     options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
-    plan, found = plan_reading(catalog, strategy, None, None, options, executor)
+    plan, diagnostics = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])
     opened = OpenCheckpoint(catalog.root, output.tensors, {})
-    nbytes = sum(_nbytes_of(one, rows) for one in opened.values())
+    nbytes = sum(_nbytes_of(tensor, rows) for tensor in opened.values())
     with require_unmodified_sources(catalog), open_progress(nbytes, "reading values") as progress:
-        read = tuple(_read(one, rows, executor, progress) for one in opened.values())
-    return Values(catalog.root, catalog.step, read, found)
+        read = tuple(_read(tensor, rows, executor, progress) for tensor in opened.values())
+    reported = notes_and_problems(diagnostics)
+    printed = Each(PrintedValues.of, read)
+    return Values(catalog.root, catalog.step, printed, **reported, tensors=read)
 
 
 def _rows_of(tensor: LazyTensor, rows: Rows | None) -> range | None:
@@ -188,15 +312,14 @@ def _read(
     statistics = Statistics() if tensor.dtype.kind in "biufc" else None
     if statistics is not None:
         boxes = ((box, box) for box in whole.bands(UNIT_ELEMENTS))
-        for box, found in map_in_order(executor, measure_box, boxes, MAX_IN_FLIGHT):
-            statistics = statistics.merged(found)
+        for box, measured in map_in_order(executor, measure_box, boxes, MAX_IN_FLIGHT):
+            statistics = statistics.merged(measured)
             on_progress(box.size * tensor.nbytes // tensor.size)
     described = tensor.name, tensor.stored_dtype, tensor.shape, tensor.nbytes
     return TensorValues(*described, positions, elements, shown, statistics)
 
 
 def _as_slice(positions: range) -> slice:
-    """Return the slice that means some positions; a range may end before the first one."""
     stop = positions.stop if positions.stop >= 0 else None
     return slice(positions.start, stop, positions.step) if positions else slice(0)
 

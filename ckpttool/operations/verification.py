@@ -168,18 +168,18 @@ def verify(
         A file that `scan` could read cannot be read any more.
     """
     executor = executor or InlineExecutor()
-    found = Diagnostics("verify", ignore=ignore)
+    diagnostics = Diagnostics("verify", ignore=ignore)
     reads_all = deep or options.manifest == "all"
     if not catalog.files and not catalog.damaged:
-        found.add(*catalog.diagnostics)
+        diagnostics.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
-            found.add(*check_set(catalog, path, executor, reads_all))
-        found.add(*find_nothing(catalog))
-        return _report(catalog, found, deep, _compared(deep, crc, options))
+            diagnostics.add(*check_set(catalog, path, executor, reads_all))
+        diagnostics.add(*find_nothing(catalog))
+        return _report(catalog, diagnostics, deep, _compared(deep, crc, options))
     source = Subject(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
     with require_unmodified_sources(catalog.with_remains()):
         sight = look(
-            *(source, found, executor),
+            *(source, diagnostics, executor),
             contents="slices" if deep else "samples",
             crc=crc,
             read_more=partial(_read, deep=deep, crc=crc),
@@ -187,19 +187,18 @@ def verify(
         )
         if sight.checkpoint is not None and sight.checkpoint.misfits:
             raise PlanError(sight.checkpoint.misfits)
-        raise_all(found.failures)
+        raise_all(diagnostics.failures)
     checkpoint = sight.checkpoint
     assert checkpoint is not None, "else there is an error"
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
-    is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
+    is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
     compared = _compared(deep, crc, options, is_sampled)
     compared += "" if is_whole else " in each rank by itself"
-    return _report(catalog, found, deep, compared, LeftOut.of(checkpoint.left_out))
+    return _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
 
 
 def _compared(deep: bool, crc: bool, options: ResolveOptions, is_sampled: bool = False) -> str:
-    """Return what is right where nothing is wrong."""
     what = {"samples": is_sampled, "checksums": crc, "hashes": options.manifest == "all"}
     parts = ["headers", *(name for name, is_compared in what.items() if is_compared)]
     words = " and ".join(", ".join(parts).rsplit(", ", 1))
@@ -208,12 +207,12 @@ def _compared(deep: bool, crc: bool, options: ResolveOptions, is_sampled: bool =
 
 def _report(
     catalog: Catalog,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
     deep: bool,
     compared: str,
     left_out: LeftOut | None = None,
 ) -> Verification:
-    severities = Counter(found.severity_of[finding.code] for finding in found.findings)
+    severities = Counter(diagnostics.severity_of[finding.code] for finding in diagnostics.findings)
     return Verification(
         path=catalog.root,
         step=catalog.step,
@@ -223,11 +222,11 @@ def _report(
         nbytes=sum(file.nbytes for file in catalog.files.values()),
         deep=deep,
         left_out=left_out,
-        clean=not found.findings,
+        clean=not diagnostics.findings,
         errors=severities["error"],
         warnings=severities["warning"],
-        findings=Reported(found.findings, found.severity_of),
-        notes=Reported(found.of("note"), found.severity_of),
+        findings=Reported(diagnostics.findings, diagnostics.severity_of),
+        notes=Reported(diagnostics.of("note"), diagnostics.severity_of),
         is_merged=catalog.is_merged,
         compared=compared,
     )
@@ -253,7 +252,7 @@ def _read(
         errors, notes = check_files(
             replace(catalog, files=checked), executor, deep or crc, on_progress
         )
-        read["checksums"] = [*notes, *chain.from_iterable(one.diagnostics for one in errors)]
+        read["checksums"] = [*notes, *chain.from_iterable(error.diagnostics for error in errors)]
         hashed = set[bytes]()  # what need not be read again for the manifest
         if deep:
             fingerprints = hashed if manifests else None
@@ -264,15 +263,15 @@ def _read(
         elif checkpoint.are_joined:
             read["unlisted"] = [*_sample_unlisted(checkpoint, shown.evidence, executor)]
         read["manifest"] = [
-            one
+            problem
             for path in manifests
-            for one in check_set(
+            for problem in check_set(
                 *(catalog, path, executor, deep or is_listed, on_progress, hashed, partial)
             )
         ]
     if is_listed and not manifests:
-        text, hint = "no manifest lists these files", "the same command without --check-manifest"
-        read["manifest"] = [Diagnostic("manifest", text, hint=hint, where=catalog.root)]
+        message, hint = "no manifest lists these files", "the same command without --check-manifest"
+        read["manifest"] = [Diagnostic("manifest", message, hint=hint, where=catalog.root)]
     return read
 
 
@@ -293,7 +292,6 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
 
 
 def _files_to_check(catalog: Catalog, deep: bool, crc: bool) -> dict[int, FileIndex]:
-    """Return the files with checksums or tags; all files with ``crc``."""
     return {
         rank: file
         for rank, file in catalog.files.items()
@@ -309,7 +307,7 @@ def _bytes_to_read(
         total += sum(file.nbytes for file in checkpoint.catalog.files.values())
     if deep:
         pairs = stage_pairs(checkpoint.tensors)
-        total += sum(one.meta.nbytes + other.meta.nbytes for one, other in pairs)
+        total += sum(tensor.meta.nbytes + other.meta.nbytes for tensor, other in pairs)
     return total
 
 
@@ -318,12 +316,12 @@ def _sample_unlisted(
 ) -> Iterator[Diagnostic]:
     """Yield the tensors without a layout that differ between two ranks, as a conversion does."""
     catalog = checkpoint.catalog
-    in_full = (one for one in checkpoint.tensors if not one.has_layout)
-    single = (one for one in in_full if one.meta.nbytes == one.meta.itemsize)
-    numbers = (one for tensor in single for one in slices_of(tensor) if len(one.ranks) > 1)
+    in_full = (tensor for tensor in checkpoint.tensors if not tensor.has_layout)
+    single = (tensor for tensor in in_full if tensor.meta.nbytes == tensor.meta.itemsize)
+    numbers = (part for tensor in single for part in slices_of(tensor) if len(part.ranks) > 1)
     for number, stats in compare_replicas(numbers, executor):
         yield from find_differences(number, stats)
-    unlisted = [one for one in checkpoint.records if isinstance(one.known_by, Unlisted)]
+    unlisted = [tensor for tensor in checkpoint.records if isinstance(tensor.known_by, Unlisted)]
     names = [
         name
         for name in decided_by_contents(catalog, unlisted)
@@ -336,11 +334,11 @@ def _sample_unlisted(
     if running:
         of_statistics = sorted({rank for name in running for rank in differing[name]})
         yield running_statistics_problem(sorted(running), of_statistics)
-    one = Diagnostic("unlisted", DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
+    problem = Diagnostic("unlisted", DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
     for name, ranks in differing.items():
         if name not in running:
             facts = format_difference([[rank] for rank in ranks])
-            yield replace(one, facts=facts, tensor=name, ranks=ranks)
+            yield replace(problem, facts=facts, tensor=name, ranks=ranks)
 
 
 def _check_contents(
@@ -365,7 +363,7 @@ def _slices(checkpoint: Checkpoint) -> Iterator[Slice]:
     catalog, tensors = checkpoint.catalog, checkpoint.tensors
     for tensor in tensors:
         yield from slices_of(tensor)
-    full = {one.name for one in tensors}
+    full = {tensor.name for tensor in tensors}
     for one in checkpoint.records if checkpoint.are_joined else ():
         for rank in catalog.holders[one.name] if one.name not in full else ():
             yield from slices_of(full_tensor(catalog, one.name, Unlisted(((rank,),)), rank))

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from inspect import getsource
 from pathlib import Path
 
 import pytest
@@ -19,22 +18,31 @@ from jsonschema import Draft202012Validator
 
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations import answer, documents
 from ckpttool.operations.answer import Answer, DiagnosticAnswer, Failure
 from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.finalized import Finalized
+from ckpttool.operations.inspected import (
+    InspectedFile,
+    InspectedFiles,
+    InspectedForeign,
+    InspectedRanks,
+    InspectedSaves,
+    InspectedSteps,
+    InspectedStrategy,
+)
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
 from ckpttool.operations.tensor_diff import Difference
+from ckpttool.operations.values import Values
 from ckpttool.operations.verification import Verification
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
 from tests.support.file_bytes import layout, strategy
-from tests.support.schemas import make_schema
+from tests.support.schemas import make_schema, make_schema_of_kinds
 from tests.support.snapshots import SNAPSHOTS, UPDATE
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
@@ -55,6 +63,10 @@ ANSWERS: dict[str, type[Answer]] = {
     "strategy-ranks.json": RanksToFetch,
     "verify.json": Verification,
 }
+INSPECTED = (
+    *(InspectedFile, InspectedFiles, InspectedRanks, InspectedSaves),
+    *(InspectedForeign, InspectedStrategy, Values, InspectedSteps),
+)
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 
@@ -90,6 +102,9 @@ def others() -> list[list[str]]:
         ["strategy", "diff", "fields.ckpt", str(UNEVEN)],
         ["merge", "run", "-s", "fields.ckpt", "-o", "m.ckpt"],
         ["inspect", "model"],
+        ["merge", "a.ckpt", "-o", "many", "--format", "ckpt", "--max-shard-size", "4KiB"],
+        ["inspect", "many"],
+        ["inspect", str(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")],
         ["diff", "a.ckpt", "b.ckpt"],
     ]
 
@@ -177,11 +192,14 @@ def test_the_schema_of_an_answer_is_made_of_its_fields(name):
 
 
 @pytest.mark.source
-def test_every_other_key_stands_in_the_module_of_documents():
-    by_hand = SCHEMAS.keys() - ANSWERS.keys()
-    places = set().union(*map(declared, by_hand))
-    keys = {place[-1] for place in places if place[-2] == "properties"}
-    assert keys - {*re.findall(r"\w+", getsource(documents) + getsource(answer))} == set()
+def test_the_schema_of_inspect_is_made_of_the_fields_of_all_that_it_finds():
+    path = REFERENCE / "schema" / "inspect.json"
+    summary = "What inspect prints with --json: one of the kinds below."
+    made = make_schema_of_kinds("Inspect", summary, INSPECTED)
+    if os.environ.get(UPDATE):
+        path.write_text(made, encoding="utf-8")
+    else:
+        assert path.read_text(encoding="utf-8") == made
 
 
 @pytest.mark.source
@@ -190,7 +208,7 @@ def test_the_page_names_every_key_and_links_to_every_schema():
     for name, schema in SCHEMAS.items():
         assert f"](schema/{name})" in text
         kinds = schema.get("$defs", {"": schema})
-        for kind in ("", "file", "files", "ranks"):
+        for kind in ("", "InspectedFile", "InspectedFiles", "InspectedRanks"):
             keys = kinds.get(kind, {}).get("properties", {})
             assert [key for key in keys if f"`{key}`" not in text] == []
 

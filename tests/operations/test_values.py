@@ -24,7 +24,6 @@ from ckpttool.formats import get_format
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations import documents
 from ckpttool.operations.values import read_values
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
@@ -137,14 +136,14 @@ def test_a_text_is_printed_and_has_no_statistics(tmp_path):
     create_file(get_format("ckpt"), tmp_path / "a.ckpt", metas, {})
     found = values_of(tmp_path / "a.ckpt", rows=(0, 1, None))
     assert printed(found) == "note: str\none\\x1b[31m\n"
-    (document,) = documents.values(found)["values"]
+    (document,) = found.to_dict()["values"]
     assert (document["elements"], document["statistics"]) == ("one\x1b[31m", None)
 
 
 def test_json_has_no_number_that_it_cannot_write(tmp_path):
     array = np.array([np.nan, np.inf, -np.inf, complex(1, np.nan)], "c8")
     write_file(tmp_path / "a.ckpt", {"w": Entry("Complex64", (4,), array.tobytes())}, "ckpt")
-    (document,) = documents.values(values_of(tmp_path / "a.ckpt"))["values"]
+    (document,) = values_of(tmp_path / "a.ckpt").to_dict()["values"]
     json.dumps(document, allow_nan=False)
     assert document["elements"][1:] == [["Infinity", 0.0], ["-Infinity", 0.0], [1.0, "NaN"]]
     assert document["statistics"]["mean"] is None

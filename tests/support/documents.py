@@ -84,7 +84,7 @@ def used(schema: str, document: object) -> set[tuple[str, ...]]:
             if isinstance(node.get("additionalProperties"), dict):
                 for child in value.values():
                     yield from walk(child, (*place, "additionalProperties"))
-        if isinstance(value, list) and "items" in node:
+        if isinstance(value, list) and isinstance(node.get("items"), dict):
             for one in value:
                 yield from walk(one, (*place, "items"))
 

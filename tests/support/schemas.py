@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,19 +20,38 @@ _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 def make_schema(document: type[Answer]) -> str:
     """Return the JSON Schema of a document, or of a part that others refer to, as text."""
+    root, parts = _components(document)
+    schema: dict[str, Any] = {"$schema": DIALECT, **root}
+    return fold({**schema, "$defs": parts} if parts else schema) + "\n"
+
+
+def make_schema_of_kinds(title: str, summary: str, kinds: Sequence[type[Answer]]) -> str:
+    """Return the JSON Schema of a command that prints one of several documents, as text."""
+    made = {kind.__name__: _components(kind) for kind in kinds}
+    shared = {name: part for _, parts in made.values() for name, part in parts.items()}
+    roots = {name: root for name, (root, _) in made.items()}
+    schema = {
+        "$schema": DIALECT,
+        "title": title,
+        "description": summary,
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in roots],
+        "$defs": {**roots, **shared},
+    }
+    return fold(schema) + "\n"
+
+
+def _components(document: type[Answer]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schema of a document, and of its parts by name."""
     keys = _without_aside(document)
-    (_,), parts = msgspec.json.schema_components([keys], schema_hook=_hook)
     structs = {one.__name__: one for one in _structs(keys)}
+    _, parts = msgspec.json.schema_components([*structs.values()], schema_hook=_hook)
     described = {name: _describe(parts[name], one) for name, one in structs.items()}
     root = described.pop(document.__name__)
-    schema: dict[str, Any] = {"$schema": DIALECT, **root}
     if issubclass(document, Document):
         version = {"description": VERSION, "const": document.schema}
-        schema["properties"] = {"schema": version, **root["properties"]}
-        schema["required"] = ["schema", *root["required"]]
-    if described:
-        schema["$defs"] = described
-    return fold(schema) + "\n"
+        root["properties"] = {"schema": version, **root["properties"]}
+        root["required"] = ["schema", *root["required"]]
+    return root, described
 
 
 def _without_aside(document: type[Answer]) -> type[msgspec.Struct]:
@@ -64,12 +83,14 @@ def _structs(document: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
     def walk(node: object) -> None:
         if isinstance(node, msgspec.inspect.StructType):
-            if node.cls in found:
+            if node.cls in found or node.cls is Answer:
                 return
             found[node.cls] = None
         if isinstance(node, msgspec.Struct):
             for name in node.__struct_fields__:
                 walk(getattr(node, name))
+            for kind in _kinds(node):
+                walk(msgspec.inspect.type_info(kind))
         elif isinstance(node, tuple):
             for one in node:
                 walk(one)
@@ -91,7 +112,12 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
     assert words.keys() >= infos.keys(), f"{struct.__name__}: {infos.keys() - words.keys()}"
     properties = {}
     for name, one in part["properties"].items():
-        is_optional = not infos[name].required
+        is_optional = not infos[name].required and infos[name].default is None
+        if kinds := _kinds(infos[name].type):
+            one = {
+                "type": "array",
+                "items": {"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]},
+            }
         properties[name] = {"description": words[name], **_plain(one, is_optional)}
         keys = getattr(infos[name].type, "key_type", None)  # of a mapping
         if isinstance(keys, msgspec.inspect.LiteralType):
@@ -108,13 +134,20 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
     }
 
 
+def _kinds(node: msgspec.inspect.Type) -> tuple[type[Answer], ...]:
+    """Return the structs of which an item is one, where a type cannot say that."""
+    extra = node.extra if isinstance(node, msgspec.inspect.Metadata) else None
+    return (extra or {}).get("items", ())
+
+
 def _plain(node: dict[str, Any], is_optional: bool) -> dict[str, Any]:
     """Return the schema of a value: null as one of its types, and no default."""
     node = {key: value for key, value in node.items() if key != "default"}
     kinds = node.pop("anyOf", ())
     if kinds:
         null = {"type": "null"}
-        (value,) = (_with_spelled(kind) for kind in kinds if kind != null)
+        values = [_with_spelled(kind) for kind in kinds if kind != null]
+        value = values[0] if len(values) == 1 else {"anyOf": values}
         if is_optional or null not in kinds:
             return {**node, **value}
         if "type" not in value:

@@ -42,9 +42,9 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
         return
     described = describe_strategy(strategy, diagnostics)
     if report.as_json:
-        from ckpttool.operations import documents
+        from ckpttool.operations.inspected import document_of
 
-        tables.print_json(documents.inspect(described))
+        tables.print_json(document_of(described).to_dict())
         return
     if not report.quiet:
         from ckpttool.cli.overview import print_strategy

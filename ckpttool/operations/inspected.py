@@ -1,0 +1,859 @@
+"""The documents of inspect: one for each kind of thing that it finds.
+
+`ckpttool.operations.describe` has the facts and their figures; here stand the keys.  A tensor is
+described when the document is written: a screen folds 100,000 of them into few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ckpttool.discovery.scan import Steps
+from ckpttool.formats.foreign import Device, ForeignFile, RankTable
+from ckpttool.model.layout import Layout
+from ckpttool.model.manifest import LeftOut
+from ckpttool.model.names import map_of_component
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, holdings
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.operations.answer import (
+    Answer,
+    Code,
+    Count,
+    Document,
+    Each,
+    Reported,
+    Some,
+    StageLayout,
+    describe_layouts,
+    notes_and_problems,
+)
+from ckpttool.operations.describe import (
+    Inspected,
+    Inspection,
+    SavesInspection,
+    StrategyInspection,
+)
+from ckpttool.operations.summary import (
+    Amount,
+    Entry,
+    EqualRanks,
+    Parallelism,
+    layouts_of_rules,
+)
+from ckpttool.problems import Diagnostics
+
+Ranks = tuple[Count, ...]
+Shape = tuple[Count, ...]
+
+
+class TensorOfFile(Answer, frozen=True):
+    """A tensor as a file holds it.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Shape in the file.
+    nbytes
+        Its bytes.
+    text
+        The text, if the tensor is a string.
+    map
+        The map parameter that the tensor is a part of.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    nbytes: Count
+    text: str | None = None
+    map: str | None = None
+
+
+class TensorOfFiles(TensorOfFile, frozen=True, kw_only=True):
+    """A tensor, and the file that holds it.
+
+    Attributes
+    ----------
+    file
+        The file that holds it.
+    """
+
+    file: str
+
+
+class TensorOfRanks(Answer, frozen=True):
+    """A tensor, and the ranks that store it with this dtype and shape.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Shape in the files.
+    nbytes
+        Its bytes on one rank.
+    ranks
+        These ranks.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape | None
+    nbytes: Count
+    ranks: Ranks
+
+
+class TensorOfLayout(Answer, frozen=True, kw_only=True):
+    """A full tensor and its layout.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Full shape.
+    slice_shape
+        Shape of the first slice.
+    slice_shapes
+        All shapes of slices, if there are several.
+    device_matrix
+        Sizes of the device grid. Null: nothing lists the tensor.
+    tensor_map
+        For each tensor axis the device axes that shard it, counted from the right. Null: nothing
+        lists the tensor.
+    optimizer_shard
+        Number of parts of the optimizer shard; 1 for none. Null: nothing lists the tensor.
+    rows
+        Rows of each slice, if a manual split makes them unequal.
+    fields
+        Number of fields, if slices hold their share of each field.
+    nbytes
+        Bytes of the full tensor.
+    handwritten
+        Line of the hand-written strategy that describes the tensor.
+    stages
+        Pipeline stages that hold the tensor.
+    ranks
+        Ranks that hold a slice.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    slice_shape: Shape
+    slice_shapes: tuple[Shape, ...] | None = None
+    device_matrix: tuple[Some, ...] | None
+    tensor_map: tuple[tuple[Count, ...], ...] | None
+    optimizer_shard: Some | None
+    rows: tuple[Count, ...] | None = None
+    fields: Some | None = None
+    nbytes: Count
+    handwritten: str | None = None
+    stages: tuple[Count, ...]
+    ranks: Ranks
+
+
+class SliceOfBoxes(Answer, frozen=True):
+    """A slice of a checkpoint that describes itself.
+
+    Attributes
+    ----------
+    start
+        Index of its first element in the full tensor.
+    shape
+        Its shape.
+    ranks
+        Ranks that hold it.
+    """
+
+    start: tuple[Count, ...]
+    shape: Shape
+    ranks: Ranks
+
+
+class TensorOfBoxes(Answer, frozen=True, kw_only=True):
+    """A full tensor of a checkpoint that describes itself; it has no layout and no stages.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Full shape.
+    slice_shape
+        Shape of the first slice.
+    slice_shapes
+        All shapes of slices, if there are several.
+    nbytes
+        Bytes of the full tensor.
+    device_matrix, tensor_map, optimizer_shard
+        Null.
+    stages
+        Empty.
+    ranks
+        Ranks that hold a slice.
+    parts
+        Slices along each axis; null if they are no grid.
+    slices
+        The slices.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    slice_shape: Shape
+    slice_shapes: tuple[Shape, ...] | None = None
+    nbytes: Count
+    device_matrix: None
+    tensor_map: None
+    optimizer_shard: None
+    stages: tuple[Count, ...]
+    ranks: Ranks
+    parts: tuple[Count, ...] | None
+    slices: tuple[SliceOfBoxes, ...]
+
+
+class FileOfCheckpoint(Answer, frozen=True):
+    """A file of a merged checkpoint.
+
+    Attributes
+    ----------
+    path
+        The file.
+    format
+        Its format.
+    nbytes
+        Its size.
+    attrs
+        What the file says beside its tensors: crc_num, the metadata of a .safetensors.
+    tensors
+        Number of tensors in it.
+    """
+
+    path: str
+    format: str
+    nbytes: Count
+    attrs: dict[str, str]
+    tensors: Count
+
+
+class FileOfRank(Answer, frozen=True):
+    """The files of a rank.
+
+    Attributes
+    ----------
+    rank
+        The rank.
+    path
+        Its file.
+    format
+        Its format.
+    nbytes
+        Its size.
+    tensors
+        Number of tensors in it.
+    other_paths
+        Further files of this rank.
+    server
+        Server of the rank, if there is a rank table.
+    device
+        Device of the rank, if there is a rank table.
+    """
+
+    rank: Count
+    path: str
+    format: str
+    nbytes: Count
+    tensors: Count
+    other_paths: tuple[str, ...] | None = None
+    server: str | UnsetType | None = UNSET
+    device: Count | UnsetType | None = UNSET
+
+
+class CheckpointSummary(Answer, frozen=True, kw_only=True):
+    """What the checkpoint is, and whether it is complete.
+
+    Attributes
+    ----------
+    weights, optimizer_state, other, copies
+        Tensors of one kind: full tensors, or without layouts all that is stored.
+    left_out
+        Tensors that --include, --exclude or --weights-only leave out, if any.
+    parallelism
+        How the parameters are sharded; null if nothing says so.
+    complete
+        Whether every slice is there; null if that is not known.
+    complete_codes
+        Codes of the diagnostics that say why it is not complete, or not known.
+    missing_ranks
+        Ranks without a file.
+    unreadable_ranks
+        Ranks whose file cannot be read.
+    missing_tensors
+        Tensors of which slices are missing.
+    replicas
+        The fewest and the most ranks that hold a slice; null without layouts.
+    equal_ranks
+        Tensors without a layout, of which some pages were compared.
+    """
+
+    weights: Amount
+    optimizer_state: Amount
+    other: Amount
+    copies: Amount | None = None
+    left_out: LeftOut | None = None
+    parallelism: Parallelism | None
+    complete: bool | None
+    complete_codes: tuple[Code, ...]
+    missing_ranks: Ranks
+    unreadable_ranks: Ranks
+    missing_tensors: tuple[str, ...]
+    replicas: tuple[int, int] | None
+    equal_ranks: tuple[EqualRanks, ...]
+
+
+class InspectedFile(Document, frozen=True):
+    """A single file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    format
+        Its format.
+    nbytes
+        Its size.
+    attrs
+        What the file says beside its tensors: crc_num, the metadata of a .safetensors.
+    tensors
+        Its tensors.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        What is wrong; the exit code is then not 0.
+    summary
+        What the checkpoint is, and whether it is complete.
+    """
+
+    path: str
+    format: str
+    nbytes: Count
+    attrs: dict[str, str]
+    tensors: Sequence[TensorOfFile]
+    notes: Reported
+    problems: Reported
+    summary: CheckpointSummary
+
+
+class InspectedFiles(Document, frozen=True):
+    """Full tensors in several files, with an index.
+
+    Attributes
+    ----------
+    path
+        The folder, or the file of its index.
+    format
+        Formats of the files, separated by commas.
+    nbytes
+        Size of all files.
+    indexes
+        The index files.
+    files
+        The files.
+    tensors
+        The tensors of all files.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        What is wrong; the exit code is then not 0.
+    summary
+        What the checkpoint is, and whether it is complete.
+    """
+
+    path: str
+    format: str
+    nbytes: Count
+    indexes: tuple[str, ...]
+    files: tuple[FileOfCheckpoint, ...]
+    tensors: Sequence[TensorOfFiles]
+    notes: Reported
+    problems: Reported
+    summary: CheckpointSummary
+
+
+class InspectedRanks(Document, frozen=True, kw_only=True):
+    """A checkpoint of ranks.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    step
+        Step, as in the file names: epoch_step; null if no name tells one.
+    ranks
+        The files of the ranks.
+    values
+        Of a checkpoint that describes itself: what else it says.
+    tensors
+        The full tensors, if a strategy or the checkpoint says how they are sharded; else the
+        tensors as ranks store them, one for each dtype and shape.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        What is wrong; the exit code is then not 0.
+    summary
+        What the checkpoint is, and whether it is complete.
+    """
+
+    path: str
+    step: str | None
+    ranks: tuple[FileOfRank, ...]
+    values: dict[str, str] | None = None
+    tensors: Annotated[
+        Sequence[Answer],
+        msgspec.Meta(extra={"items": (TensorOfLayout, TensorOfBoxes, TensorOfRanks)}),
+    ]
+    notes: Reported
+    problems: Reported
+    summary: CheckpointSummary
+
+
+class Save(Answer, frozen=True):
+    """Ranks that have files of the same names.
+
+    Attributes
+    ----------
+    ranks
+        The ranks that have files of these names.
+    files
+        The names, the oldest step first; {rank} is the number of the rank.
+    """
+
+    ranks: Ranks
+    files: tuple[str, ...]
+
+
+class InspectedSaves(Document, frozen=True):
+    """Ranks of several steps or runs, of which none was chosen.
+
+    Attributes
+    ----------
+    path
+        The folder of the ranks.
+    saves
+        Which ranks have which files, of all steps.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        What is wrong; the exit code is then not 0.
+    """
+
+    path: str
+    saves: tuple[Save, ...]
+    notes: Reported
+    problems: Reported
+
+
+class DeviceOfTable(Answer, frozen=True):
+    """A device of a rank table.
+
+    Attributes
+    ----------
+    rank
+        The rank.
+    server
+        Its server.
+    device
+        Its device.
+    device_ip
+        Address of the device.
+    """
+
+    rank: Count
+    server: str
+    device: Count
+    device_ip: str | None
+
+
+class InspectedForeign(Document, frozen=True):
+    """A file of MindSpore that is no checkpoint.
+
+    Attributes
+    ----------
+    path
+        The file.
+    kind
+        What the file is.
+    nbytes
+        Its size.
+    version
+        Of a rank table: its version.
+    ranks
+        Of a rank table: the devices.
+    """
+
+    schema = 2
+
+    path: str
+    kind: str
+    nbytes: Count
+    version: str | UnsetType | None = UNSET
+    ranks: tuple[DeviceOfTable, ...] | None = None
+
+
+class LayoutsOfTensor(Answer, frozen=True):
+    """A parameter.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    layouts
+        Its layout in each stage that has it.
+    """
+
+    name: str
+    layouts: tuple[StageLayout, ...]
+
+
+class LayoutsOfRule(Answer, frozen=True):
+    """A rule of a hand-written strategy.
+
+    Attributes
+    ----------
+    pattern
+        Names that it is for.
+    place
+        File and line.
+    layouts
+        Its layout in each stage.
+    """
+
+    pattern: str
+    place: str
+    layouts: tuple[StageLayout, ...]
+
+
+class StrategySummary(Answer, frozen=True):
+    """What a strategy says as a whole.
+
+    Attributes
+    ----------
+    parallelism
+        How the parameters are sharded.
+    """
+
+    parallelism: Parallelism | None
+
+
+class InspectedStrategy(Document, frozen=True):
+    """Strategy files.
+
+    Attributes
+    ----------
+    kind
+        What it is.
+    files
+        The files.
+    ranks
+        Number of ranks.
+    stages
+        Number of pipeline stages.
+    tensors
+        Parameters and their layouts.
+    rules
+        Rules of a hand-written strategy.
+    replicates_rest
+        Whether all other parameters are whole on every rank.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    summary
+        What it says as a whole.
+    """
+
+    kind: Literal["strategy"]
+    files: tuple[str, ...]
+    ranks: Count
+    stages: Count
+    tensors: Sequence[LayoutsOfTensor]
+    rules: tuple[LayoutsOfRule, ...]
+    replicates_rest: bool
+    notes: Reported
+    summary: StrategySummary
+
+
+class InspectedStep(Answer, frozen=True):
+    """A step of a folder.
+
+    Attributes
+    ----------
+    name
+        What --step takes; null if it takes nothing: the folder has one save and no steps, or no
+        rank has finished the file.
+    step
+        The step in the names; null if they have none.
+    complete
+        Whether every slice is there: each rank has its file, or others hold its slices; null if it
+        is not known. By names, headers and traces; no data is read.
+    reason
+        Why it is not complete or not known, or which replicas it needs; empty if all files are
+        there.
+    ranks
+        The ranks that have a file; none if the metadata that says so cannot be read.
+    missing_ranks
+        Ranks that should have a file.
+    damaged_ranks
+        Ranks whose file has a header that cannot be read.
+    files
+        Number of files.
+    nbytes
+        Size of the files.
+    default
+        Whether this step is read without --step.
+    """
+
+    name: str | None
+    step: str | None
+    complete: bool | None
+    reason: str
+    ranks: Ranks
+    missing_ranks: Ranks
+    damaged_ranks: Ranks
+    files: Count
+    nbytes: Count
+    default: bool
+
+
+class InspectedSteps(Document, frozen=True):
+    """With --steps: every step of a folder.
+
+    Attributes
+    ----------
+    path
+        The folder of the ranks, or of the steps.
+    steps
+        The steps, the oldest first; of several runs of a step each.
+    notes
+        Facts that do not stop the command: notes and warnings.
+    problems
+        What is wrong; the exit code is then not 0.
+    """
+
+    path: str
+    steps: tuple[InspectedStep, ...]
+    notes: Reported
+    problems: Reported
+
+
+def document_of(inspected: Inspected) -> Document:
+    """Return the document of inspect."""
+    match inspected:
+        case Inspection():
+            return _of_files(inspected) if inspected.is_merged else _of_ranks(inspected)
+        case SavesInspection():
+            saves = tuple(Save(*save) for save in inspected.saves.items())
+            return InspectedSaves(inspected.path, saves, **notes_and_problems(inspected.found))
+        case StrategyInspection():
+            return _of_strategy(inspected)
+        case ForeignFile():
+            table = inspected.contents
+            return InspectedForeign(
+                *(inspected.path, inspected.kind, inspected.nbytes),
+                *(() if table is None else _of_table(table)),
+            )
+
+
+def document_of_steps(steps: Steps, diagnostics: Diagnostics) -> InspectedSteps:
+    """Return the document of inspect --steps."""
+    described = tuple(
+        InspectedStep(
+            *(step.name, step.step, step.complete, step.reason),
+            *(step.ranks, step.missing_ranks, step.damaged_ranks),
+            *(step.files, step.nbytes, step.is_chosen),
+        )
+        for step in steps.steps
+    )
+    return InspectedSteps(steps.path, described, **notes_and_problems(diagnostics))
+
+
+def _of_files(inspected: Inspection) -> Document:
+    """Describe a merged checkpoint: one file, or several with an index."""
+    catalog, files = inspected.catalog, tuple(inspected.catalog.files.values())
+    summary, reported = _summary(inspected), notes_and_problems(inspected.found)
+    if not (catalog.indexes or catalog.errors("inspect")):
+        (file,) = files
+        tensors = Each(_tensor_of_file, tuple(file.tensors.values()))
+        return InspectedFile(
+            file.path,
+            file.format,
+            file.nbytes,
+            dict(file.attrs),
+            tensors,
+            **reported,
+            summary=summary,
+        )
+    stored = tuple((file, tensor) for file in files for tensor in file.tensors.values())
+    return InspectedFiles(
+        catalog.root,
+        ", ".join(sorted({file.format for file in files})),
+        sum(file.nbytes for file in files),
+        catalog.indexes,
+        tuple(
+            FileOfCheckpoint(
+                *(file.path, file.format, file.nbytes, dict(file.attrs), len(file.tensors))
+            )
+            for file in files
+        ),
+        Each(_tensor_of_files, stored),
+        **reported,
+        summary=summary,
+    )
+
+
+def _tensor_of_file(tensor: StoredTensor) -> TensorOfFile:
+    meta = tensor.meta
+    name = map_of_component(meta.name)
+    return TensorOfFile(meta.name, meta.dtype, meta.header_shape, meta.nbytes, meta.text, name)
+
+
+def _tensor_of_files(stored: tuple[FileIndex, StoredTensor]) -> TensorOfFiles:
+    file, tensor = stored
+    return TensorOfFiles(*msgspec.structs.astuple(_tensor_of_file(tensor)), file=file.path)
+
+
+def _of_ranks(inspected: Inspection) -> InspectedRanks:
+    """Describe the files of ranks, and the full tensors, or those that ranks store."""
+    catalog, strategy = inspected.catalog, inspected.checkpoint.strategy
+
+    def describe(entry: Entry) -> Answer:
+        if entry.source is not None:
+            return _full_tensor(entry.source, strategy)
+        ranks = entry.placement.owners[0]
+        return TensorOfRanks(entry.name, entry.dtype, entry.shape, entry.nbytes, ranks)
+
+    description = catalog.description
+    return InspectedRanks(
+        path=catalog.root,
+        step=catalog.step,
+        ranks=tuple(_rank(*item, inspected.devices) for item in catalog.files.items()),
+        values=None if description is None else dict(description.values),
+        tensors=Each(describe, inspected.summary.entries),
+        **notes_and_problems(inspected.found),
+        summary=_summary(inspected),
+    )
+
+
+def _rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> FileOfRank:
+    paths = file.paths[1:] or None
+    described = FileOfRank(rank, file.path, file.format, file.nbytes, len(file.tensors), paths)
+    if not devices:
+        return described
+    device = devices.get(rank)
+    place = (None, None) if device is None else (device.server, device.device)
+    return msgspec.structs.replace(described, server=place[0], device=place[1])
+
+
+def _full_tensor(source: FullTensor, strategy: Strategy) -> TensorOfLayout | TensorOfBoxes:
+    meta, slicing, shapes = source.meta, source.slicing, source.slice_shapes
+    several = shapes if len(shapes) > 1 else None
+    if isinstance(slicing, BoxSlicing):
+        slices = [*holdings(source)]
+        return TensorOfBoxes(
+            name=meta.name,
+            dtype=meta.dtype,
+            shape=meta.shape,
+            slice_shape=shapes[0],
+            slice_shapes=several,
+            nbytes=meta.nbytes,
+            device_matrix=None,
+            tensor_map=None,
+            optimizer_shard=None,
+            stages=(),
+            ranks=tuple(sorted({*chain(*(part.holders for part in slices))})),
+            parts=slicing.slice_counts if slicing.is_grid else None,
+            slices=tuple(
+                SliceOfBoxes(box.start, box.shape, part.holders)
+                for part in slices
+                for box in part.regions
+            ),
+        )
+    assert isinstance(slicing, LayoutSlicing)
+    base = meta.name if source.is_listed else source.parameter
+    layout: Layout | None = source.layout if base else None
+    return TensorOfLayout(
+        name=meta.name,
+        dtype=meta.dtype,
+        shape=meta.shape,
+        slice_shape=shapes[0],
+        slice_shapes=several,
+        device_matrix=None if layout is None else layout.device_matrix,
+        tensor_map=None if layout is None else layout.tensor_map,
+        optimizer_shard=None if layout is None else layout.optimizer_shard,
+        rows=None if layout is None else layout.rows or None,
+        fields=layout.fields if layout is not None and layout.fields > 1 else None,
+        nbytes=meta.nbytes,
+        handwritten=strategy.handwritten.get(meta.name),
+        stages=tuple(each.stage for each in (strategy.layouts.get(base, ()) if base else ())),
+        ranks=tuple(slicing.files),
+    )
+
+
+def _summary(inspected: Inspection) -> CheckpointSummary:
+    summary, amounts = inspected.summary, inspected.summary.amounts
+    return CheckpointSummary(
+        weights=amounts.weights,
+        optimizer_state=amounts.optimizer_state,
+        other=amounts.other,
+        copies=amounts.copies if amounts.copies.tensors else None,
+        left_out=LeftOut.of(inspected.left_out),
+        parallelism=summary.parallelism,
+        **msgspec.structs.asdict(inspected.completeness),
+        equal_ranks=tuple(summary.equal_ranks.values()),
+    )
+
+
+def _of_strategy(inspected: StrategyInspection) -> InspectedStrategy:
+    strategy, of_rules = inspected.strategy, layouts_of_rules(inspected.strategy)
+    rules = strategy.rules.rules if strategy.rules else ()
+
+    def describe(name: str) -> LayoutsOfTensor:
+        return LayoutsOfTensor(name, describe_layouts(strategy.layouts[name]))
+
+    return InspectedStrategy(
+        "strategy",
+        strategy.files,
+        len(strategy.ranks),
+        strategy.stages,
+        Each(describe, tuple(strategy.layouts)),
+        tuple(
+            LayoutsOfRule(rule.pattern, rule.place, describe_layouts(of_rules[rule.pattern]))
+            for rule in rules
+        ),
+        strategy.rules is not None and strategy.rules.replicates_rest,
+        notes_and_problems(inspected.found)["notes"],
+        StrategySummary(inspected.summary.parallelism),
+    )
+
+
+def _of_table(table: RankTable) -> tuple[str | None, tuple[DeviceOfTable, ...]]:
+    devices = (
+        DeviceOfTable(device.rank, device.server, device.device, device.ip)
+        for device in table.devices
+    )
+    return table.version, tuple(devices)
