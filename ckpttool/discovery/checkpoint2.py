@@ -808,8 +808,8 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
     """Yield a problem for each rank that has another slice by the layout than by the storage."""
 
     def problem(rank: int, facts: str) -> Diagnostic:
-        message, tensor, of = f"{_METADATA} contradicts itself", parameter.meta.name, (rank,)
-        return Diagnostic("missing", message, hint=COPY_AGAIN, facts=facts, tensor=tensor, ranks=of)
+        what, name, ranks = f"{_METADATA} contradicts itself", parameter.meta.name, (rank,)
+        return Diagnostic("missing", what, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=ranks)
 
     own = {rank: parameter.regions[number] for rank, number in parameter.number_of.items()}
     for box in boxes:

@@ -155,9 +155,10 @@ def _folder_problems(
         hint = "--pattern with the form of one of them"
         yield _problem(root, "rank folders of several kinds", hint, kinds.values())
     elif twice:
-        message = f"two folders for {format_ranks(tuple(twice))}"
+        ranks, hint = tuple(twice), "move one of the two folders away"
         pairs = (" and ".join(str(p.relative_to(root)) for p in two[:2]) for two in twice.values())
-        yield _problem(root, message, "move one of the two folders away", shorten(pairs, 3), twice)
+        message = f"two folders for {format_ranks(ranks)}"
+        yield _problem(root, message, hint, shorten(pairs, 3), ranks)
     times = Counter(file.rank for file in files)
     indexed = [
         home
@@ -197,7 +198,7 @@ def _folder_problems(
         if below := _find_checkpoints_below(root):
             hint = f"{_as_src(below[0])}, or {hint}"
         message = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
-        yield _problem(root, message, hint, facts, homes)
+        yield _problem(root, message, hint, facts, tuple(homes))
     elif of_other_ranks:
         hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
         message = "paths name two ranks, and nothing shows which one is right"
@@ -732,11 +733,10 @@ def _problem(
     message: str,
     hint: str,
     facts: str | Iterable[Path] = "",
-    ranks: Iterable[int] = (),
+    ranks: tuple[int, ...] = (),
 ) -> Diagnostic:
     facts = facts if isinstance(facts, str) else _names(root, facts)
-    of = tuple(ranks)
-    return Diagnostic("source", message, hint=hint, facts=facts, ranks=of, where=str(root))
+    return Diagnostic("source", message, hint=hint, facts=facts, ranks=ranks, where=str(root))
 
 
 def _as_src(path: Path | str) -> str:

@@ -38,7 +38,6 @@ from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.self_described import read_files, read_single
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
-from ckpttool.discovery.siblings import evidence_of_name, find_evidence
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
 from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
@@ -244,6 +243,8 @@ def read_ranks(
     if missing and not further:
         evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
     elif not further:
+        from ckpttool.discovery.siblings import find_evidence  # few checkpoints need it
+
         evidence = find_evidence(path, files.values(), ranks.key)
     problems = tuple(describe_unfinished(root, paths.values()))
     reported = {problem.path for problem in problems} - {None}
@@ -471,6 +472,8 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     catalog = scan_indexed(src, key)
     if catalog is None:
         return None
+    from ckpttool.discovery.siblings import evidence_of_name  # few checkpoints need it
+
     evidence = (evidence_of_name(Path(file.path)) for file in catalog.files.values())
     unfinished = describe_unfinished(root if is_folder(root) else root.parent)
     diagnostics = (*unfinished, *catalog.diagnostics)
@@ -485,6 +488,8 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
+    from ckpttool.discovery.siblings import find_evidence  # few checkpoints need it
+
     if exists(path) and not is_file(path):
         raise PlanError([Diagnostic("source", "neither a file nor a folder", where=str(path))])
     label = label_of(path.name)

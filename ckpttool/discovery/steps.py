@@ -417,8 +417,8 @@ def _choose_by_rank(saved: SavedFiles, wanted: str) -> list[SavedFile]:
         for number, ranks in without.items():
             message = f"step {part}: {number} of {format_ranks(ranks)}"
             names = shorten((file.path.name for file in of_ranks[ranks[0]]), 3)
-            facts, of = f"files of rank {ranks[0]}: {names or 'none'}", tuple(ranks)
-            problems.append(Diagnostic("source", message, hint=hint, facts=facts, ranks=of))
+            facts, absent = f"files of rank {ranks[0]}: {names or 'none'}", tuple(ranks)
+            problems.append(Diagnostic("source", message, hint=hint, facts=facts, ranks=absent))
     files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
@@ -429,8 +429,8 @@ def _choose_by_rank(saved: SavedFiles, wanted: str) -> list[SavedFile]:
     elif problem := _contradiction(saved, files):
         raise StepError([problem])
     elif not _is_enough(saved, files):
-        absent = [rank for rank in saved.ranks if rank not in chosen]
-        message = f"no file was chosen for {format_ranks(absent)}"
+        without_file = [rank for rank in saved.ranks if rank not in chosen]
+        message = f"no file was chosen for {format_ranks(without_file)}"
         facts = "no strategy says that the others hold all slices"
         hint = "name a file of these ranks, too: 0-1:NAME/2-3:NAME"
     if message:

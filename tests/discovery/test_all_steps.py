@@ -20,8 +20,8 @@ from tests.support.transcripts import read_cases
 
 def steps_of(src, strategy=None, **options):
     """The steps of a folder."""
-    found = find_steps(str(src), SourceOptions(**options))
-    return found if isinstance(found, Steps) else list_rank_steps(found, strategy)
+    source = find_steps(str(src), SourceOptions(**options))
+    return source if isinstance(source, Steps) else list_rank_steps(source, strategy)
 
 
 def scanned(src, **options):
@@ -40,23 +40,23 @@ def check(src, options):
     except CkptToolError:
         assert catalog is None or not catalog.needs_strategy
         return
-    chosen = [one for one in steps if one.is_chosen]
+    chosen = [step for step in steps if step.is_chosen]
     assert len(chosen) == (catalog is not None and bool(catalog.files or catalog.damaged))
-    for one in chosen:
-        assert one.step == catalog.step
-        if one.ranks is not None:
-            held = {*catalog.files, *(catalog.damaged if catalog.needs_strategy else ())}
-            assert {*one.ranks} <= held
-            assert {*catalog.missing_ranks} == {*one.missing_ranks}
-    for one in steps:
-        named = scanned(src, **options, step=one.name)
-        if one.complete:
+    for step in chosen:
+        assert step.step == catalog.step
+        if step.ranks is not None:
+            ranks = {*catalog.files, *(catalog.damaged if catalog.needs_strategy else ())}
+            assert {*step.ranks} <= ranks
+            assert {*catalog.missing_ranks} == {*step.missing_ranks}
+    for step in steps:
+        named = scanned(src, **options, step=step.name)
+        if step.complete:
             assert named is not None
-            assert named.step == one.step
-            assert one.ranks is None or {*one.ranks} == {*named.files, *named.damaged}
-        elif one.complete is False and named is not None and one.name is not None:
+            assert named.step == step.step
+            assert step.ranks is None or {*step.ranks} == {*named.files, *named.damaged}
+        elif step.complete is False and named is not None and step.name is not None:
             assert named.missing_ranks or named.damaged or named.description is not None
-    names = [one.name for one in steps if one.name is not None]
+    names = [step.name for step in steps if step.name is not None]
     assert len({*names}) == len(names)
 
 
@@ -65,7 +65,7 @@ def test_the_steps_of_a_folder_are_those_that_scans_find(title, tmp_path):
     root = tmp_path / "run"
     root.mkdir()
     lines = read_cases(TEXT)[title].splitlines()
-    for line in (one for one in lines if one and not one.startswith(" ")):
+    for line in (line for line in lines if line and not line.startswith(" ")):
         if line.startswith(">"):
             words = [word for word in shlex.split(line[1:]) if not word.startswith("step=")]
             at = [word for word in words if "=" not in word]
@@ -74,7 +74,7 @@ def test_the_steps_of_a_folder_are_those_that_scans_find(title, tmp_path):
                 check(root.joinpath(*at), options)
             continue
         seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
-        for path in (one for word in paths for one in expand(word)):
+        for path in (path for word in paths for path in expand(word)):
             if seconds:
                 os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
             else:
@@ -84,7 +84,8 @@ def test_the_steps_of_a_folder_are_those_that_scans_find(title, tmp_path):
 def rows(src, strategy=None):
     """Name, completeness and ranks of each step, and which is read without ``--step``."""
     return [
-        (one.name, one.complete, one.ranks, one.is_chosen) for one in steps_of(src, strategy).steps
+        (step.name, step.complete, step.ranks, step.is_chosen)
+        for step in steps_of(src, strategy).steps
     ]
 
 
@@ -118,18 +119,18 @@ def test_damaged_and_empty_files_are_not_complete(tmp_path):
     sharded, replicated = (Strategy({"w": (Layout((2,), (axes,)),)}, 1, 2) for axes in ((0,), ()))
     expected = ((None, True, False, None), (sharded, True, False, False), (replicated, *3 * [True]))
     for strategy, *complete in expected:
-        found = rows(tmp_path, strategy)
-        assert found == [
+        listing = rows(tmp_path, strategy)
+        assert listing == [
             ("1_10", complete[0], both, False),
             ("2_10", complete[1], both, False),
             ("3_10", complete[2], both, True),
         ]
-    damaged, empty = (one.reason for one in steps_of(tmp_path).steps[1:])
+    damaged, empty = (step.reason for step in steps_of(tmp_path).steps[1:])
     assert damaged == "rank 1: a number is not valid"
     assert empty == "rank 0: a file without a tensor"
     of_replicas = steps_of(tmp_path, replicated).steps
-    assert [one.damaged_ranks for one in of_replicas] == [(), (1,), ()]
-    assert [one.is_by_replicas for one in of_replicas] == [False, True, False]
+    assert [step.damaged_ranks for step in of_replicas] == [(), (1,), ()]
+    assert [step.is_by_replicas for step in of_replicas] == [False, True, False]
 
 
 def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):

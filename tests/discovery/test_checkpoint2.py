@@ -44,9 +44,10 @@ def as_saved(move, draw):
     }
     layouts = {
         name: tuple(
-            oracle(replace(held[0], optimizer_shard=1, first_rank=one.first_rank)) for one in held
+            oracle(replace(layouts[0], optimizer_shard=1, first_rank=layout.first_rank))
+            for layout in layouts
         )
-        for name, held in move.src.layouts.items()
+        for name, layouts in move.src.layouts.items()
     }
     remove_redundancy = draw(st.booleans())
     states = {"adam_m.w": "w"} if "adam_m.w" in safe else {}
@@ -83,7 +84,8 @@ def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == save.entries
     dst = replace(
-        move.dst, layouts={n: held for n, held in move.dst.layouts.items() if n in save.entries}
+        move.dst,
+        layouts={n: layouts for n, layouts in move.dst.layouts.items() if n in save.entries},
     )
     plan, destination = ckpttool.plan_reshard(
         ckpttool.scan(str(folder / "src")),
@@ -181,10 +183,12 @@ def golden_save(full, **more):
 def test_what_mindformers_wrote_is_merged_byte_for_byte(name, tmp_path):
     source = GOLDEN / "mindformers" / name
     out = tmp_path / "m.ckpt"
-    text = message(run_well("merge", source, "-o", out))
+    output = message(run_well("merge", source, "-o", out))
     with np.load(source / "expected.npz") as full:
         assert read(out) == {name: entry_of(full[name]) for name in full}
-    assert ("3 parameters listed in the wrong one of a rank's two files" in text) == ("own" in name)
+    assert ("3 parameters listed in the wrong one of a rank's two files" in output) == (
+        "own" in name
+    )
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -225,9 +229,9 @@ def test_names_that_are_escaped_twice_are_recognised(names, tmp_path):
             storage_data={_as_mindformers_reads(key): v for key, v in m["storage_data"].items()}
         ),
     )
-    got, text = merged(tmp_path / "src")
+    got, output = merged(tmp_path / "src")
     assert got == tensors
-    assert "2 names escaped twice in storage_data" in text
+    assert "2 names escaped twice in storage_data" in output
 
 
 def test_a_key_that_may_mean_two_names_is_refused(tmp_path):
@@ -248,11 +252,11 @@ def test_keys_are_read_as_python_writes_them():
     names += ["back\\slash", "\x00\x1f\x7f", "\U0001d11e"]
     for number, name in enumerate(names):
         assert parse_key(str((name, (number,)))) == (name, number)
-    for text in ["('w', 0)", "('w', (0, 1))", "('w', (-1,))", "('w' 'x', (0,))", "(w, (0,))"]:
+    for key in ["('w', 0)", "('w', (0, 1))", "('w', (-1,))", "('w' 'x', (0,))", "(w, (0,))"]:
         with pytest.raises(ValueError, match="not a name and a slice number"):
-            parse_key(text)
-    for text in ["('\\q', (0,))", "('\\N{DIGIT ONE}', (0,))", "('\\xZZ', (0,))"]:
+            parse_key(key)
+    for key in ["('\\q', (0,))", "('\\N{DIGIT ONE}', (0,))", "('\\xZZ', (0,))"]:
         with pytest.raises(ValueError, match="not a name and a slice number"):
-            parse_key(text)
+            parse_key(key)
     with pytest.raises(ValueError, match="illegal Unicode character"):
         parse_key("('\\U00110000', (0,))")

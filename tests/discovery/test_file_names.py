@@ -9,10 +9,10 @@ from ckpttool.discovery.file_names import RankFile, read_names
 
 def parts(names):
     """Return the parts of names, which are given as ``{rank: [name, ...]}``."""
-    found = [RankFile(rank, Path(f"rank_{rank}", n), n) for rank in names for n in names[rank]]
+    files = [RankFile(rank, Path(f"rank_{rank}", n), n) for rank in names for n in names[rank]]
     return {
         (item.rank, item.name): (name.prefix, name.counter, name.step and name.step.label)
-        for item, name in zip(found, read_names(found), strict=True)
+        for item, name in zip(files, read_names(files), strict=True)
     }
 
 
@@ -31,8 +31,8 @@ def ranks(count, *names):
     ],
 )
 def test_the_number_of_the_rank_is_found_with_and_without_the_word(prefix, name):
-    found = parts(ranks(12, f"{name}-9_2.ckpt", f"{name}_1-10_2.ckpt"))
-    assert list(found.values()) == [(prefix, None, "9_2"), (prefix, 1, "10_2")] * 12
+    names = parts(ranks(12, f"{name}-9_2.ckpt", f"{name}_1-10_2.ckpt"))
+    assert list(names.values()) == [(prefix, None, "9_2"), (prefix, 1, "10_2")] * 12
 
 
 def test_a_number_that_is_the_ranks_on_some_ranks_alone_is_part_of_the_name():
@@ -64,8 +64,8 @@ def test_a_run_on_fewer_ranks_has_their_numbers():
 def test_counters_that_happen_to_be_the_ranks_are_counters():
     """There is no counter 0, and rank 0 has a file without a counter alone."""
     names = {r: ["net-1_2.ckpt", f"net_{r}-2_2.ckpt"] for r in (1, 2)}
-    found = parts({0: ["net-1_2.ckpt", "net-2_2.ckpt"], **names})
-    assert found[2, "net_2-2_2.ckpt"] == ("net", 2, "2_2")
+    files = parts({0: ["net-1_2.ckpt", "net-2_2.ckpt"], **names})
+    assert files[2, "net_2-2_2.ckpt"] == ("net", 2, "2_2")
 
 
 def test_a_number_before_the_step_is_no_counter_without_a_name_that_it_counts():

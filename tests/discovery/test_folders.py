@@ -41,10 +41,10 @@ def expand(word):
     """The words that a word with braces stands for."""
     braces = list(dict.fromkeys(re.findall(r"\{[^}]*\}", word)))
     for chosen in product(*map(values_of, braces)):
-        one = word
+        chosen_word = word
         for brace, value in zip(braces, chosen, strict=True):
-            one = one.replace(brace, value)
-        yield one
+            chosen_word = chosen_word.replace(brace, value)
+        yield chosen_word
 
 
 def values_of(brace):
@@ -82,12 +82,12 @@ def describe(root, words):
     try:
         catalog = scan(str(root.joinpath(*at)), SourceOptions(**options))
     except CkptToolError as error:
-        for one in error.diagnostics:
-            yield from f"refused, {one.code}: {one.text}".splitlines()
+        for problem in error.diagnostics:
+            yield from f"refused, {problem.code}: {problem.text}".splitlines()
         return
-    held = {rank: next(iter(file.tensors)) for rank, file in catalog.files.items()}
-    if held:
-        yield ", ".join(f"{rank}: {name}".replace(" ", "") for rank, name in held.items())
+    names = {rank: next(iter(file.tensors)) for rank, file in catalog.files.items()}
+    if names:
+        yield ", ".join(f"{rank}: {name}".replace(" ", "") for rank, name in names.items())
     for what, ranks in (("missing", catalog.missing_ranks), ("damaged", [*catalog.damaged])):
         if ranks:
             yield f"{what} {format_ranks(ranks)}"
@@ -95,8 +95,8 @@ def describe(root, words):
         yield f"step {catalog.step}"
     if catalog.strategy_files:
         yield f"strategy {', '.join(catalog.strategy_files)}"
-    for one in catalog.diagnostics:
-        yield from f"{one.code}: {one.text}".splitlines()
+    for problem in catalog.diagnostics:
+        yield from f"{problem.code}: {problem.text}".splitlines()
 
 
 @pytest.mark.parametrize("title", CASES)
@@ -106,11 +106,11 @@ def test_what_lies_in_a_folder_is_found(title, tmp_path):
 
     def act(line):
         if line.startswith(">"):
-            for one in describe(root, shlex.split(line[1:])):
-                yield one.replace(str(root), "RUN")
+            for answer in describe(root, shlex.split(line[1:])):
+                yield answer.replace(str(root), "RUN")
             return
         seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
-        for path in (one for word in paths for one in expand(word)):
+        for path in (path for word in paths for path in expand(word)):
             if seconds:
                 os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
             else:
@@ -135,8 +135,8 @@ def test_a_file_that_a_training_writes_beside_another_says_nothing_of_it(
     for path, value in zip(paths, (b"\x01", b"\x02"), strict=True):
         write_file(path, {"w": Entry("Float32", (2,), 8 * value)}, suffix)
 
-    def read_and_write(names, *others):
-        for index in read_indexes(names, *others):
+    def read_and_write(names, *options):
+        for index in read_indexes(names, *options):
             if is_written and index.path == str(paths[1]):
                 with paths[1].open("ab") as file:
                     file.write(b"more")

@@ -69,9 +69,9 @@ def test_what_hyper_parallel_wrote_is_merged_byte_for_byte(case, tmp_path):
         run_well("merge", case / "ckpt", "-o", tmp_path / f"merged{suffix}")
         assert read(tmp_path / f"merged{suffix}") == full
     shown = json.loads(run_well("inspect", case / "ckpt", "--json").stdout)
-    assert {one["name"]: (one["dtype"], tuple(one["shape"])) for one in shown["tensors"]} == {
-        name: (one.dtype, one.shape) for name, one in full.items()
-    }
+    assert {
+        tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in shown["tensors"]
+    } == {name: (tensor.dtype, tensor.shape) for name, tensor in full.items()}
     assert len(shown["ranks"]) == 4
     for words in ((), ("--deep",)):
         document = json.loads(run_well("verify", case / "ckpt", *words, "--json").stdout)
@@ -90,7 +90,9 @@ def test_what_hyper_parallel_wrote_is_compared_bit_by_bit(case, tmp_path):
     changed.write_bytes(data)
     result = run("diff", case / "ckpt", changed, "--json")
     assert result.exit_code == 1
-    assert [one["kind"] for one in json.loads(result.stdout)["differences"]] == ["values"]
+    assert [difference["kind"] for difference in json.loads(result.stdout)["differences"]] == [
+        "values"
+    ]
 
 
 @pytest.mark.parametrize("case", REAL)
@@ -181,18 +183,18 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
 @given(box_lists((4, 5, 3)), st.data())
 def test_boxes_that_do_not_fill_a_tensor_exactly_are_refused(new_folder, boxes, data):
     entry, folder = noise("t", "Int16", (4, 5, 3)), new_folder()
-    held = {box: (i % 3,) for i, box in enumerate(boxes)}
+    ranks = {box: (i % 3,) for i, box in enumerate(boxes)}
     box = data.draw(st.sampled_from(boxes))
-    del held[box]
+    del ranks[box]
     start, sizes = box
     how = data.draw(st.sampled_from(["gone", "moved", "larger"]))
     axis = data.draw(st.integers(0, 2))
     if how == "larger" and start[axis] + sizes[axis] < entry.shape[axis]:
-        held[start, (*sizes[:axis], sizes[axis] + 1, *sizes[axis + 1 :])] = (0,)
+        ranks[start, (*sizes[:axis], sizes[axis] + 1, *sizes[axis + 1 :])] = (0,)
     elif how == "moved" and start[axis] > 0:
-        held[(*start[:axis], start[axis] - 1, *start[axis + 1 :]), sizes] = (0,)
-    HyperSave({"t": entry}, {"t": held}).write(folder / "src")
-    if not held:
+        ranks[(*start[:axis], start[axis] - 1, *start[axis + 1 :]), sizes] = (0,)
+    HyperSave({"t": entry}, {"t": ranks}).write(folder / "src")
+    if not ranks:
         return  # nothing was written
     ways = "t: slices overlap and are not the same|t: .* in no file|begin at the same element"
     with pytest.raises((PlanError, FormatError), match=ways):
@@ -324,7 +326,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(
-    "protocol", [2, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (3, 4, 5))]
+    "protocol", [2, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (3, 4, 5))]
 )
 def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
     path, proof = tmp_path / ".metadata", tmp_path / "proof"
@@ -338,7 +340,9 @@ def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
 
 def named(module, name):
     """Instructions that put a class on the stack."""
-    return b"".join(b"\x8c" + bytes([len(one)]) + one.encode() for one in (module, name)) + b"\x93"
+    return (
+        b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name)) + b"\x93"
+    )
 
 
 METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
@@ -415,9 +419,9 @@ def read_with_little_memory(file):
 
 def test_memory_without_bounds_is_not_given_to_a_pickle(tmp_path):
     memo = b"\x80\x04K\x01r\xff\xff\xff\xff."  # a memo of 2**32 places
-    text = b"\x80\x04\x8d" + (1 << 40).to_bytes(8, "little") + b"x."
+    pickled = b"\x80\x04\x8d" + (1 << 40).to_bytes(8, "little") + b"x."
     size = named("torch", "Size")
-    for code in (memo, text):
+    for code in (memo, pickled):
         assert refusal(tmp_path, code).reason == "not a readable pickle", code[:20]
     grown = b"\x80\x04X" + (10**6).to_bytes(4, "little") + b"x" * 10**6 + b"\x94" + size + b"\x94("
     grown += b"h\x01h\x00\x85R" * 1000 + b"l."  # eight megabytes for seven bytes, a thousand times
@@ -474,8 +478,8 @@ def test_damaged_metadata_is_refused_or_read_and_nothing_else(new_folder, seed, 
 def test_any_instructions_end_in_a_value_or_an_error_of_ours(new_folder, codes, data):
     path = new_folder() / "p"
     code = b"\x80\x04"
-    for one in codes:
-        code += one.encode("latin-1") + data.draw(st.binary(max_size=4))
+    for instruction in codes:
+        code += instruction.encode("latin-1") + data.draw(st.binary(max_size=4))
     path.write_bytes(code + b".")
     with contextlib.suppress(FormatError, CombinedError):
         read_metadata(StoredFile(str(path)))

@@ -45,11 +45,11 @@ def test_a_listing_says_what_the_system_says(name, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
     (tmp_path / "broken").symlink_to("none")
-    (path,) = (one for one in list_folder(tmp_path) if one.name == name)
+    (path,) = (entry for entry in list_folder(tmp_path) if entry.name == name)
     answers = [ask(path) for ask in (exists, is_file, is_folder, is_link)]
     with listing_once():
         assert list_folder(tmp_path) == list_folder(str(tmp_path)) == sorted(tmp_path.iterdir())
         assert [ask(path) for ask in (exists, is_file, is_folder, is_link)] == answers
         (tmp_path / "later").touch()
-        assert "later" not in {one.name for one in list_folder(tmp_path)}
-    assert "later" in {one.name for one in list_folder(tmp_path)}
+        assert "later" not in {entry.name for entry in list_folder(tmp_path)}
+    assert "later" in {entry.name for entry in list_folder(tmp_path)}

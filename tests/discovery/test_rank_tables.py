@@ -72,8 +72,8 @@ def test_each_host_may_have_the_table_of_its_own_devices(make_run):
 )
 def test_without_a_table_that_tells_hosts_apart_each_is_a_checkpoint(make_run, hosts, tables):
     src = Path(make_run(*names_of(*hosts)))
-    for name, text in tables:
-        (src / name).write_text(text)
+    for name, content in tables:
+        (src / name).write_text(content)
     fails(src, "not a checkpoint, but a folder of 2 checkpoints")
 
 

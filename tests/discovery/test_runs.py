@@ -70,7 +70,7 @@ def test_older_files_of_ranks_beyond_the_strategy_are_ignored_with_a_warning(tmp
     write_run(src, counter, "7_1", [{"w": (4, 4)}] * 2)
     catalog = scan(src, strategy=strategy_of(w=2))
     assert (sorted(catalog.files), catalog.step, catalog.missing_ranks) == ([0, 1], "7_1", ())
-    (warning,) = (one for one in catalog.diagnostics if one.code == "older_ranks")
+    (warning,) = (warning for warning in catalog.diagnostics if warning.code == "older_ranks")
     assert (warning.ranks, "step 5_1" in warning.facts) == ((2, 3), True)
 
 
@@ -94,8 +94,8 @@ def test_later_steps_of_ranks_beyond_the_strategy_are_refused_until_the_step_is_
         )
     for rank in (0, 1):  # the run of more ranks lost its files here
         (tmp_path / f"rank_{rank}" / "net_1-7_1.ckpt").unlink()
-    (text,) = fails(src, "Try: --step 5_1", strategy=strategy_of(w=2))
-    assert "ranks 2, 3: not in the strategy, and with later steps" in text
+    (message,) = fails(src, "Try: --step 5_1", strategy=strategy_of(w=2))
+    assert "ranks 2, 3: not in the strategy, and with later steps" in message
     catalog = scan(src, SourceOptions(step="5_1"), strategy_of(w=2))
     assert sorted(catalog.files) == [0, 1]
 
@@ -115,8 +115,8 @@ def test_recorded_files_that_hold_all_slices_are_proposed(tmp_path, recorded):
     strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
     first, last = recorded
     step = f"{first}-{last}:net_1-3_8.ckpt"
-    (text,) = fails(src, strategy=strategy)
-    assert f"Try: --step {step}" in text
+    (message,) = fails(src, strategy=strategy)
+    assert f"Try: --step {step}" in message
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [*recorded]
     sharded = Strategy({"w": (Layout((4,), ((0,), ())),)}, 1, 4)
     fails(src, "no file was chosen for ranks", strategy=sharded, step=step)

@@ -52,11 +52,11 @@ def test_ranks_in_several_files_each_are_refused_with_the_way_round(tmp_path):
         files = {"part0.safetensors": dict(list(entries.items())[::2])}
         files["part1.safetensors"] = dict(list(entries.items())[1::2])
         write_indexed(tmp_path / "src" / f"rank_{rank}", files)
-    text = message(run("inspect", tmp_path / "src"))
-    assert "a rank has several files and an index; expected one file for each rank" in text
+    output = message(run("inspect", tmp_path / "src"))
+    assert "a rank has several files and an index; expected one file for each rank" in output
     for rank in whole:
         words = ["merge", tmp_path / "src" / f"rank_{rank}", "--replicated"]
-        assert rank or " ".join(map(str, words)) in text
+        assert rank or " ".join(map(str, words)) in output
         run_well(*words, "-o", tmp_path / "ONE" / f"rank_{rank}" / "net.safetensors")
     assert read_ranks(tmp_path / "ONE") == whole
     run_well("verify", tmp_path / "ONE", "-s", case / "src_strategy.ckpt")

@@ -20,11 +20,11 @@ def test_a_step_of_more_digits_than_python_reads_is_not_there(make_run, step):
 def test_a_chosen_step_that_a_rank_lacks_is_read_if_others_may_hold_its_slices(make_run):
     src = steps(make_run, "9_5")
     make_run("rank_0/CKP-10_2.ckpt")
-    text = "step 10_2 is not on rank 1\n  Try: --step 9_5"
+    message = "step 10_2 is not on rank 1\n  Try: --step 9_5"
     replicated = Strategy({"w": (Layout((2,), ((),)),)}, 1, 2)
     sharded = Strategy({"w": (Layout((2,), ((0,),)),)}, 1, 2)
-    fails(src, text, step="10_2")
-    fails(src, text, strategy=sharded, step="10_2")
+    fails(src, message, step="10_2")
+    fails(src, message, strategy=sharded, step="10_2")
     assert found(src, strategy=replicated, step="10_2") == {0: "rank_0/CKP-10_2.ckpt"}
     (note,) = notes_of(src, "older_step", strategy=replicated)
     assert note.splitlines()[1:] == [
