@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.evidence import Evidence
+from ckpttool.checkpoint.from_manifest import read_kept, with_names_of_files
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY
-from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
