@@ -176,7 +176,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     records: Iterable[Tensor] = ()  # one for each tensor, before the user's choices
     files: Files = "joined"
     needed: NeededSlices | None = None  # by wanted target ranks, where that makes a difference
-    is_recorded: bool = False  # a manifest says that ckpttool wrote the files with this strategy
+    is_recorded: bool = False  # the manifest, if it counts, says that this strategy was used
     is_deduplicated: bool = False  # one rank of each replica group has its slice on disk
     misfits: tuple[Diagnostic, ...] = ()  # of names or shapes; then there are no records
     equal: EqualContents = EqualContents()
@@ -452,7 +452,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         both alike, both would be wrong in the same way.
         """
         shapes = {t.name: t.meta.shape for t in self.tensors}
-        if self.is_recorded and self.options.manifest != "ignore":
+        if self.is_recorded:
             return frozenset(shapes)
         layouts = self.strategy.layouts
         shown = {n for n in shapes if any(layout.full_shape for layout in layouts.get(n, ()))}

@@ -236,10 +236,7 @@ def match_parameters(tensors: Sequence[FullTensor]) -> dict[str, str]:
 
 
 def _ambiguity_problem(tensor: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
-    """Return the problem of a tensor with equal elements, or without slices of some ranks.
-
-    ``possible`` has the shards that fit if some ranks lack slices.
-    """
+    """Return the problem of equal elements, or of several shards that are ``possible``."""
     lost = () if possible is None else tuple(missing_ranks(tensor))
     shards = divisors(tensor.layout.replicas) if possible is None else possible
     reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
@@ -605,10 +602,7 @@ def may_be_sharded(tensor: FullTensor) -> bool:
 
 
 def hiding_tensors(strategy: Strategy, tensors: Iterable[FullTensor]) -> Iterator[FullTensor]:
-    """Yield the tensors whose optimizer shard a strategy may hide, without gradients.
-
-    A strategy hides the shard of all tensors or of none.
-    """
+    """Yield the tensors whose shard a strategy may hide, which hides all or none; no gradients."""
     if not _lists_shard(strategy):
         for tensor in _candidates(strategy, tensors):
             if not parse_name(tensor.name).is_gradient:

@@ -252,10 +252,7 @@ class _Ranks(Struct, frozen=True):
         return replace(case, stages=tuple(stages))
 
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
-        """Return the tensor that its slices make, one for each stage.
-
-        A tensor that stages share is taken from the lowest stage that holds all of it.
-        """
+        """Return the tensor that its slices make, of the lowest stage that holds all of it."""
         catalog, meta, is_corrected = self.catalog, self.catalog.metas[name], case.is_corrected
         broken = BrokenTensor(meta, known_by, problem=case.problem, is_corrected=is_corrected)
         if case.problem is not None:

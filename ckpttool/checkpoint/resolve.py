@@ -24,9 +24,13 @@ from ckpttool.checkpoint.contents import (
     sample_states,
 )
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
+from ckpttool.checkpoint.from_manifest import (
+    as_manifest_says,
+    note_written_ranks,
+    with_missing_ranks,
+)
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import quarantine_empty, with_lost_tensors
-from ckpttool.checkpoint.recorded import as_recorded, note_written_ranks, with_missing_ranks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.strategy import Strategy
@@ -92,7 +96,9 @@ def resolving(
     if files == "joined" and strategy is None and catalog.is_merged:
         files = "full"
     if files == "joined":
-        from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
+        from ckpttool.checkpoint.fit_strategy import (
+            fit_to_slices,  # late, since full tensors need none
+        )
 
         strategy = choose_strategy(catalog, strategy, options, option)
         strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
@@ -144,14 +150,17 @@ def _resolve_ranks(
     find_needed: FindNeeded | None,
 ) -> Asking[Resolved]:
     """Resolve the files of ranks, whose strategy fits their names and shapes."""
-    from ckpttool.checkpoint.joined_shards import without_listed_shards
+    from ckpttool.checkpoint.removed_shards import without_listed_shards
 
     options, as_read = fitted.options, fitted.strategy
     strategy = without_listed_shards(as_read) if options.optimizer_shard == 1 else as_read
     catalog = note_written_ranks(quarantine_empty(fitted.catalog, strategy), strategy)
     catalog = with_lost_tensors(catalog, strategy)
     checkpoint = Checkpoint(
-        catalog=catalog, strategy=strategy, options=options, is_recorded=strategy.is_recorded
+        catalog=catalog,
+        strategy=strategy,
+        options=options,
+        is_recorded=strategy.is_recorded and options.manifest != "ignore",
     )
     checkpoint = checkpoint.with_strategy(strategy, EqualContents()).limited(find_needed)
     checkpoint = yield from _with_numbers(checkpoint)
@@ -202,24 +211,21 @@ def _check_layouts(
     by_samples: bool,
     find_needed: FindNeeded | None,
 ) -> Asking[Resolved]:
-    """Sample the slices, and correct a strategy where contents prove that it is wrong.
-
-    ``listed`` is the strategy as it was read.
-    """
+    """Sample the slices, and correct a strategy where contents prove that it is wrong."""
     from ckpttool.checkpoint.hidden_shards import (
         ask_for_shard,
         has_proven_shard,
         infer_strategy,
         shown_by_unread_states,
     )
-    from ckpttool.checkpoint.joined_shards import find_joined_shards
+    from ckpttool.checkpoint.removed_shards import find_removed_shards
     from ckpttool.checkpoint.samples import has_own_values
 
     requested, strategy = checkpoint.options.optimizer_shard, checkpoint.strategy
     readable = [tensor for tensor in checkpoint.tensors if tensor.name not in shown.no_evidence]
     correction = None
     if requested == 1:
-        correction = yield from find_joined_shards(as_read, readable, by_samples)
+        correction = yield from find_removed_shards(as_read, readable, by_samples)
     indexes = yield from read_indexes_beside(checkpoint.catalog.root)
     shown = replace(shown, indexes=indexes)
     if correction is None:
@@ -252,8 +258,9 @@ def _sample(checkpoint: Checkpoint, shown: Contents) -> Asking[Contents]:
     replicated = [copy for copy in copies if copy.layout.replicas > copy.layout.optimizer_shard]
     sampled_copies = yield from sample_tensors(replicated, handwritten)
     scrambled: tuple[ScrambledTensor, ...] = ()
-    is_ours = checkpoint.is_recorded and checkpoint.options.manifest != "ignore"
-    if not is_ours and any(file.format == "safetensors" for file in catalog.files.values()):
+    if not checkpoint.is_recorded and any(
+        file.format == "safetensors" for file in catalog.files.values()
+    ):
         from ckpttool.checkpoint.scrambled_slices import find_scrambled
 
         scrambled = yield from find_scrambled(catalog, decided)
@@ -303,7 +310,7 @@ def choose_strategy(
             message, hint = f"the file of one rank, {message}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
-    return as_recorded(catalog, strategy, option, options.manifest == "ignore")
+    return as_manifest_says(catalog, strategy, option, options.manifest == "ignore")
 
 
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:

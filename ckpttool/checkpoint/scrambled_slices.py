@@ -98,10 +98,7 @@ def find_scrambled(
 
 
 def _lines(catalog: Catalog, tensors: Iterable[FullTensor]) -> Iterator[_Line]:
-    """Yield a line of some tensors of each layout and shape.
-
-    Other shapes belong to other weights, which may have been cut from other slices.
-    """
+    """Yield a line of some tensors of each layout and shape, which were cut alike."""
     by_key: dict[Hashable, list[FullTensor]] = defaultdict(list)
     for tensor in tensors:
         has_layout = tensor.has_layout and isinstance(tensor.slicing, LayoutSlicing)

@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
+from ckpttool.checkpoint.from_manifest import noted_other_strategy
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.recorded import noted_other_strategy
-from ckpttool.checks import headers, layout_samples, layouts, missing, readings, unlisted
+from ckpttool.checks import full_reads, headers, layout_samples, layouts, missing, unlisted
 from ckpttool.problems import Command, Diagnostic, join_clauses, severities
 from ckpttool.wording import count
 
@@ -67,9 +67,9 @@ def _samples(find: Find, why: str) -> Check:
 
 
 CHECKS = (
-    Check(readings.check_files, "Files of several runs cause problems below.", _LOOKING, _BOTH),
-    _contents(readings.check_damage, "Damaged files cause many problems below.", _VERIFY, _BOTH),
-    _contents(readings.check_checksums, "Changed bytes cause many problems below.", _VERIFY, _BOTH),
+    Check(full_reads.check_files, "Files of several runs cause problems below.", _LOOKING, _BOTH),
+    _contents(full_reads.check_damage, "Damaged files cause problems below.", _VERIFY, _BOTH),
+    _contents(full_reads.check_checksums, "Changed bytes cause problems below.", _VERIFY, _BOTH),
     Check(missing.check_scan, "The scan chose the files that all other checks are about.", of=_ANY),
     Check(missing.check_missing_files, "Only gaps in the numbers show missing files.", of=_FILES),
     Check(missing.check_kept_files, "convert writes only files that are there.", _CONVERT, _KEPT),
@@ -112,7 +112,7 @@ CHECKS = (
     _contents(layouts.check_hidden_shard, "Only the file of another rank would show such a shard."),
     _samples(layouts.check_corrections, "Samples are compared with the corrected layouts."),
     _samples(layout_samples.check_replicas, "If replicas differ, other comparisons mean little."),
-    _contents(readings.check_contents, "Every byte shows more than samples.", _READING, _BOTH),
+    _contents(full_reads.check_contents, "Every byte shows more than samples.", _READING, _BOTH),
     _samples(
         layout_samples.check_scrambled, "The elements are wrong, but the layout may be right."
     ),
@@ -124,8 +124,8 @@ CHECKS = (
     Check(headers.check_unlisted, "A conversion reads one rank, and others may differ.", _VERIFY),
     Check(missing.check_lacking, "A replica is read, so the result is right.", _READING),
     Check(missing.check_lacking_names, "A conversion reads another rank in silence.", _VERIFY),
-    _contents(readings.check_unlisted_samples, "Two ranks can show that tensors differ.", _VERIFY),
-    _contents(readings.check_manifest, "Files may change after they were written.", _VERIFY, _BOTH),
+    _contents(full_reads.check_unlisted_samples, "Two ranks show that tensors differ.", _VERIFY),
+    _contents(full_reads.check_manifest, "The files may have changed since.", _VERIFY, _BOTH),
     Check(missing.check_nothing, "The checks above say why nothing is there.", _VERIFY, _BOTH),
 )
 

@@ -43,7 +43,7 @@ def check_replicas(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagn
     """Yield the tensors whose replicas differ, on ranks of a stage or between stages.
 
     One of the replicas would be written, perhaps the wrong one.  If every byte was read,
-    `ckpttool.checks.readings.check_contents` says the same with more detail.
+    `ckpttool.checks.full_reads.check_contents` says the same with more detail.
     """
     if "contents" in contents.read:
         return
@@ -179,10 +179,7 @@ _TRUST = ("--trust-strategy",)
 
 
 def _unlike_states(checkpoint: Checkpoint) -> set[str]:
-    """Return the parameters and states that have other full shapes than each other.
-
-    No slices that repeat by design explain that.
-    """
+    """Return states and parameters with unlike full shapes, which no design explains."""
     metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
     pairs = match_states(checkpoint.strategy.layouts, metas).items()
     return {
@@ -207,10 +204,7 @@ def _is_sharded_too_far(sampled: SampledTensor) -> bool:
 
 
 def _equal_slices(sampled: SampledTensor) -> RankGroups:
-    """Return the groups of ranks that should hold different slices and hold equal ones.
-
-    Slices of one value show nothing.
-    """
+    """Return the groups of ranks that should hold different slices and hold equal ones."""
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
     for samples in sampled.samples:
@@ -220,7 +214,7 @@ def _equal_slices(sampled: SampledTensor) -> RankGroups:
     return tuple(
         tuple(sorted(ranks[sample]))
         for sample, number in slices.items()
-        if number > 1 and not sample.is_constant
+        if number > 1 and not sample.is_constant  # slices of one value show nothing
     )
 
 
@@ -269,10 +263,7 @@ def _equal_slices_problems(
 def _replica_problem(
     checkpoint: Checkpoint, sampled: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
-    """Return the problem of a tensor whose replicas differ.
-
-    Whole groups of ranks differ in this or another tensor if the strategy may be ``of_other_run``.
-    """
+    """Return the problem of a tensor whose replicas differ, if ``of_other_run`` in whole groups."""
     strategy, groups = checkpoint.strategy, sampled.differing_groups
     facts = format_difference(groups)
     hint = f"`{_verify_command(checkpoint)}`, which shows the elements"

@@ -198,9 +198,8 @@ def check_hidden_shard(checkpoint: Checkpoint, contents: Contents) -> Iterator[D
     from ckpttool.checkpoint.hidden_shards import hiding_tensors, ranks_that_show_shards
 
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    options = checkpoint.options
-    is_recorded = checkpoint.is_recorded and options.manifest != "ignore"
-    if contents.is_refused or is_recorded or options.optimizer_shard is not None:
+    is_decided = checkpoint.is_recorded or checkpoint.options.optimizer_shard is not None
+    if contents.is_refused or is_decided:
         return
     are_all_there = not (ranks_without_file(catalog, strategy) or catalog.damaged)
     if are_all_there or shows_deduplication(catalog, strategy):
@@ -210,9 +209,8 @@ def check_hidden_shard(checkpoint: Checkpoint, contents: Contents) -> Iterator[D
     metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
     for tensor in hiding_tensors(strategy, checkpoint.tensors):
         if checkpoint.needed is None or checkpoint.needed.get(tensor.name):
-            is_proven = any(
-                full.get(tensor.name) == tensor.meta for full in contents.readable_indexes
-            )
+            indexed = (index.get(tensor.name) for index in contents.readable_indexes)
+            is_proven = tensor.meta in indexed
             shard = 1 if is_proven else tensor.layout.unseen_shard(catalog.holders[tensor.name])
             unseen[tensor.layout] = min(shard, unseen.get(tensor.layout, shard))
             names[tensor.layout].append(tensor.name)

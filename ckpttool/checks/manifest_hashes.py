@@ -319,10 +319,7 @@ class _Comparison(Struct):
     def _name_holder(
         self, file: _File, alike: AlikeOutputs | None, hashes: Mapping[Unit, bytes]
     ) -> str:
-        """Return which other file of ``alike`` has the contents of a file, or "".
-
-        ``found`` are hashes that are known; units that decide are read.
-        """
+        """Return which other file of ``alike`` has the contents of a file, or ""."""
         if alike is None:
             return ""
         known = dict(hashes)

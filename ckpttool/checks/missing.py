@@ -119,10 +119,7 @@ def _incomplete_replica_problems(catalog: Catalog, contents: Contents) -> Iterat
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield the problem of ranks without a file in a deduplicated checkpoint without layouts.
-
-    No other rank has their parameters, and nothing shows which these are.
-    """
+    """Yield the problem of missing ranks in a deduplicated checkpoint without layouts."""
     catalog = checkpoint.catalog
     known = {*catalog.files, *catalog.damaged}
     missing = tuple(rank for rank in range(max(known)) if rank not in known)
@@ -311,10 +308,7 @@ def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagnostic:
-    """Return the problem of weights that are in no file; its hint leaves them out.
-
-    If all that was saved is an adapter, the hint chooses that.
-    """
+    """Return the problem of weights in no file; its hint leaves them out, or chooses an adapter."""
     catalog, layouts, states = checkpoint.catalog, checkpoint.strategy.layouts, checkpoint.states
     names = {*checkpoint.whole.metas, *checkpoint.whole.lost}
     patterns = fold_names(weights, names, _MOST_PATTERNS)
@@ -343,18 +337,18 @@ def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for partial in checkpoint.partly_held:
         if not differing.issuperset(partial.names):
             more = f"; taken from rank {partial.ranks[0]}"
-            yield from partly_held_problems(checkpoint.catalog, partial, "partly_held", more)
+            yield from partly_held_problems(checkpoint.catalog, partial, more, code="partly_held")
 
 
 def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield tensors without a layout that only some ranks of their stage have."""
     for partial in checkpoint.partly_held:
         code = "unlisted" if partial.is_on_one_rank else "lacking"
-        yield from partly_held_problems(checkpoint.catalog, partial, code)
+        yield from partly_held_problems(checkpoint.catalog, partial, code=code)
 
 
 def partly_held_problems(
-    catalog: Catalog, partial: PartlyHeld, code: str, more: str = ""
+    catalog: Catalog, partial: PartlyHeld, more: str = "", *, code: str
 ) -> Iterator[Diagnostic]:
     """Yield for each tensor that only one rank holds it, or that some ranks do not."""
     ranks, where = partial.missing, "not on"
@@ -383,10 +377,7 @@ def check_empty(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterator[Diagnostic]:
-    """Yield the note on a checkpoint without redundancy, or on ranks that hold nothing.
-
-    ``is_deduplicated`` is None without a strategy, which could show it.
-    """
+    """Yield how it was saved, if a strategy or a mark shows it, or the ranks that hold nothing."""
     empty = [rank for rank, file in catalog.whole_files.items() if not file.tensors]
     nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
     if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
@@ -427,7 +418,7 @@ def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
     Neither states nor counters are weights.
     """
     unsaved = checkpoint.presence.unsaved
-    if not unsaved or (checkpoint.is_recorded and checkpoint.options.manifest != "ignore"):
+    if not unsaved or checkpoint.is_recorded:
         return {}
     weights = (name for name in unsaved if checkpoint.belonging(name) == WEIGHT)
     return dict.fromkeys(name for name in weights if parse_name(name).parameter is None)

@@ -84,10 +84,7 @@ def _decided(
 
 
 def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Diagnostic]:
-    """Yield the problems of tensors that differ between ranks.
-
-    If every rank should hold all tensors in full, one problem is yielded for all of them.
-    """
+    """Yield the problems of tensors that differ between ranks; one of all that should be full."""
     statistics, differing = _split(differing, checkpoint.equal.running_statistics)
     if statistics:
         ranks = {rank for groups in statistics for rank in chain(*groups)}
@@ -116,7 +113,7 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     for groups, names in differing.items():
         for partial in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
-            for problem in partly_held_problems(checkpoint.catalog, partial, "unlisted"):
+            for problem in partly_held_problems(checkpoint.catalog, partial, code="unlisted"):
                 yield replace(problem, hint=hint, options=("--unlisted",))
         maps = dict.fromkeys(tag for name in names if (tag := map_of_component(name)) is not None)
         if maps:

@@ -20,8 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.from_manifest import read_kept
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY
-from ckpttool.checkpoint.recorded import read_kept
 from ckpttool.checkpoint.resolve import FindNeeded, no_strategy_error
 from ckpttool.concurrency import OpenCount
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, Reading, ResolveOptions
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
+from ckpttool.checkpoint.from_manifest import limit_to_written_ranks
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.recorded import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import FindNeeded, resolving
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.evidence import Evidence
+from ckpttool.checkpoint.from_manifest import with_names_of_files
 from ckpttool.checkpoint.interpret import Files
-from ckpttool.checkpoint.recorded import with_names_of_files
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file

@@ -28,7 +28,7 @@ from ckpttool.checkpoint.checkpoint import (
 )
 from ckpttool.checkpoint.contents import sample_ranks
 from ckpttool.checkpoint.evidence import Evidence, answer
-from ckpttool.checkpoint.recorded import limit_to_written_ranks, noted_other_strategy
+from ckpttool.checkpoint.from_manifest import limit_to_written_ranks, noted_other_strategy
 from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks

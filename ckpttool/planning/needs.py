@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices
-from ckpttool.checkpoint.fit import align_names
+from ckpttool.checkpoint.fit_strategy import align_names
 from ckpttool.checkpoint.hidden_shards import cover, hiding_tensors, ranks_that_show_shards
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout

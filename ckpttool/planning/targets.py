@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
-from ckpttool.checkpoint.fit import fit_to_full_tensors
+from ckpttool.checkpoint.fit_strategy import fit_to_full_tensors
 from ckpttool.checkpoint.optimizer_state import (
     GradientShards,
     has_expected_full_shape,

@@ -99,7 +99,7 @@ def read_kept(catalog: Catalog, is_ignored: bool) -> tuple[Kept, PlanError | Non
     return Kept(recorded.written, names, recorded.find_files()), None
 
 
-def as_recorded(
+def as_manifest_says(
     catalog: Catalog, strategy: Strategy, option: str, is_ignored: bool = False
 ) -> Strategy:
     """Return the strategy as the manifest of the files says how to read it, with notes.
@@ -180,10 +180,7 @@ def with_names_of_files(catalog: Catalog, target: Strategy) -> Strategy:
 
 
 def _with_source_names(catalog: Catalog, strategy: Strategy, recorded: RecordedSet) -> Strategy:
-    """Return the strategy with the names of the files, where a manifest has those of the source.
-
-    A strategy of the new names only stays as it is.
-    """
+    """Return the strategy with the names of the files, unless it has these; as a manifest says."""
     names = recorded.provenance.source_names or {}
     lists_old = any(map(strategy.has_entry, names.values()))
     if not lists_old and any(map(strategy.has_entry, names)):
@@ -208,7 +205,7 @@ _DECISIVE = ("stages", "slices", "shape")
 def _compare(catalog: Catalog, *both: Strategy) -> Mapping[str, Kind | None]:
     """Return what differs between two strategies, for each tensor that both shard."""
     # Imported late, as most checkpoints have no manifest.
-    from ckpttool.checkpoint.fit import fit_to_slices
+    from ckpttool.checkpoint.fit_strategy import fit_to_slices
     from ckpttool.checkpoint.optimizer_state import correct_layouts
     from ckpttool.model.layout_difference import kind_of_difference, layouts_of_rest
 

@@ -49,7 +49,7 @@ def _names(strategy: Strategy) -> list[str]:
     ]
 
 
-def find_joined_shards(
+def find_removed_shards(
     strategy: Strategy, tensors: Sequence[FullTensor], by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
@@ -85,10 +85,7 @@ def find_joined_shards(
 def _shown(
     present: Sequence[FullTensor], shards: Mapping[str, int], by_samples: bool
 ) -> Asking[dict[str, int]]:
-    """Return name to the optimizer shard that contents or shapes show, where they do.
-
-    It is 0 if nothing explains the contents.
-    """
+    """Return the shard that contents or shapes show, where they do; 0 if nothing explains them."""
     compared = [tensor for tensor in present if may_be_sharded(tensor)]
     contents = yield from sample_slices(compared, by_samples)
     shards_of = shown_shards(compared, contents)
