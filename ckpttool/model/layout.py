@@ -147,7 +147,7 @@ class Layout(Struct, frozen=True, dict=True):
         Rows of each slice along axis 0, before an optimizer shard, if they are not equal.
     split_shape
         Numbers in a strategy file that are the rows of a manual split, or a shape that says
-        nothing; `settled_by_slices` and `settled_by_full_shape` decide.
+        nothing; `decided_by_slices` and `decided_by_full_shape` decide.
 
     Raises
     ------
@@ -292,10 +292,10 @@ class Layout(Struct, frozen=True, dict=True):
         """Yield the ranks that hold each slice, slices in C order, ranks ascending."""
         return iter(self._grid.owners.values())
 
-    def cuts_like(self, other: Layout) -> bool:
+    def has_same_slices(self, other: Layout) -> bool:
         """Return whether every rank has the same slice, whatever the device matrices.
 
-        >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
+        >>> Layout((2, 2), ((1,), ())).has_same_slices(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
         mine, its = ((side.ranks, side.rows, side.fields, side._grid) for side in (self, other))
@@ -419,7 +419,7 @@ class Layout(Struct, frozen=True, dict=True):
         """Return whether slices of ``slice_shape`` form the full shape that the strategy gives."""
         return self.implied_shape(slice_shape) == self.full_shape
 
-    def settled_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
+    def decided_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shapes of all stored slices.
 
         It is a manual split if the slices differ.  It says nothing if the slices have these rows,
@@ -427,7 +427,7 @@ class Layout(Struct, frozen=True, dict=True):
         for each axis.  The result is None if it is neither.
 
         >>> layout = Layout((2,), ((0,), ()), split_shape=(6, 4))
-        >>> layout.settled_by_slices([(6, 4)]).rows, layout.settled_by_slices([(6, 3), (4, 3)]).rows
+        >>> layout.decided_by_slices([(6, 4)]).rows, layout.decided_by_slices([(6, 3), (4, 3)]).rows
         ((), (6, 4))
         """
         split, even = self.split_shape, replace(self, split_shape=())
@@ -439,7 +439,7 @@ class Layout(Struct, frozen=True, dict=True):
         are_rows = self.may_be_rows and {*split} == {shape[0] * self.optimizer_shard}
         return even if are_rows or len(split) in (len(shape), len(self.tensor_map)) else None
 
-    def settled_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
+    def decided_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shape of the full tensor.
 
         It says nothing if it is that shape, or the shape of a slice.  Otherwise it is a manual

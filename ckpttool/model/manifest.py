@@ -347,15 +347,15 @@ class AlikeOutputs(Struct, eq=False):
     tensors: tuple[TensorEntry, ...]  # the tensors, without hashes
     numbers: Mapping[str, range]
     outputs: list[ListedOutput] = []  # the outputs, in the order of the manifest
-    _telling: dict[bytes, dict[Unit, int]] = {}  # by digests
+    _distinguishing: dict[bytes, dict[Unit, int]] = {}  # by digests
 
-    def telling_units(self, output: ListedOutput) -> Mapping[Unit, int]:
+    def distinguishing_units(self, output: ListedOutput) -> Mapping[Unit, int]:
         """Return units that together distinguish an output from all others alike, with their bytes.
 
         The smallest unit that differs between the outputs is mostly enough.  If all outputs are
         equal, it is the largest unit, which says most of the file.
         """
-        if not self._telling:
+        if not self._distinguishing:
             nbytes = {
                 (entry.name, number): size
                 for entry in self.tensors
@@ -363,12 +363,14 @@ class AlikeOutputs(Struct, eq=False):
             }
             in_order = sorted(nbytes, key=lambda unit: nbytes[unit])
             distinct = {output.digests: output for output in self.outputs}
-            self._telling = {digests: {} for digests in distinct}
-            for unit, member in _tell_apart(list(distinct.values()), in_order):
-                self._telling[member.digests][unit] = nbytes[unit]
+            self._distinguishing = {digests: {} for digests in distinct}
+            for unit, member in _distinguish(list(distinct.values()), in_order):
+                self._distinguishing[member.digests][unit] = nbytes[unit]
             if len(distinct) == 1:
-                self._telling = {output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}}
-        return self._telling[output.digests]
+                self._distinguishing = {
+                    output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}
+                }
+        return self._distinguishing[output.digests]
 
     def find_holders(self, hashes: Mapping[Unit, bytes]) -> Iterator[ListedOutput]:
         """Yield the outputs that list all these hashes."""
@@ -377,7 +379,7 @@ class AlikeOutputs(Struct, eq=False):
                 yield output
 
 
-def _tell_apart(
+def _distinguish(
     outputs: list[ListedOutput], in_order: Iterable[Unit]
 ) -> Iterator[tuple[Unit, ListedOutput]]:
     """Yield the units that split outputs into ever smaller groups, until each is by itself."""
@@ -508,7 +510,7 @@ class UnitHashes:
             yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(hashes))
 
 
-def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:
+def find_unequal_reads(mine: Provenance, other: Provenance) -> Iterator[str]:
     """Yield the files of the source that only one of two runs could read, with which it was."""
     was_read = {file.path: file.is_read for file in other.inputs}
     for file in mine.inputs:

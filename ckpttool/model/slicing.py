@@ -500,7 +500,7 @@ def follow(base: FullTensor, name: str, tensors: Mapping[int, StoredTensor]) -> 
     return FullTensor(meta, slicing, Follows(base.meta.name))
 
 
-def described_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
+def unlike_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
     """Return the shapes of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:

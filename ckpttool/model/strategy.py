@@ -207,7 +207,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
-    def settle_splits(
+    def decide_split_shapes(
         self, settle: Callable[[str, Layout], Layout | None]
     ) -> tuple[Strategy, Mapping[str, Layout]]:
         """Return the strategy with every ``split_shape`` decided, and the layouts that do not fit.
@@ -230,7 +230,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
                 )
         return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
-    def spell_out(self) -> tuple[Strategy, tuple[Diagnostic, ...]]:
+    def expand_rules(self) -> tuple[Strategy, tuple[Diagnostic, ...]]:
         """Return the strategy with layouts in place of its rules, and the problems.
 
         It is unchanged if only a checkpoint gives the layouts: a pattern may match several names,
@@ -364,7 +364,7 @@ def shard_equally(layouts: Iterable[Layout], written: Iterable[Layout]) -> bool:
     """Return whether ``written`` shards like ``layouts`` in each stage of these."""
     by_stage = {layout.first_rank: layout for layout in written}
     return all(
-        layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
+        layout.first_rank in by_stage and layout.has_same_slices(by_stage[layout.first_rank])
         for layout in layouts
     )
 

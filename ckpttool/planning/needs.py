@@ -350,7 +350,7 @@ def _imply(
             if axis is not None and len(of_state) > 1:
                 del of_state[axis]
             shape = tuple(of_state) if len(of_state) == len(shape) else shape
-        usable = tuple(one.settled_by_full_shape(shape) or one for one in usable)
+        usable = tuple(one.decided_by_full_shape(shape) or one for one in usable)
         settled[name] = usable
         slicing, *copies = (LayoutSlicing(one, shape, name, {}) for one in usable)
         meta = TensorMeta(name, "Float32", shape)

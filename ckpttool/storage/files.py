@@ -126,7 +126,7 @@ OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locke
 STUCK = "half-written files could not be removed, which the next run does"
 
 
-class Claim:
+class TemporaryFile:
     """The temporary file of one output, locked; it ends with `discard`.
 
     With ``left_bytes`` a file of that size that a killed run has left is taken over (``is_left``).
@@ -159,8 +159,8 @@ class Claim:
             os.close(fd)
 
 
-class PartialFile(Claim):
-    """A claim whose file becomes the output; ends with `rename` or `discard`.
+class PartialFile(TemporaryFile):
+    """A temporary file that becomes the output; ends with `rename` or `discard`.
 
     ``goes_on`` takes over the file that a killed run has left, if it has the right size.  ``index``
     says where the output's tensors are stored in the file.

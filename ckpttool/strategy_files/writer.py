@@ -131,7 +131,7 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
         parameters.
     """
     form = form_of(path)
-    spelled, problems = strategy.spell_out()
+    spelled, problems = strategy.expand_rules()
     raise_all(StrategyError(p.where, p.message, p.hint, p.facts) for p in problems)
     raise_all(form.refusals(spelled))
     data = form.encode(spelled, path)
@@ -145,7 +145,7 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
 def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
     rules, of_rest = strategy.rules, strategy.covers_rest
     if rules is not None:
-        strategy, _ = replace(strategy, rules=replace(rules, replicates_rest=False)).spell_out()
+        strategy, _ = replace(strategy, rules=replace(rules, replicates_rest=False)).expand_rules()
     left = [replace(rule, place="") for rule in (strategy.rules.rules if strategy.rules else ())]
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
 
