@@ -47,8 +47,9 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
 from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.average_inputs import load_average
+from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.describe import Inspected
-from ckpttool.operations.estimate import Estimate, estimate
+from ckpttool.operations.estimate import estimate
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
 from ckpttool.operations.inspection import inspect_catalog, inspect_other
@@ -60,7 +61,6 @@ from ckpttool.operations.load import (
     load_steps,
 )
 from ckpttool.operations.open import DTypes, OpenCheckpoint
-from ckpttool.operations.run import Conversion
 from ckpttool.operations.run import convert as run_plan
 from ckpttool.operations.strategies import RanksToFetch
 from ckpttool.operations.tensor_diff import Difference
@@ -650,7 +650,7 @@ def explain(
             options=resolving,
             executor=executor,
         )
-    _warn(answer.found, answer.found.severity_of)
+    _warn(answer.notes, answer.notes.severity_of)
     return answer
 
 
@@ -696,8 +696,6 @@ def steps(
 def to_dict(answer: Answer) -> Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
-        case Explanation():
-            return documents.explain(answer)
         case Steps():
             diagnostics = Diagnostics("inspect")
             diagnostics.add(*answer.diagnostics)
@@ -708,10 +706,6 @@ def to_dict(answer: Answer) -> Json:
             return RanksToFetch.of(answer).to_dict()
         case Document():
             return answer.to_dict()
-        case Estimate():
-            return documents.estimate(answer)
-        case Conversion():
-            return documents.convert(answer)
         case _:
             return documents.inspect(answer)
 

@@ -260,7 +260,7 @@ def test_what_a_run_would_refuse_is_an_error_in_words_of_python(tmp_path):
 def test_ranks_may_be_numbers_of_numpy(tmp_path):
     ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=np.array([1, 3]))
     assert sorted(ckpttool.scan(tmp_path / "out").files) == [1, 3]
-    assert ckpttool.explain(SRC, STRATEGY, rank=np.int16(5)).rank == 5
+    assert ckpttool.explain(SRC, STRATEGY, rank=np.int16(5)).rank.rank == 5
     opened = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=np.uint8(3))
     written = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=3)
     assert all(np.array_equal(opened[name], written[name]) for name in written)
@@ -419,7 +419,7 @@ def test_answers_are_one_line_and_a_table(tmp_path):
     catalog, strategy = ckpttool.scan(SRC), ckpttool.read_strategy(STRATEGY)
     done = ckpttool.merge(catalog, strategy, tmp_path / "m.h5")
     for one in (
-        *(catalog, strategy, done, done.plan, done.assignment),
+        *(catalog, strategy, done, done.planned, done.assignment),
         ckpttool.resolve(catalog, strategy),
         ckpttool.inspect(catalog, strategy),
         ckpttool.verify(tmp_path / "m.h5"),

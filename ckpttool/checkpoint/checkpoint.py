@@ -122,65 +122,26 @@ class ResolveOptions(Struct, frozen=True):
 
 
 class Contents(Struct, frozen=True, kw_only=True):
-    """What was read of a checkpoint beside its headers, and what that shows.
+    """What was read of a checkpoint beside its headers, and what that shows."""
 
-    Attributes
-    ----------
-    is_refused
-        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
-    correction
-        The optimizer shards that the strategy hides, or that were joined.
-    sampled, differing_stages
-        What the layouts are checked against: samples, and the tensors that differ between stages.
-    sampled_copies
-        The samples of shared tensors on all stages but the first.
-    scrambled
-        The tensors whose slices were written from the wrong place of memory.
-    indexes
-        The path of each index beside the files to the full tensors that it lists, or why it cannot
-        be read.
-    copies
-        The copies of tensors that an index names in another file.
-    read
-        What reading more than headers and samples found, by what was read: ``"checksums"`` of
-        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
-    unread
-        The error that ended the reading of contents, if one did.
-    no_evidence
-        The tensors that are not wanted and that the system cannot read, with the errors.
-    evidence
-        What was read.
-    complete_step
-        The newest other step that is complete by its headers; "" unless something is missing.
-    """
-
-    is_refused: bool = False
-    correction: InferredStrategy | None = None
+    is_refused: bool = False  # by headers, so that layouts were not checked against contents
+    correction: InferredStrategy | None = None  # of shards that are hidden, or that were joined
     sampled: tuple[SampledTensor, ...] = ()
-    sampled_copies: tuple[SampledTensor, ...] = ()
+    sampled_copies: tuple[SampledTensor, ...] = ()  # of shared tensors, on all stages but the first
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
     scrambled: tuple[ScrambledTensor, ...] = ()
-    indexes: Mapping[str, IndexedTensors] = {}
-    copies: ComparedCopies = ComparedCopies()
-    read: Mapping[Reading, Sequence[Diagnostic]] = {}
-    unread: CkptToolError | None = None
-    no_evidence: Mapping[str, CkptToolError] = {}
+    indexes: Mapping[str, IndexedTensors] = {}  # those beside the files
+    copies: ComparedCopies = ComparedCopies()  # of tensors that an index names in another file
+    read: Mapping[Reading, Sequence[Diagnostic]] = {}  # what more than samples shows
+    unread: CkptToolError | None = None  # it ended the reading
+    no_evidence: Mapping[str, CkptToolError] = {}  # unwanted tensors that cannot be read
     evidence: Evidence = field(default_factory=Evidence)
-    complete_step: str = ""
+    complete_step: str = ""  # the newest other step that is complete, if something is missing here
 
     @property
     def is_incomplete(self) -> bool:
         """Whether not all tensors are known, so that others would look like all of them."""
         return self.is_refused or self.unread is not None
-
-    @property
-    def has_differing_replicas(self) -> bool:
-        """Whether samples of replicas or stages differ that should be equal."""
-        from ckpttool.checkpoint.samples import has_own_values
-
-        replicas = (it for it in self.sampled if it.differing_groups)
-        is_suspect = any(not has_own_values(it.tensor) for it in replicas)
-        return is_suspect or bool(self.differing_stages)
 
     @property
     def readable_indexes(self) -> list[Mapping[str, TensorMeta]]:
@@ -205,59 +166,23 @@ class Contents(Struct, frozen=True, kw_only=True):
             scrambled=tuple(s for s in self.scrambled if s.tensor.name in wanted),
         )
 
-    def without_samples(self) -> Contents:
-        """Return what is left for plans: samples take as much memory as the checkpoint."""
-        return replace(self, sampled=(), sampled_copies=(), evidence=Evidence())
-
 
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
-    """A checkpoint, resolved to full tensors.
+    """A checkpoint, resolved to full tensors."""
 
-    Attributes
-    ----------
-    catalog
-        The files on disk; empty files that should hold tensors are among the damaged ones.
-    strategy
-        The layouts, as contents correct them; without any if none are needed.
-    options
-        The choices of the user.
-    records
-        A record for each tensor, in the order of the files, before the user's choices.
-    files
-        How the files are taken: ``"joined"``, or each by itself: as one of full tensors
-        (``"full"``), or as one whose tensors stay in a file of its own (``"kept"``).
-    needed
-        The slices that the wanted ranks of a target need; None if all are, or if no rank without a
-        file makes a difference.
-    is_recorded
-        Whether a manifest says that ckpttool wrote the files with this strategy.
-    is_deduplicated
-        Whether only one rank of each replica group has its slice on disk.
-    misfits
-        Why the strategy does not fit the names or shapes.  Then there are no records.
-    equal
-        The ranks with equal contents of tensors without a layout.
-    counting
-        The single numbers whose values show that they count something.
-    weight_block
-        Rows and columns of a Float8 weight that share a scale; None for those of most models.
-    unfiltered
-        The checkpoint with all tensors, if the user does not want all of them.
-    """
-
-    catalog: Catalog
-    strategy: Strategy
+    catalog: Catalog  # empty files that should hold tensors are among the damaged ones
+    strategy: Strategy  # as contents correct it
     options: ResolveOptions = ResolveOptions()
-    records: Iterable[Tensor] = ()
+    records: Iterable[Tensor] = ()  # one for each tensor, before the user's choices
     files: Files = "joined"
-    needed: NeededSlices | None = None
-    is_recorded: bool = False
-    is_deduplicated: bool = False
-    misfits: tuple[Diagnostic, ...] = ()
+    needed: NeededSlices | None = None  # by wanted target ranks, where that makes a difference
+    is_recorded: bool = False  # a manifest says that ckpttool wrote the files with this strategy
+    is_deduplicated: bool = False  # one rank of each replica group has its slice on disk
+    misfits: tuple[Diagnostic, ...] = ()  # of names or shapes; then there are no records
     equal: EqualContents = EqualContents()
-    counting: frozenset[str] = frozenset()
-    weight_block: tuple[int, int] | None = None
-    unfiltered: Checkpoint | None = None
+    counting: frozenset[str] = frozenset()  # single numbers whose values count something
+    weight_block: tuple[int, int] | None = None  # rows and columns of Float8 that share a scale
+    unfiltered: Checkpoint | None = None  # with all tensors, if the user does not want all
 
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
@@ -447,13 +372,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             if choice == "first":
                 kept += map(by_name.__getitem__, names)
             elif choice == "rank":
-                ranks = sorted(chain(*groups))
-                kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
+                kept += (
+                    full_tensor(self.catalog, name, by_name[name].known_by, rank, (rank % n, n))
+                    for n in (self.cycle,)
+                    for name in names
+                    for rank in sorted(chain(*groups))
+                )
         return tuple(kept)
-
-    def _of_rank(self, tensor: FullTensor, rank: int) -> FullTensor:
-        only_for = rank % self.cycle, self.cycle
-        return full_tensor(self.catalog, tensor.name, tensor.known_by, rank, only_for)
 
     @property
     def cycle(self) -> int:
@@ -549,8 +474,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @property
     def damage(self) -> list[FormatError]:
         """The errors of damaged files that replicas do not replace."""
-        ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
-        return [self.catalog.damaged[rank] for rank in ranks]
+        replaced = self.presence.replaced if self.are_joined else {}
+        return [error for rank, error in self.catalog.damaged.items() if not replaced.get(rank)]
 
     def with_remedy(self, error: FormatError, complete_step: str) -> FormatError:
         """Return the error of a damaged file with its hint: another step, or fewer tensors."""
@@ -581,7 +506,6 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _of_stages(broken: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
-    """Return a tensor whose missing slices are not needed; unchanged if no stage holds a slice."""
     if not stages:
         return broken
     first, *copies = stages

@@ -46,22 +46,12 @@ _MAX_CONFIG_BYTES = 1 << 20  # those of models have some KiB
 
 
 class EqualContents(Struct, frozen=True):
-    """The ranks with equal contents of tensors that names and shapes do not decide.
-
-    Attributes
-    ----------
-    groups
-        Name to the ranks, grouped by equal contents.
-    constant
-        Names that are not optimizer states and whose elements are all equal on all ranks, so that
-        slices of them would look like full tensors.
-    running_statistics
-        Names of running statistics, which differ by design.
-    """
+    """The ranks with equal contents of tensors that names and shapes do not decide."""
 
     groups: Mapping[str, RankGroups] = {}
+    # They are no optimizer states, and slices of them would look like full tensors.
     constant: tuple[str, ...] = ()
-    running_statistics: frozenset[str] = frozenset()
+    running_statistics: frozenset[str] = frozenset()  # these differ by design
 
 
 def compare_contents(
@@ -139,7 +129,9 @@ def find_differing_ends(
     """
     from ckpttool.storage.sampling import sample
 
-    ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
+    ends = {
+        name: (min(with_it), max(with_it)) for name in names if (with_it := catalog.holders[name])
+    }
     tensors = {
         name: [catalog.files[rank].tensors[name] for rank in ranks] for name, ranks in ends.items()
     }
@@ -185,7 +177,6 @@ def read_indexes_beside(root: str) -> Asking[Mapping[str, IndexedTensors]]:
 
 
 def _read_index(path: str) -> IndexedTensors:
-    """Return the tensors of an index, none if it is not there; runs on a worker."""
     if not is_file(path):
         return {}
     try:
@@ -203,13 +194,13 @@ class ComparedCopies(Struct, frozen=True):
 
 
 def find_counting(
-    catalog: Catalog, listed: Collection[str], metas: Mapping[str, TensorMeta]
+    catalog: Catalog, listed_names: Collection[str], metas: Mapping[str, TensorMeta]
 ) -> Asking[frozenset[str]]:
     """Return the single numbers whose values show that they count something; see `may_count`.
 
     A number that cannot be read shows nothing; copying it reports the error.
     """
-    names = (metas[name].name for name in may_count(listed, metas))  # those on disk
+    names = (metas[name].name for name in may_count(listed_names, metas))  # those on disk
     stored = {
         name: catalog.files[catalog.holders[name][0]].header[name]
         for name in names
@@ -294,18 +285,18 @@ def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]
         if name in catalog.copies
     }
     read: dict[Callable[[StoredTensor], Sample], list[StoredTensor]] = {sample: [], digest: []}
-    for one in chain(named.values(), *catalog.copies.values()):
-        read[sample if by_samples or one.meta.text is not None else digest].append(one)
+    for tensor in chain(named.values(), *catalog.copies.values()):
+        read[sample if by_samples or tensor.meta.text is not None else digest].append(tensor)
     samples = yield from ask(sample, read[sample])
     digests = yield from ask(digest, read[digest])
     contents = {**samples, **digests}
     equal: dict[str, list[StoredTensor]] = {}
     differing: dict[str, list[StoredTensor]] = {}
     for name, copies in catalog.copies.items():
-        tensor = named[name]
+        original = named[name]
         for copy in copies:
-            is_equal = copy.meta == tensor.meta and contents[copy] == contents[tensor]
-            (equal if is_equal else differing).setdefault(copy.file.path, []).append(tensor)
+            is_equal = copy.meta == original.meta and contents[copy] == contents[original]
+            (equal if is_equal else differing).setdefault(copy.file.path, []).append(original)
     return ComparedCopies(equal, differing)
 
 
@@ -348,16 +339,11 @@ def find_running_statistics(
 def find_statistic_candidates(
     metas: Mapping[str, TensorMeta], strategy: Strategy
 ) -> dict[str, float]:
-    """Find the parameters whose names and shapes are those of running statistics.
+    """Return the least value of each parameter that may be running statistics by name and shape.
 
     The mean and the variance of a layer are a pair, with one number for each channel.  Statistics
     that the strategy lists are left out, and those of layers whose weight it shards: they may be
     slices.
-
-    Returns
-    -------
-    dict
-        Name to the least value that the statistic may have.
     """
     least: dict[str, float] = {}
     for name, meta in metas.items():

@@ -28,14 +28,9 @@ T = TypeVar("T")
 
 
 class Question(Struct, frozen=True):
-    """Something that has to be read of several subjects.
+    """Something that has to be read of several subjects, such as stored tensors.
 
-    Attributes
-    ----------
-    read
-        A function of a module, which a worker calls with one subject.
-    of
-        The subjects, such as stored tensors.
+    A worker calls ``read``, a function of a module, with one subject.
     """
 
     read: Callable[..., object]
@@ -91,7 +86,6 @@ class UnreadEvidenceError(CombinedError):
 
 
 def _names_of(subject: Hashable) -> tuple[str, ...]:
-    """Return the names of the tensors that were to be read; "" for what is not a tensor."""
     if isinstance(subject, tuple):
         return tuple(name for part in subject for name in _names_of(part))
     meta = getattr(subject, "meta", None)
@@ -115,7 +109,6 @@ def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence
 
 
 def _is_sample(read: Callable[..., object]) -> bool:
-    """Return whether a function reads pages; what reads less loads no NumPy."""
     return (read.__module__, read.__name__) == ("ckpttool.storage.sampling", "sample")
 
 
@@ -131,14 +124,8 @@ def ask(read: Callable[[K], T], subjects: Iterable[K]) -> Asking[Mapping[K, T]]:
 def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = None) -> T:
     """Run a function that asks questions, and return its result.
 
-    Parameters
-    ----------
-    steps
-        The generator.  An error of reading is raised in it, where it waits for the evidence.
-    executor
-        Reads the contents.
-    evidence
-        What was read before; it receives what is read now.
+    An error of reading is raised in it, where it waits for the evidence.  ``evidence`` has what
+    was read before, and receives what is read now.
     """
     evidence = Evidence() if evidence is None else evidence
     try:

@@ -68,20 +68,8 @@ def fit_to_full_tensors(
 ) -> tuple[Strategy, list[Diagnostic]]:
     """Return the strategy of a target with all that its full tensors decide, and the problems.
 
-    Parameters
-    ----------
-    strategy
-        The strategy of the target.
-    full
-        The full tensors by name.
-    names
-        The same, and the tensors without a full shape.
-    is_rest_decided
-        Whether an option decides how names without a rule are written.
-    src
-        The path of the source, for messages.
-    judged
-        The names that are written; others need not fit.
+    ``names`` has the tensors without a full shape too.  ``is_rest_decided`` says whether an option
+    decides how names without a rule are written.  Only names that are ``judged`` have to fit.
     """
 
     def settle(name: str, layout: Layout) -> Layout | None:
@@ -107,15 +95,6 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
 
     Nothing changes if a parameter that the strategy lists is there, if several prefixes are
     possible, or if the prefix explains only a minority of the names.
-
-    Parameters
-    ----------
-    strategy
-        Its layouts are aligned; patterns are not.
-    metas
-        The tensors by name.
-    holder
-        What holds the tensors, for the note.
     """
     parameter_of_state = strategy.listed_states
     parameters = {name for name in strategy.layouts if name not in parameter_of_state}

@@ -32,10 +32,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.evidence import Asking, ask
-from ckpttool.checkpoint.optimizer_state import (
-    contradiction,
-)
-from ckpttool.model.layout import Layout
+from ckpttool.checkpoint.optimizer_state import contradiction
+from ckpttool.model.layout import Layout, divisors
 from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
@@ -48,78 +46,65 @@ if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
 
     SampleOfRank = Mapping[int, Sample]
+    Samples = Mapping[str, SampleOfRank]  # by the names of tensors
 
 
-def ambiguity_reason(
-    tensors: Sequence[FullTensor],
-    contents: Sequence[SampleOfRank],
-    shards: Mapping[str, int],
+_SHARD = ("--optimizer-shard",)
+_EXPLAINED = "`ckpttool help undecided_shard` explains"
+_OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
+
+
+def _ambiguity_reason(
+    tensors: Sequence[FullTensor], contents: Samples, shards: Mapping[str, int]
 ) -> Asking[str | None]:
     """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
     sharded = [tensor for tensor in tensors if shards.get(tensor.name, 1) > 1]
     if not sharded or shards_by_gradients(tensors):  # shapes prove the shard
         return None
-    replicas = [tensor.layout.replicas for tensor in sharded if shards[tensor.name] == 2]
-    if len(replicas) == len(sharded) and set(replicas) == {2}:
+    if all(shards[tensor.name] == tensor.layout.replicas == 2 for tensor in sharded):
         return "two replicas only"
     smallest = min(sharded, key=lambda tensor: tensor.meta.nbytes * shards[tensor.name])
-    nbytes = smallest.meta.nbytes * shards[smallest.name]
-    is_all = shards[smallest.name] == smallest.layout.replicas
-    unsharded = [
-        tensor.name
-        for tensor, samples in zip(tensors, contents, strict=True)
-        if shards.get(tensor.name) == 1
-        and not all(sample.is_constant for sample in samples.values())
-        and not parse_name(tensor.name).is_gradient
-        and tensor.meta.nbytes >= nbytes
-        and _is_divisible(tensor, tensor.layout.replicas if is_all else shards[smallest.name])
-    ]
+    shard = shards[smallest.name]
+    is_all = shard == smallest.layout.replicas
+    unsharded = []
+    for tensor in tensors:
+        replicas, samples = tensor.layout.replicas, contents[tensor.name].values()
+        if (
+            shards.get(tensor.name) == 1
+            and not all(sample.is_constant for sample in samples)
+            and not parse_name(tensor.name).is_gradient
+            and tensor.meta.nbytes >= smallest.meta.nbytes * shard
+            and tensor.meta.shape[0] % (replicas if is_all else shard) == 0
+            and (is_all or replicas % shard == 0)
+        ):
+            unsharded.append(tensor.name)
     if unsharded:
         return f"{shorten(unsharded, 3)}, as large as {smallest.name}, equal on these ranks"
-    of_sharded = [
-        samples for tensor, samples in zip(tensors, contents, strict=True) if tensor in sharded
-    ]
-    return (yield from _nearness_reason(sharded, of_sharded))
+    return (yield from _nearness_reason(sharded, contents))
 
 
-def _is_divisible(tensor: FullTensor, shard: int) -> bool:
-    return tensor.meta.shape[0] % shard == 0 and tensor.layout.replicas % shard == 0
-
-
-def _nearness_reason(
-    sharded: Sequence[FullTensor], contents: Sequence[SampleOfRank]
-) -> Asking[str | None]:
+def _nearness_reason(sharded: Sequence[FullTensor], contents: Samples) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
     from ckpttool.storage.sampling import nearness
 
-    pairs = [
-        (tensor, pair)
-        for tensor, samples in zip(sharded, contents, strict=True)
-        if (pair := _differing_pair(tensor, samples)) is not None
-    ]
-    weights = [
-        pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
-    ] or pairs
-    shares = yield from ask(nearness, (pair for _, pair in weights))
+    pairs: dict[str, tuple[StoredTensor, StoredTensor]] = {}  # the first two that differ
+    for tensor in sharded:
+        samples = contents[tensor.name]
+        for replicas in tensor.slicing.replicas():
+            ranks = [rank for rank in replicas if not samples[rank].is_constant]
+            for rank in ranks:
+                if tensor.name not in pairs and samples[rank] != samples[ranks[0]]:
+                    pairs[tensor.name] = replicas[ranks[0]], replicas[rank]
+    states = {name for name in pairs if parse_name(name).same_shape_parameter is not None}
+    weights = {name: pair for name, pair in pairs.items() if name not in states} or pairs
+    shares = yield from ask(nearness, weights.values())
     near = total = 0.0
-    for tensor, pair in weights:
-        share = shares[pair]
+    for tensor in sharded:
+        share = shares[weights[tensor.name]] if tensor.name in weights else None
         if share is not None:
             total += tensor.meta.nbytes
             near += share * tensor.meta.nbytes
     return "most numbers nearly equal" if near * 2 > total else None
-
-
-def _differing_pair(
-    tensor: FullTensor, samples: SampleOfRank
-) -> tuple[StoredTensor, StoredTensor] | None:
-    """Return two replicas of a slice that differ, neither of them constant; None without any."""
-    for replicas in tensor.slicing.replicas():
-        ranks = [rank for rank in replicas if not samples[rank].is_constant]
-        other = next((rank for rank in ranks if samples[rank] != samples[ranks[0]]), None)
-        if other is not None:
-            return replicas[ranks[0]], replicas[other]
-    return None
 
 
 def infer_shard(layout: Layout, contents: SampleOfRank) -> int | None:
@@ -202,16 +187,9 @@ def limit_shard(layout: Layout, requested: int) -> int:
 def complete_shards(
     tensors: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
 ) -> tuple[dict[str, int], list[FullTensor], list[str]]:
-    """Add the shards of tensors whose own contents do not decide.
+    """Add the shards that a parameter, a state or the user decides.
 
-    Returns
-    -------
-    shards
-        Name to shard, with those added that a parameter, a state or ``requested`` decides.
-    undecided
-        The tensors that have no shard.
-    by_request
-        The names that only ``requested`` decides.
+    The tensors that have no shard are returned too, and the names that only ``requested`` decides.
     """
     rows, parameters = _rows(tensors, shards), match_parameters(tensors)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
@@ -257,18 +235,11 @@ def match_parameters(tensors: Sequence[FullTensor]) -> dict[str, str]:
     }
 
 
-def ambiguity_problems(
-    undecided: Sequence[FullTensor], possible: Mapping[str, Sequence[int]]
-) -> tuple[Diagnostic, ...]:
-    """Return the problems of tensors that fit several shards.
-
-    ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
-    """
-    return tuple(_ambiguity_problem(tensor, possible.get(tensor.name)) for tensor in undecided)
-
-
 def _ambiguity_problem(tensor: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
-    """Return the problem of a tensor with equal elements, or without slices of some ranks."""
+    """Return the problem of a tensor with equal elements, or without slices of some ranks.
+
+    ``possible`` has the shards that fit if some ranks lack slices.
+    """
     lost = () if possible is None else tuple(missing_ranks(tensor))
     shards = divisors(tensor.layout.replicas) if possible is None else possible
     reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
@@ -283,38 +254,18 @@ def _ambiguity_problem(tensor: FullTensor, possible: Sequence[int] | None) -> Di
     )
 
 
-_SHARD = ("--optimizer-shard",)
-_EXPLAINED = "`ckpttool help undecided_shard` explains"
-_OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
-
-
 def _shapes(tensor: FullTensor, shards: Sequence[int]) -> str:
     rows, *rest = tensor.meta.shape
     return "it may become " + " or ".join(str((rows * shard, *rest)) for shard in shards)
 
 
-def divisors(number: int) -> list[int]:
-    """Return all divisors, ascending."""
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
 class InferredStrategy(Struct, frozen=True):
-    """A strategy corrected by contents, with the parameters that contents do not decide.
-
-    Attributes
-    ----------
-    strategy
-        The strategy, with the inferred optimizer shards.
-    notes, problems
-        Diagnostics of the parameters that are decided, and of those that are not.
-    undecided
-        The names that the problems are about.
-    """
+    """A strategy corrected by contents, with the parameters that contents do not decide."""
 
     strategy: Strategy
     notes: tuple[Diagnostic, ...] = ()
     problems: tuple[Diagnostic, ...] = ()
-    undecided: frozenset[str] = frozenset()
+    undecided: frozenset[str] = frozenset()  # the names that the problems are about
 
 
 def infer_strategy(
@@ -325,20 +276,10 @@ def infer_strategy(
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy with the optimizer shards that replicas show; None if no shard does.
 
-    Unless ``requested``, it is a problem if a strategy that lists no optimizer state hides a shard.
-
-    Parameters
-    ----------
-    strategy
-        The strategy of the source.  Hand-written layouts are not corrected.
-    tensors
-        The tensors of the source.  All replicas without an optimizer shard are sampled, and read
-        in full if that may prove a shard.
-    requested
-        The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
-        Contents that contradict it are a problem.  See `limit_shard`.
-    by_samples
-        Whether to read samples only.
+    Hand-written layouts are not corrected.  All replicas without an optimizer shard are sampled,
+    and read in full if that may prove a shard.  The shard that is ``requested``, 1 for none,
+    decides tensors that fit several shards (`limit_shard`).  Contents that contradict it are a
+    problem.  If none is requested, a shard that a strategy without optimizer state hides is one.
     """
     tensors = list(tensors)
     candidates = _candidates(strategy, tensors)
@@ -353,19 +294,17 @@ def infer_strategy(
 def _infer_from(
     strategy: Strategy, candidates: Sequence[FullTensor], requested: int | None, by_samples: bool
 ) -> Asking[InferredStrategy | None]:
-    """Infer the strategy from the contents of ``listed``, its candidates."""
+    """Infer the strategy from the contents of the tensors that may be sharded."""
     if requested is not None:
-        problem = _indivisible_problem(candidates, requested, len(strategy.ranks))
-        if problem is not None:
-            return _undecided(strategy, problem, [tensor.name for tensor in candidates])
-    if requested == 1:
-        return None
+        refused = _refuse_indivisible(strategy, candidates, requested)
+        if refused is not None or requested == 1:
+            return refused
     if requested is None or by_samples:
-        contents = yield from read_contents(candidates, by_samples=True)
+        contents = yield from sample_slices(candidates, by_samples=True)
         inferred = yield from _infer(strategy, candidates, contents, requested)
         if by_samples or (yield from _is_final(inferred, candidates, contents)):
             return inferred
-    contents = yield from read_contents(candidates, by_samples=False)
+    contents = yield from sample_slices(candidates, by_samples=False)
     return (yield from _infer(strategy, candidates, contents, requested))
 
 
@@ -443,14 +382,25 @@ def _candidates(strategy: Strategy, tensors: Iterable[FullTensor]) -> list[FullT
     ]
 
 
-def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) -> InferredStrategy:
+def undecided_strategy(
+    strategy: Strategy,
+    names: Iterable[str],
+    message: str,
+    hint: str = _OTHER_SHARD,
+    *,
+    facts: str = "",
+    options: tuple[str, ...] = _SHARD,
+    ranks: tuple[int, ...] = (),
+) -> InferredStrategy:
+    """Return the problem that the shard of some parameters is not decided."""
+    problem = Diagnostic(
+        "undecided_shard", message, hint=hint, options=options, facts=facts, ranks=ranks
+    )
     return InferredStrategy(strategy, problems=(problem,), undecided=frozenset(names))
 
 
 def _is_final(
-    inferred: InferredStrategy | None,
-    candidates: Sequence[FullTensor],
-    contents: Sequence[SampleOfRank],
+    inferred: InferredStrategy | None, candidates: Sequence[FullTensor], contents: Samples
 ) -> Asking[bool]:
     """Return whether reading everything cannot change what samples show.
 
@@ -459,83 +409,64 @@ def _is_final(
     """
     shards = shown_shards(candidates, contents)
     if inferred is not None:
-        return bool(inferred.problems) and None not in shards
-    unexplained = [tensor for tensor, shard in zip(candidates, shards, strict=True) if shard == 0]
+        return bool(inferred.problems) and None not in shards.values()
+    unexplained = [tensor for tensor in candidates if shards[tensor.name] == 0]
     smallest = sorted(unexplained, key=lambda tensor: tensor.meta.nbytes)[:1]
-    in_full = yield from read_contents(smallest, by_samples=False)
-    return 0 in shown_shards(smallest, in_full)
+    in_full = yield from sample_slices(smallest, by_samples=False)
+    return 0 in shown_shards(smallest, in_full).values()
 
 
-def shown_shards(
-    tensors: Sequence[FullTensor], contents: Sequence[SampleOfRank]
-) -> list[int | None]:
+def shown_shards(tensors: Sequence[FullTensor], contents: Samples) -> dict[str, int | None]:
     """Return the shard that the contents of each tensor show, else that of its gradients."""
-    by_shape = shards_by_gradients(tensors)
-    by_contents = [
-        None if possible_shards(tensor, samples) else infer_shard(tensor.layout, samples)
-        for tensor, samples in zip(tensors, contents, strict=True)
-    ]
-    return [
-        by_shape.get(tensor.name) if shard is None else shard
-        for tensor, shard in zip(tensors, by_contents, strict=True)
-    ]
+    by_shape, shown = shards_by_gradients(tensors), dict[str, int | None]()
+    for tensor in tensors:
+        name, samples = tensor.name, contents[tensor.name]
+        shard = None if possible_shards(tensor, samples) else infer_shard(tensor.layout, samples)
+        shown[name] = by_shape.get(name) if shard is None else shard
+    return shown
 
 
 def _infer(
-    strategy: Strategy,
-    candidates: Sequence[FullTensor],
-    contents: Sequence[SampleOfRank],
-    requested: int | None,
+    strategy: Strategy, candidates: Sequence[FullTensor], contents: Samples, requested: int | None
 ) -> Asking[InferredStrategy | None]:
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
-    found = shown_shards(candidates, contents)
+    by_contents = shown_shards(candidates, contents)
+    shown = {name: shard for name, shard in by_contents.items() if shard is not None}
     possible = {
-        tensor.name: several
-        for tensor, shard, samples in zip(candidates, found, contents, strict=True)
-        if shard is None and (several := possible_shards(tensor, samples))
+        tensor.name: ways
+        for tensor in candidates
+        if tensor.name not in shown and (ways := possible_shards(tensor, contents[tensor.name]))
     }
-    may_be_unsharded = all(shard in (None, 1) for shard in found)
-    may_be_unsharded = may_be_unsharded and all(1 in several for several in possible.values())
-    if requested is None and (0 in found or may_be_unsharded):
-        return None
-    if requested is not None and (result := _contradicted(strategy, candidates, found, requested)):
-        return result
-    if requested is None and not _is_one_shard(strategy, candidates, found):
-        return None
-    shown = {
-        tensor.name: shard
-        for tensor, shard in zip(candidates, found, strict=True)
-        if shard is not None
-    }
+    if requested is not None and (refused := _contradict(strategy, candidates, shown, requested)):
+        return refused
+    if requested is None:
+        may_be_unsharded = {*shown.values()} <= {1} and all(1 in n for n in possible.values())
+        is_explained = 0 not in shown.values() and not may_be_unsharded
+        if not is_explained or not _is_one_shard(strategy, candidates, shown):
+            return None
     shards, undecided, by_request = complete_shards(candidates, shown, requested)
     states = inconsistent_states(candidates, shards)
     if states and requested is not None:
-        message = (
-            f"optimizer shard {requested} gives optimizer state other rows than its parameters"
+        message = f"optimizer shard {requested} gives optimizer state other rows than "
+        return undecided_strategy(
+            strategy, states, f"{message}its parameters", facts=shorten(states, 3)
         )
-        problem = Diagnostic(
-            "undecided_shard", message, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
-        )
-        return _undecided(strategy, problem, states)
     if states:
         return None
     if requested is None:
-        reason = yield from ambiguity_reason(candidates, contents, shards)
+        reason = yield from _ambiguity_reason(candidates, contents, shards)
         if reason is not None:
             return _ambiguous(strategy, candidates, shards, reason)
-    sharded = {name: shard for name, shard in shards.items() if shard > 1}
-    names = frozenset(tensor.name for tensor in undecided)
-    notes = (
-        *_limited_notes(candidates, requested),
-        *_inferred_notes(sharded, by_request),
-        *_requested_notes(shards, by_request, requested),
+    return InferredStrategy(
+        set_shards(strategy, {name: shard for name, shard in shards.items() if shard > 1}),
+        (*_notes(candidates, shards, by_request, requested),),
+        tuple(_ambiguity_problem(tensor, possible.get(tensor.name)) for tensor in undecided),
+        frozenset(tensor.name for tensor in undecided),
     )
-    problems = ambiguity_problems(undecided, possible)
-    return InferredStrategy(set_shards(strategy, sharded), notes, problems, names)
 
 
 def _is_one_shard(
-    strategy: Strategy, tensors: Sequence[FullTensor], shards: Sequence[int | None]
+    strategy: Strategy, tensors: Sequence[FullTensor], shards: Mapping[str, int]
 ) -> bool:
     """Return whether one optimizer shard of the run explains the shards of all tensors.
 
@@ -544,8 +475,8 @@ def _is_one_shard(
     """
     sharded = {
         (tensor.layout, shard)
-        for tensor, shard in zip(tensors, shards, strict=True)
-        if shard is not None and shard > 1 and not parse_name(tensor.name).is_gradient
+        for tensor in tensors
+        if (shard := shards.get(tensor.name, 1)) > 1 and not parse_name(tensor.name).is_gradient
     }
     if sharded and _lists_shard(strategy):
         return False
@@ -566,69 +497,63 @@ def set_shards(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
     return replace(strategy, layouts=layouts)
 
 
-def _indivisible_problem(
-    tensors: Sequence[FullTensor], requested: int, ranks: int
-) -> Diagnostic | None:
+def _refuse_indivisible(
+    strategy: Strategy, tensors: Sequence[FullTensor], requested: int
+) -> InferredStrategy | None:
     """Return a problem if the requested shard divides no number of replicas; else None.
 
     A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
     shard larger than the number of ranks.
     """
-    replicas = [tensor.layout.replicas for tensor in tensors]
-    if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
+    replicas = {tensor.name: tensor.layout.replicas for tensor in tensors}
+    is_possible = requested <= len(strategy.ranks)
+    if is_possible and any(n % min(requested, n) == 0 for n in replicas.values()):
         return None
     if not tensors:
         message = f"optimizer shard {requested}: no parameter has replicas that it could shard"
-        return Diagnostic(
-            "undecided_shard", message, hint="the same command without --optimizer-shard"
-        )
-    most = max(replicas)
-    named = shorten((tensor.name for tensor in tensors if tensor.layout.replicas == most), 3)
+        hint = "the same command without --optimizer-shard"
+        return undecided_strategy(strategy, (), message, hint, options=())
+    most = max(replicas.values())
+    named = shorten((name for name, n in replicas.items() if n == most), 3)
     message = f"optimizer shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
-    return Diagnostic("undecided_shard", message, hint=hint, options=_SHARD, facts=named)
+    return undecided_strategy(strategy, replicas, message, hint, facts=named)
 
 
-def _contradicted(
-    strategy: Strategy, tensors: Sequence[FullTensor], shown: Sequence[int | None], requested: int
+def _contradict(
+    strategy: Strategy, tensors: Sequence[FullTensor], shown: Mapping[str, int], requested: int
 ) -> InferredStrategy | None:
     """Return the problem of tensors that show another shard than ``requested``, if any do."""
     unlike = {
-        tensor.name: shard
-        for tensor, shard in zip(tensors, shown, strict=True)
-        if shard not in (None, 1, limit_shard(tensor.layout, requested))
+        tensor.name: shown[tensor.name]
+        for tensor in tensors
+        if shown.get(tensor.name, 1) not in (1, limit_shard(tensor.layout, requested))
     }
     if not unlike:
         return None
     named = shorten((f"{name} ({shard or 'none'})" for name, shard in unlike.items()), 3)
     message = f"optimizer shard {requested}, but files hold slices of another optimizer shard"
-    return _undecided(
-        strategy,
-        Diagnostic("undecided_shard", message, hint=_OTHER_SHARD, options=_SHARD, facts=named),
-        unlike,
-    )
+    return undecided_strategy(strategy, unlike, message, facts=named)
 
 
 def _ambiguous(
     strategy: Strategy, tensors: Sequence[FullTensor], shards: Mapping[str, int], reason: str
 ) -> InferredStrategy:
     """Return the problem of replicas that differ and may be slices of a hidden shard."""
-    sharded = [tensor for tensor in tensors if shards.get(tensor.name, 1) > 1]
-    names = [tensor.name for tensor in sharded]
-    first, shard = sharded[0], shards[names[0]]
-    index = next(iter(first.layout.slice_indices()))
-    ranks = first.layout.owners(index)
-    most = max(shards[name] for name in names)
-    problem = Diagnostic(
-        "undecided_shard",
-        f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
-        hint=f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+    sharded = {tensor.name: tensor for tensor in tensors if shards.get(tensor.name, 1) > 1}
+    name, first = next(iter(sharded.items()))
+    ranks = first.layout.owners(next(iter(first.layout.slice_indices())))
+    most = max(shards[name] for name in sharded)
+    return undecided_strategy(
+        strategy,
+        sharded,
+        f"{count(len(sharded), 'parameter')}: diverged replicas, or slices of an optimizer shard",
+        f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
         options=("--trust-strategy", "--optimizer-shard"),
-        facts=f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
-        f"{names[0]}: {_shapes(first, [1, shard])}",
+        facts=f"{shorten(sharded, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        f"{name}: {_shapes(first, [1, shards[name]])}",
         ranks=ranks,
     )
-    return _undecided(strategy, problem, names)
 
 
 def shown_by_unread_states(checkpoint: Checkpoint, contents: Contents) -> Iterator[FullTensor]:
@@ -656,15 +581,15 @@ def ask_for_shard(
     if not wanted:
         return None
     error = next(iter(unread.values()))
-    problem = Diagnostic(
-        "undecided_shard",
+    states = count(len(unread), "optimizer state")
+    return undecided_strategy(
+        strategy,
+        wanted,
         f"{count(len(wanted), 'parameter')}: perhaps slices of an optimizer shard",
-        hint=f"restore the files, or --optimizer-shard N, 1 for none; {_EXPLAINED}",
-        options=_SHARD,
-        facts=f"{shorten(wanted, 3)}; {count(len(unread), 'optimizer state')} that would show it "
-        f"cannot be read: {shorten(unread, 2)}; {error}",
+        f"restore the files, or --optimizer-shard N, 1 for none; {_EXPLAINED}",
+        facts=f"{shorten(wanted, 3)}; {states} that would show it cannot be read: "
+        f"{shorten(unread, 2)}; {error}",
     )
-    return _undecided(strategy, problem, wanted)
 
 
 def may_be_sharded(tensor: FullTensor) -> bool:
@@ -701,13 +626,6 @@ def _lists_shard(strategy: Strategy) -> bool:
 
 def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
     """Return few more ranks, ascending, whose slices would show a hidden shard of each layout.
-
-    Parameters
-    ----------
-    layouts
-        Layouts that may hide a shard.
-    ranks
-        The ranks that are there, at least one of each layout.
 
     Examples
     --------
@@ -751,43 +669,42 @@ def cover(groups: Iterable[Collection[int]]) -> tuple[int, ...]:
     return tuple(sorted(taken))
 
 
-def read_contents(
-    tensors: Sequence[FullTensor], by_samples: bool
-) -> Asking[list[dict[int, Sample]]]:
+def sample_slices(tensors: Sequence[FullTensor], by_samples: bool) -> Asking[Samples]:
     """Return the sample or the digest of each rank's slice, for each tensor."""
     from ckpttool.storage.sampling import digest, sample
 
-    stored_of = [
-        {rank: stored for ranks in tensor.slicing.replicas() for rank, stored in ranks.items()}
+    stored = {
+        tensor.name: {rank: it for ranks in tensor.slicing.replicas() for rank, it in ranks.items()}
         for tensor in tensors
-    ]
-    stored = chain.from_iterable(by_rank.values() for by_rank in stored_of)
-    contents = yield from ask(sample if by_samples else digest, stored)
-    return [{rank: contents[stored] for rank, stored in by_rank.items()} for by_rank in stored_of]
+    }
+    slices = chain.from_iterable(by_rank.values() for by_rank in stored.values())
+    contents = yield from ask(sample if by_samples else digest, slices)
+    return {
+        name: {rank: contents[it] for rank, it in by_rank.items()}
+        for name, by_rank in stored.items()
+    }
 
 
-def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
-    proven = {name: shard for name, shard in sharded.items() if name not in by_request}
-    if proven:
-        shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
-        message = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
-        message += "that the strategy does not list"
-        facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
-        hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", message, hint=hint, options=_SHARD, facts=facts)
-
-
-def _limited_notes(tensors: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
+def _notes(
+    tensors: Sequence[FullTensor],
+    shards: Mapping[str, int],
+    by_request: Sequence[str],
+    requested: int | None,
+) -> Iterator[Diagnostic]:
+    """Yield what decides the shards: replicas or the user, who may request too much."""
     most = max((tensor.layout.replicas for tensor in tensors), default=1)
     if requested is not None and requested > most:
         message = f"optimizer shard {requested}: no parameter has more than {most} replicas"
         facts = "each is sharded by all of its own, as in MindSpore"
         yield Diagnostic("corrected", message, facts=facts)
-
-
-def _requested_notes(
-    shards: Mapping[str, int], by_request: Sequence[str], requested: int | None
-) -> Iterator[Diagnostic]:
+    proven = {name: n for name, n in shards.items() if n > 1 and name not in by_request}
+    if proven:
+        numbers = ", ".join(map(str, sorted({*proven.values()})))
+        message = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({numbers}) "
+        message += "that the strategy does not list"
+        facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
+        hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
+        yield Diagnostic("inferred", message, hint=hint, options=_SHARD, facts=facts)
     sharded = [name for name in by_request if shards[name] > 1]
     unsharded = [name for name in by_request if shards[name] == 1]
     groups = {"sharded": sharded, "in full": unsharded}

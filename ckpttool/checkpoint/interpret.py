@@ -19,18 +19,12 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.optimizer_state import (
     correct_layouts,
-    followed_parameter,
+    followed_layouts,
     odd_state_shapes,
-    state_layouts,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import (
-    ParameterOfState,
-    map_component_names,
-    map_of_component,
-    parse_name,
-)
+from ckpttool.model.names import ParameterOfState, map_component_names, map_of_component, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -66,16 +60,8 @@ def interpret(
 ) -> tuple[Tensor, ...]:
     """Return a record for each tensor of the ranks, in the order of the files.
 
-    Parameters
-    ----------
-    catalog
-        What is on disk.
-    strategy
-        The layouts.  Without any, the checkpoint describes itself or all ranks hold full tensors.
-    contents
-        The ranks grouped by equal contents, of the tensors that `decided_by_contents`.
-    known
-        Records without contents, which stay for the tensors that contents do not decide.
+    ``contents`` groups ranks by equal contents, of the tensors that `decided_by_contents`.  Records
+    that are ``known`` stay for all other tensors.
     """
     states = catalog.match_states(listed_names(catalog, strategy))
     ranks = _Ranks(catalog, strategy, states, contents, catalog.find_kinds())
@@ -89,7 +75,6 @@ def interpret(
 
 
 def _components(name: str) -> tuple[str, ...]:
-    """Return the names of all components of a map parameter; only the name of another tensor."""
     tag = map_of_component(name)
     return (name,) if tag is None else map_component_names(tag)
 
@@ -108,8 +93,13 @@ class EachFile(Struct, frozen=True):
                 yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
 
 
-def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
-    """Return a record for each tensor of each distinct header, which its files do not share."""
+def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
+    """Return a record for each tensor of files that are not joined.
+
+    Where files keep their tensors there is one for each tensor of each distinct header.
+    """
+    if files != "kept" or catalog.is_merged:
+        return EachFile(catalog)
     ranks_of: dict[tuple[TensorMeta, ...], list[int]] = {}
     for ranks, header in catalog.headers.items():
         metas = tuple(tensor.meta for tensor in header.values())
@@ -119,12 +109,6 @@ def _own_tensors(catalog: Catalog) -> tuple[FullTensor, ...]:
         for metas, ranks in ranks_of.items()
         for meta in metas
     )
-
-
-def records_of_files(catalog: Catalog, files: Files) -> Iterable[FullTensor]:
-    """Return a record for each tensor of files that are not joined."""
-    are_own = files == "kept" and not catalog.is_merged
-    return _own_tensors(catalog) if are_own else EachFile(catalog)
 
 
 def full_tensor(
@@ -147,15 +131,10 @@ def listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
 
 
 def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str, str | None]:
-    """Find the tensors without a layout whose headers are equal on several ranks.
+    """Return the tensors without a layout whose headers are equal on several ranks.
 
-    States of MindSpore's optimizers are left out, since their names identify them.
-
-    Returns
-    -------
-    dict
-        Name to the parameter whose state it is by name and shape, unless contents contradict it;
-        None for any other tensor.
+    Each has the parameter whose state it is by name and shape, unless contents contradict it; or
+    None.  States of MindSpore's optimizers are left out, since their names identify them.
     """
     decided: dict[str, str | None] = {}
     for tensor in tensors:
@@ -180,25 +159,12 @@ class _Stage(Struct, frozen=True):
 
 
 class _Case(Struct, frozen=True):
-    """How a tensor is laid out: the same for all tensors of its kind with an equal listing.
+    """How a tensor is laid out: the same for all tensors of its kind with an equal listing."""
 
-    Attributes
-    ----------
-    layouts
-        Those that the strategy lists, as its slices correct them; those of the parameter of a
-        state; () for a tensor that is neither listed nor a state.
-    is_corrected
-        Whether the strategy lists others.
-    stages
-        What its slices make in each stage.
-    problem
-        Why they make nothing.
-    """
-
-    layouts: tuple[Layout, ...] = ()
-    is_corrected: bool = False
+    layouts: tuple[Layout, ...] = ()  # none of a tensor that is neither listed nor a state
+    is_corrected: bool = False  # slices show others than the strategy lists
     stages: tuple[_Stage, ...] = ()
-    problem: Diagnostic | None = None
+    problem: Diagnostic | None = None  # why slices make nothing
 
 
 class _Ranks(Struct, frozen=True):
@@ -234,17 +200,16 @@ class _Ranks(Struct, frozen=True):
         return state
 
     def _described_parameter(self, name: str) -> FullTensor | None:
-        """Return the described parameter of a state; None for a statistic, of another shape."""
         if self.catalog.description is None or parse_name(name).reduced_axis is not None:
             return None
         return self.catalog.description.tensors.get(self.states.get(name, ""))
 
-    def _laid_out(self, name: str, held: Sequence[int]) -> Tensor | None:
+    def _laid_out(self, name: str, with_it: Sequence[int]) -> Tensor | None:
         """Return a tensor that the strategy lists, or a state of one."""
         key = self._listing(name), self._listing(self.states.get(name, "")), parse_name(name).prefix
         case = self.cases.get(key)
         if case is None:
-            case = self._find_case(name, held)
+            case = self._find_case(name, with_it)
             if case.problem is None:  # which names the tensor
                 self.cases[key] = case
         if name in self.strategy.layouts:
@@ -263,12 +228,11 @@ class _Ranks(Struct, frozen=True):
     def _find_case(self, name: str, ranks: Sequence[int]) -> _Case:
         """Return how a tensor is laid out."""
         catalog, strategy, states = self.catalog, self.strategy, self.states
-        listed_layouts = layouts = strategy.layouts.get(name, ())
-        if listed_layouts:
+        of_name = strategy.layouts.get(name, ())
+        layouts = followed_layouts(catalog, strategy, name, ranks, states)
+        if of_name:
             layouts = correct_layouts(catalog, strategy, name, states)
-        elif followed_parameter(catalog, strategy, name, ranks, states) is not None:
-            layouts = state_layouts(strategy, name, states)
-        case = _Case(layouts, is_corrected=bool(listed_layouts) and layouts != listed_layouts)
+        case = _Case(layouts, is_corrected=bool(of_name) and layouts != of_name)
         metas = catalog.metas_of(name)
         if layouts and len({meta.dtype for meta in metas.values()}) > 1:
             dtypes = group_by_meta(metas, lambda meta: meta.dtype)
@@ -276,23 +240,16 @@ class _Ranks(Struct, frozen=True):
             return replace(case, problem=problem)
         stages = []
         for layout in layouts:
-            stage = self._join_stage(layout, metas)
-            if isinstance(stage, Diagnostic):
-                return replace(case, problem=stage)
+            slices = {rank: meta for rank, meta in metas.items() if rank in layout.ranks}
+            joined = infer_full_tensor(catalog, layout, slices) if slices else None
+            if isinstance(joined, Diagnostic):
+                return replace(case, problem=joined)
+            stage = _Stage(layout)
+            if joined is not None:
+                folded, full = joined
+                stage = _Stage(folded, full.shape, folded.gaps(tuple(slices)))
             stages.append(stage)
         return replace(case, stages=tuple(stages))
-
-    def _join_stage(
-        self, layout_listed: Layout, metas: Mapping[int, TensorMeta]
-    ) -> _Stage | Diagnostic:
-        slices = {rank: meta for rank, meta in metas.items() if rank in layout_listed.ranks}
-        if not slices:
-            return _Stage(layout_listed)
-        joined = infer_full_tensor(self.catalog, layout_listed, slices)
-        if isinstance(joined, Diagnostic):
-            return joined
-        layout, meta = joined
-        return _Stage(layout, meta.shape, layout.gaps(tuple(slices)))
 
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
         """Return the tensor that its slices make, one for each stage.
@@ -363,7 +320,6 @@ class _Ranks(Struct, frozen=True):
         return tuple(group_ranks(ranks, content).values())
 
     def _odd_shapes(self, name: str, rank: int) -> str:
-        """Return the shapes that show that a state is not a full tensor; "" if it may be one."""
         meta = self.catalog.files[rank].header[name].meta
         if self.catalog.description is None:
             return odd_state_shapes(self.catalog, self.strategy, meta, self.states) or ""
@@ -374,42 +330,29 @@ class _Ranks(Struct, frozen=True):
 
 
 def find_rank_slices(catalog: Catalog) -> dict[str, str]:
-    """Find the common tensors of a merged checkpoint that may be slices of rank 0.
+    """Describe the common tensors of a merged checkpoint that may be slices of rank 0.
 
     MindSpore stores as common tensors what it did not merge: tensors that the strategy does not
     list, ``accu_grads.*`` and parameters that were not chosen.  Tensors that an index names are
     full, and so are tensors with one element or no axes.  A state is full if it has the shape of
     its parameter, and suspected otherwise, even with one element.
-
-    Returns
-    -------
-    Mapping
-        Name to a description of the tensor, for a message.
     """
-    metas = catalog.metas
-    parameter_of_state = catalog.match_states()
+    metas, states = catalog.metas, catalog.match_states()
     perhaps = {}
     for name, is_named in catalog.common_tensors.items():
         if name not in metas:  # its file is cut short, and not read
             continue
-        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
+        meta, parameter = metas[name], metas[states.get(name, name)]
+        if parameter.shape != meta.shape:
+            parameter = metas.get(parse_name(name).same_shape_parameter or name, meta)
         if is_named or not meta.shape:
             continue
-        if parameter is not None and parameter.name not in catalog.common_tensors:
+        if parameter.name not in catalog.common_tensors:
             if meta.shape != parameter.shape:
                 perhaps[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
         elif math.prod(meta.shape) != 1:
             perhaps[name] = f"{name} {meta.shape}"
     return perhaps
-
-
-def _find_parameter(
-    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
-) -> str:
-    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
-    parameter = parameter_of_state.get(name, name)
-    has_same_shape = metas[parameter].shape == metas[name].shape
-    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 # --------------------------------------------------------------------------- slices of one layout
@@ -420,20 +363,8 @@ def infer_full_tensor(
 ) -> tuple[Layout, TensorMeta] | Diagnostic:
     """Infer the full tensor from the slices of a stage, and fold its layout if it is expanded.
 
-    Parameters
-    ----------
-    catalog
-        The files, for messages.
-    layout
-        The layout in the strategy.
-    metas
-        Rank to slice, for the ranks of the stage that hold one: at least one, ascending.
-
-    Returns
-    -------
-    tuple or Diagnostic
-        The layout, folded if it was expanded, and the full tensor.  A problem if the slices do not
-        fit the layout.
+    ``metas`` has the slices of the ranks that hold one, at least one, ascending.  It is a problem
+    if the slices do not fit the layout.
     """
     ranks = list(metas)
     shapes = group_by_meta(metas, lambda meta: meta.shape)

@@ -22,9 +22,10 @@ from ckpttool.checkpoint.hidden_shards import (
     inconsistent_states,
     match_parameters,
     may_be_sharded,
-    read_contents,
+    sample_slices,
     set_shards,
     shown_shards,
+    undecided_strategy,
 )
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
@@ -53,20 +54,18 @@ def find_joined_shards(
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
 
-    Parameters
-    ----------
-    listed
-        The strategy as it was read.
-    tensors
-        The tensors of `without_listed_shards`.
-    by_samples
-        Whether to read samples only.
+    ``strategy`` is as it was read, and ``tensors`` are those of `without_listed_shards`.
     """
     names = frozenset(_names(strategy))
     if not names:
         return None
     present = [tensor for tensor in tensors if tensor.name in names and tensor.is_listed]
-    shards = {tensor.name: _shard_of(strategy, tensor) for tensor in present}
+    shards = {
+        tensor.name: layout.optimizer_shard
+        for tensor in present
+        for layout in strategy.layouts[tensor.name]
+        if layout.ranks == tensor.layout.ranks
+    }
     shown = yield from _shown(present, shards, by_samples)
     kept = {name: shards[name] for name, shard in shown.items() if shard == shards[name] > 1}
     joined = [name for name, shard in shown.items() if shard == 1]
@@ -77,22 +76,10 @@ def find_joined_shards(
     if kept and not joined:
         message = f"{_NONE}, but files hold slices of the optimizer shard in the strategy"
         hint = "the same command without --optimizer-shard"
-        problem = Diagnostic(
-            "undecided_shard",
-            message,
-            hint=hint,
-            options=("--optimizer-shard",),
-            facts=shorten(kept, 3),
-        )
-        return InferredStrategy(bare, problems=(problem,), undecided=names)
+        return undecided_strategy(bare, names, message, hint, facts=shorten(kept, 3))
     assumed = [tensor for tensor in present if tensor.name not in shown]
     notes = tuple(_notes(joined, kept, assumed, shards))
     return InferredStrategy(set_shards(bare, kept), notes)
-
-
-def _shard_of(strategy: Strategy, tensor: FullTensor) -> int:
-    layouts = strategy.layouts[tensor.name]
-    return next(layout.optimizer_shard for layout in layouts if layout.ranks == tensor.layout.ranks)
 
 
 def _shown(
@@ -103,23 +90,26 @@ def _shown(
     It is 0 if nothing explains the contents.
     """
     compared = [tensor for tensor in present if may_be_sharded(tensor)]
-    contents = yield from read_contents(compared, by_samples)
-    pairs = zip(compared, shown_shards(compared, contents), strict=True)
-    shown = {tensor.name: shard for tensor, shard in pairs if shard is not None}
+    contents = yield from sample_slices(compared, by_samples)
+    shards_of = shown_shards(compared, contents)
+    shown = {name: shard for name, shard in shards_of.items() if shard is not None}
     by_name = {tensor.name: tensor for tensor in present}
     for tensor in present:
-        if tensor not in compared:  # the strategy lists its full shape
+        if tensor.name not in shards_of:  # the strategy lists its full shape
             shown[tensor.name] = tensor.layout.optimizer_shard
     for name, parameter in match_parameters(present).items():
         if parameter == name or parameter not in by_name:
             continue
-        rows, whole = (by_name[one].meta.shape[:1] for one in (name, parameter))
-        for few, one, many, other in (rows, name, whole, parameter), (whole, parameter, rows, name):
-            if few and shards[one] > 1 and (few[0] * shards[one],) == many:
-                shown.setdefault(one, shards[one])
+        rows, whole = (by_name[n].meta.shape[:1] for n in (name, parameter))
+        for few, state, many, other in (
+            (rows, name, whole, parameter),
+            (whole, parameter, rows, name),
+        ):
+            if few and shards[state] > 1 and (few[0] * shards[state],) == many:
+                shown.setdefault(state, shards[state])
                 shown.setdefault(other, 1)
-            if few == many and one in shown:
-                shown.setdefault(other, shown[one])
+            if few == many and state in shown:
+                shown.setdefault(other, shown[state])
     return shown
 
 
@@ -140,16 +130,12 @@ def _notes(
         yield Diagnostic("corrected", f"{message}strategy", facts=facts)
     if assumed:
         message = f"{_NONE} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
-        shapes = (
-            f"{_shape(tensor, 1)} or {_shape(tensor, shards[tensor.name])}" for tensor in assumed
-        )
-        named = (f"{tensor.name} {both}" for tensor, both in zip(assumed, shapes, strict=True))
+        named = []
+        for tensor in assumed:
+            rows, *rest = tensor.meta.shape
+            sharded = rows * shards[tensor.name], *rest
+            named.append(f"{tensor.name} {tensor.meta.shape} or {sharded}")
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
         facts += "no other rank shows it, or all elements are equal"
         hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
         yield Diagnostic("inferred", message, hint=hint, facts=facts)
-
-
-def _shape(tensor: FullTensor, shard: int) -> tuple[int, ...]:
-    rows, *rest = tensor.meta.shape
-    return (rows * shard, *rest)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.layout import Layout, fold_layout, without_axis
+from ckpttool.model.layout import Layout, divisors, fold_layout, without_axis
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
@@ -53,32 +53,30 @@ def state_layouts(
     return () if None in reduced else tuple(layout for layout in reduced if layout is not None)
 
 
-def followed_parameter(
+def followed_layouts(
     catalog: Catalog,
     strategy: Strategy,
     name: str,
     ranks: Sequence[int],
     parameter_of_state: ParameterOfState,
-) -> str | None:
-    """Return the parameter whose state the unlisted tensor ``name`` is; None if it is not a state.
+) -> tuple[Layout, ...]:
+    """Return the layouts of an unlisted state; none for any other tensor.
 
     A state has slices of the expected shape on all of ``ranks``.  It follows from the parameter's
     slices in the same stage.  Other ranks may hold these if they were saved without redundancy.
     """
-    parameter = parameter_of_state.get(name)
-    if (
-        parameter is None
-        or name in strategy.layouts
-        or not state_layouts(strategy, name, parameter_of_state)
-    ):
-        return None
-    shapes: dict[int, tuple[int, ...]] = {}
-    for layout in strategy.layouts[parameter]:
-        for rank, shape in _slice_shapes(catalog, parameter, layout).items():
-            shapes[rank] = _state_shape(name, shape)
-    if all(shapes.get(rank) == catalog.files[rank].header[name].meta.shape for rank in ranks):
-        return parameter
-    return None
+    layouts = state_layouts(strategy, name, parameter_of_state)
+    if not layouts or name in strategy.layouts:
+        return ()
+    parameter = parameter_of_state[name]
+    shapes = {
+        rank: _state_shape(name, shape)
+        for layout in strategy.layouts[parameter]
+        for rank, shape in _slice_shapes(catalog, parameter, layout).items()
+    }
+    files = catalog.files
+    is_state = all(shapes.get(rank) == files[rank].header[name].meta.shape for rank in ranks)
+    return layouts if is_state else ()
 
 
 def copy_manual_split(
@@ -88,19 +86,15 @@ def copy_manual_split(
 
     MindSpore writes the split only in the entry of the parameter.
     """
-    if not any(layout.rows for layout in parameter_layouts):
-        return layouts
     rows = {
         (layout.ranks, layout.device_matrix, layout.tensor_map): layout.rows
         for layout in parameter_layouts
+        if layout.rows
     }
+    keys = ((layout.ranks, layout.device_matrix, layout.tensor_map) for layout in layouts)
     return tuple(
-        layout
-        if not layout.is_even
-        else replace(
-            layout, rows=rows.get((layout.ranks, layout.device_matrix, layout.tensor_map), ())
-        )
-        for layout in layouts
+        replace(layout, rows=rows.get(key, ())) if rows and layout.is_even else layout
+        for layout, key in zip(layouts, keys, strict=True)
     )
 
 
@@ -149,7 +143,8 @@ def correct_layouts(
         return with_shard
     with_split = copy_manual_split(layouts, parameter_layouts)
     if any(layout.rows for layout in (*with_split, *parameter_layouts)):
-        for candidate in (with_split, _without_shard(with_split), parameter_layouts):
+        bare = tuple(replace(layout, optimizer_shard=1) for layout in with_split)
+        for candidate in (with_split, bare, parameter_layouts):
             if any(layout.rows for layout in candidate) and _has_split_shapes(
                 catalog, name, candidate
             ):
@@ -158,28 +153,19 @@ def correct_layouts(
         return with_shard
     expected = _expected_shapes(catalog, strategy, name, parameter_of_state[name])
     full_shape = next((shape for _, shape in expected), None)
-    by_ranks = {layout.ranks: layout for layout in layouts}
-    followed = {
-        layout.ranks: layout
-        for layout in parameter_layouts
-        if not layout.rows
-        and layout.ranks in by_ranks
-        and (
-            parse_name(name).reduced_axis is not None
-            or _are_equal_without_shard(layout, by_ranks[layout.ranks])
-        )
-    }
-    return tuple(
-        next(
-            (
-                candidate
-                for candidate in (layout, unsharded, followed.get(layout.ranks, layout))
-                if full_shape is not None and _full_shape(catalog, name, candidate) == full_shape
-            ),
-            layout,
-        )
-        for layout, unsharded in zip(layouts, _without_shard(layouts), strict=True)
-    )
+    of_parameter = {layout.ranks: layout for layout in parameter_layouts if not layout.rows}
+    is_reduced = parse_name(name).reduced_axis is not None
+    corrected = []
+    for layout in layouts:
+        candidates = [layout, replace(layout, optimizer_shard=1)]
+        followed = of_parameter.get(layout.ranks)
+        if followed is not None and (is_reduced or _are_equal_without_shard(followed, layout)):
+            candidates.append(followed)
+        shapes = (_full_shape(catalog, name, candidate) for candidate in candidates)
+        pairs = zip(candidates, shapes, strict=False)
+        fitting = (fit for fit, shape in pairs if shape is not None and shape == full_shape)
+        corrected.append(next(fitting, layout))
+    return tuple(corrected)
 
 
 def _infer_shard(catalog: Catalog, name: str, layout: Layout) -> Layout:
@@ -208,16 +194,9 @@ def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layou
     """Return an expanded layout with its optimizer shard; unchanged unless exactly one fits."""
     if layout.optimizer_shard > 1 or not layout.is_even:
         return layout
-    candidates = [
-        replace(layout, optimizer_shard=shard)
-        for shard in range(1, layout.replicas + 1)
-        if layout.replicas % shard == 0
-    ]
-    fitting = [
-        candidate
-        for candidate in candidates
-        if fold_layout(candidate, len(slice_shape), lambda way: way.fills(slice_shape))
-    ]
+    axes, ways = len(slice_shape), divisors(layout.replicas)
+    candidates = (replace(layout, optimizer_shard=shard) for shard in ways)
+    fitting = [c for c in candidates if fold_layout(c, axes, lambda way: way.fills(slice_shape))]
     return fitting[0] if len(fitting) == 1 else layout
 
 
@@ -334,7 +313,6 @@ def _are_equal_without_shard(a: Layout, b: Layout) -> bool:
 
 
 def _fold_for_slice(layout: Layout, slice_shape: tuple[int, ...] | None) -> Layout | None:
-    """Return the layout, folded if it is expanded; None if it does not fit the slice shape."""
     if slice_shape is None:
         return None
     if len(slice_shape) < len(layout.tensor_map):
@@ -374,19 +352,14 @@ def _expected_shapes(
             yield _state_shape(name, slice_shape), _state_shape(name, full_shape)
 
 
-def _without_shard(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    return tuple(replace(layout, optimizer_shard=1) for layout in layouts)
-
-
 def _has_split_shapes(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
-    for layout in layouts:
-        expected = _slice_shapes(catalog, name, layout)
-        for rank, file in catalog.files.items():
-            if rank in layout.ranks and name in file.header:
-                shape = file.header[name].meta.shape
-                if shape != expected.get(rank):
-                    return False
-    return True
+    return all(
+        file.header[name].meta.shape == shapes.get(rank)
+        for layout in layouts
+        for shapes in (_slice_shapes(catalog, name, layout),)
+        for rank, file in catalog.files.items()
+        if rank in layout.ranks and name in file.header
+    )
 
 
 def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tuple[int, ...]]:
@@ -403,7 +376,6 @@ def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tupl
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
-    """Return the slice shape of the lowest rank of a stage; None if no rank has a slice."""
     for rank in layout.ranks:
         file = catalog.files.get(rank)
         if file is not None and name in file.header:
@@ -419,15 +391,7 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
 
 
 class GradientShards(Struct):
-    """Gradients whose target strategy lists an optimizer shard, and whether it was used.
-
-    Attributes
-    ----------
-    unsharded
-        Names without the shard, as in the source.
-    sharded
-        Names with the shard.
-    """
+    """Gradients whose target strategy lists an optimizer shard, and whether it was used."""
 
     unsharded: list[str] = []
     sharded: list[str] = []
@@ -437,14 +401,7 @@ class GradientShards(Struct):
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 
-        Parameters
-        ----------
-        source
-            The full tensor, of any kind.
-        strategy
-            That of the source.
-        layouts
-            The layouts of the tensor in the target strategy.
+        ``strategy`` is that of the source.
         """
         name = source.meta.name
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)

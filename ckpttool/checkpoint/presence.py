@@ -36,7 +36,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BrokenTensor, Tensor, Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import CutShortError, FileIndex, TensorMeta
+from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor, TensorMeta
 from ckpttool.problems import (
     AuthenticityError,
     Diagnostic,
@@ -95,10 +95,6 @@ def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
 
 
 def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether empty files should hold slices that no other file holds.
-
-    Then they were cut short: a save without redundancy leaves no slice out.
-    """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
     return bool(empty) and any(
         {*owners} <= empty
@@ -108,32 +104,26 @@ def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
     )
 
 
-def quarantine_empty(catalog: Catalog, strategy: Strategy) -> Catalog:
+def quarantine_empty(catalog: Catalog, strategy: Strategy | None) -> Catalog:
     """Return the catalog with empty files among the damaged ones, so that replicas replace them.
 
     A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
+    Without a strategy, ranks may hold nothing unless all do.
     """
-    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
-    if not empty or catalog.description is not None or is_deduplicated(catalog, strategy):
+    empty = {rank: file for rank, file in catalog.files.items() if not file.nbytes}
+    if strategy is None:
+        may_be_empty = bool(catalog.metas) and not catalog.is_merged
+    else:
+        may_be_empty = catalog.description is not None or is_deduplicated(catalog, strategy)
+    if not empty or may_be_empty:
         return catalog
-    if strategy.layouts:
+    if strategy is not None and strategy.layouts:
         layouts = {layout for named in strategy.layouts.values() for layout in named}
-        empty &= {rank for layout in layouts for rank in layout.ranks}
-    return _quarantine(catalog, empty)
-
-
-def quarantine_all_empty(catalog: Catalog) -> Catalog:
-    """Return a catalog without layouts with its empty files among the damaged ones, if all are."""
-    is_any_full = catalog.metas and not catalog.is_merged
-    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
-    return catalog if is_any_full else _quarantine(catalog, empty)
-
-
-def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
+        ranks = {rank for layout in layouts for rank in layout.ranks}
+        empty = {rank: file for rank, file in empty.items() if rank in ranks}
     message, facts = "empty (0 bytes)", "a full disk or a crash leaves such files"
     damaged = {
-        rank: FormatError(catalog.files[rank].path, None, message, facts=facts)
-        for rank in sorted(empty)
+        rank: FormatError(file.path, None, message, facts=facts) for rank, file in empty.items()
     }
     if not damaged:
         return catalog
@@ -160,13 +150,15 @@ def with_lost_tensors(catalog: Catalog, strategy: Strategy) -> Catalog:
         remains = error.remains
         if remains.are_all_known:
             continue
-        left = [tensor.meta for tensor in remains.index.tensors.values()]
-        begin = [(meta.name, meta.dtype, meta.shape) for meta in left]
+        begin = [*map(_key, remains.index.tensors.values())]
         sources = chain(_of_manifests(catalog, error.path), _of_stage(catalog, strategy, rank))
         rests = [names[len(begin) :] for names in sources if begin and names[: len(begin)] == begin]
         names = {name for name, *_ in rests[0]} if rests else {*strategy.layouts}
         if rests and all({name for name, *_ in rest} == names for rest in rests):
-            lost = {it[0]: _meta_of(it) for it in rests[0]}
+            lost = {
+                name: TensorMeta(name, dtype, shape, "" if dtype == TEXT else None)
+                for name, dtype, shape in rests[0]
+            }
             known = replace(remains, lost=lost, are_all_known=names >= remains.lost.keys())
         else:
             of_strategy = dict.fromkeys(_find_listed(catalog, strategy, rank, remains.index))
@@ -178,9 +170,8 @@ def with_lost_tensors(catalog: Catalog, strategy: Strategy) -> Catalog:
 _Listed: TypeAlias = tuple[str, str, tuple[int, ...]]  # name, element type and shape of a tensor
 
 
-def _meta_of(tensor: _Listed) -> TensorMeta:
-    name, dtype, shape = tensor
-    return TensorMeta(name, TEXT, (), "") if dtype == TEXT else TensorMeta(name, dtype, shape)
+def _key(tensor: StoredTensor) -> _Listed:
+    return tensor.meta.name, tensor.meta.dtype, tensor.meta.shape
 
 
 def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
@@ -197,10 +188,9 @@ def _of_manifests(catalog: Catalog, path: str) -> Iterator[list[_Listed]]:
 def _of_stage(catalog: Catalog, strategy: Strategy, rank: int) -> Iterator[list[_Listed]]:
     ranks_of_stage = strategy.stage_ranks if strategy.layouts else len(strategy.ranks)
     for ranks, header in catalog.headers.items():
-        stages = {rank_of // ranks_of_stage for rank_of in ranks if rank_of not in catalog.damaged}
+        stages = {r // ranks_of_stage for r in ranks if r not in catalog.damaged}
         if rank // ranks_of_stage in stages:
-            metas = (tensor.meta for tensor in header.values())
-            yield [(meta.name, meta.dtype, meta.shape) for meta in metas]
+            yield [*map(_key, header.values())]
 
 
 def _find_listed(catalog: Catalog, strategy: Strategy, rank: int, left: FileIndex) -> Iterator[str]:
@@ -236,9 +226,9 @@ def without_harmless(
         is_known = are_named or is_rest_known(catalog, strategy, error)
         if is_left and is_known and wanted.isdisjoint(lost):
             del damaged[number]
-            (cut_short,) = error.diagnostics
-            facts = join_clauses(cut_short.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
-            notes.append(replace(cut_short, code="cut_short", hint="", facts=facts))
+            (problem,) = error.diagnostics
+            facts = join_clauses(problem.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
+            notes.append(replace(problem, code="cut_short", hint="", facts=facts))
         else:
             of_wanted = {name: meta for name, meta in lost.items() if name in wanted}
             damaged[number] = error.knowing(replace(error.remains, lost=of_wanted))
@@ -252,30 +242,13 @@ MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to n
 
 
 class Presence(Struct, frozen=True):
-    """What is missing of a checkpoint.
+    """What is missing of a checkpoint."""
 
-    Attributes
-    ----------
-    missing
-        Names with slices that no rank has, by the owners of these slices.
-    unsaved
-        Names that the strategy lists and that were not saved.
-    without_file
-        Ranks without a file, not even a damaged one, that miss nothing: replicas hold it.
-    replaced
-        Damaged rank to whether other files hold all that its file held; None if another message
-        tells what is wrong with it.
-    """
-
-    missing: MissingNames
-    unsaved: tuple[str, ...]
-    without_file: tuple[int, ...]
+    missing: MissingNames  # slices that no rank has
+    unsaved: tuple[str, ...]  # listed names that were not saved
+    without_file: tuple[int, ...]  # ranks that miss nothing, since replicas hold it
+    # Damaged ranks, and whether other files hold all of theirs; None if another message says it.
     replaced: dict[int, bool | None]
-
-    @property
-    def unreplaced(self) -> list[int]:
-        """The damaged ranks that replicas do not replace."""
-        return [rank for rank, is_known in self.replaced.items() if not is_known]
 
 
 def find_missing(
@@ -324,8 +297,8 @@ def ranks_without_file(catalog: Catalog, strategy: Strategy) -> list[int]:
 def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
     """Return whether the files of ``ranks``, at least one, hold the same parameters."""
     files = catalog.whole_files
-    held = [files[rank].header.keys() for rank in ranks if rank in files]
-    return bool(held) and all(names == held[0] for names in held)
+    names_of = [files[rank].header.keys() for rank in ranks if rank in files]
+    return bool(names_of) and all(names == names_of[0] for names in names_of)
 
 
 def _is_replaced(
@@ -391,10 +364,6 @@ def _find_absent(
 def _is_conclusive(
     catalog: Catalog, layout: Layout, needed: Iterable[tuple[int, ...]] | None
 ) -> bool:
-    """Return whether the files at hand show for every slice whether it was saved.
-
-    ``needed`` has the owners of some slices; None for all slices.
-    """
     if all(rank in catalog.whole_files for rank in layout.ranks):
         return True
     slices = layout.slice_owners() if needed is None else needed
@@ -409,24 +378,12 @@ def _is_conclusive(
 
 
 class PartlyHeld(Struct, frozen=True):
-    """Parameters without a layout that some ranks of a stage hold and others do not.
-
-    Attributes
-    ----------
-    names
-        The parameters; the same ranks hold all of them.
-    ranks
-        All ranks that hold them, of any stage.
-    missing
-        Other ranks of these stages, which have a file without them.
-    instead
-        The parameters that all other ranks hold, if only one rank holds these.
-    """
+    """Parameters without a layout that some ranks of a stage hold and others do not."""
 
     names: tuple[str, ...]
-    ranks: tuple[int, ...]
-    missing: tuple[int, ...]
-    instead: tuple[str, ...] = ()
+    ranks: tuple[int, ...]  # they hold all of the names, in any stage
+    missing: tuple[int, ...]  # ranks of these stages that have a file without them
+    instead: tuple[str, ...] = ()  # what all other ranks hold, if only one rank holds these
 
     @property
     def is_on_one_rank(self) -> bool:
@@ -465,12 +422,12 @@ def find_partly_held(
         if isinstance(tensor.known_by, Unlisted) and map_of_component(tensor.name) is None
     }
     partly = []
-    for ranks, others in missing.items():
+    for ranks, lacking in missing.items():
         of_ranks = tuple(name for name in names[ranks] if name in unlisted)
-        if others and of_ranks:
+        if lacking and of_ranks:
             same = (names[holders] for holders, without in missing.items() if without == ranks)
             instead = tuple(chain(*same)) if len(ranks) == 1 else ()
-            partly.append(PartlyHeld(of_ranks, ranks, others, instead))
+            partly.append(PartlyHeld(of_ranks, ranks, lacking, instead))
     if deduplicated and all(
         len(part.ranks) == len({rank // strategy.stage_ranks for rank in part.ranks})
         for part in partly

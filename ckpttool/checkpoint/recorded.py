@@ -114,9 +114,9 @@ def as_recorded(
         recorded = RecordedSet.read(catalog.root)
         is_set = recorded is not None and recorded.lists(catalog.paths)
     except FormatError as error:
-        (one,) = error.diagnostics
+        (problem,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
-        note = replace(one, code="other_strategy", facts=facts)
+        note = replace(problem, code="other_strategy", facts=facts)
         return strategy if is_ignored else replace(strategy, notes=(*strategy.notes, note))
     if recorded is None:
         return strategy

@@ -25,12 +25,8 @@ from ckpttool.checkpoint.contents import (
 )
 from ckpttool.checkpoint.evidence import Asking, UnreadEvidenceError
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
-from ckpttool.checkpoint.presence import quarantine_all_empty, quarantine_empty, with_lost_tensors
-from ckpttool.checkpoint.recorded import (
-    as_recorded,
-    note_written_ranks,
-    with_missing_ranks,
-)
+from ckpttool.checkpoint.presence import quarantine_empty, with_lost_tensors
+from ckpttool.checkpoint.recorded import as_recorded, note_written_ranks, with_missing_ranks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.strategy import Strategy
@@ -67,11 +63,8 @@ def resolving(
 
     Parameters
     ----------
-    catalog
-        The files on disk, from `scan`.
-    strategy
-        The layouts; None for a checkpoint that holds full tensors or describes itself, and for
-        replicated ranks.
+    catalog, strategy
+        The files on disk, from `scan`, and their layouts, if they need some.
     options
         Choices where the strategy does not decide.
     contents
@@ -79,8 +72,7 @@ def resolving(
         ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
         every byte of the parameters that are not in the strategy, as a conversion needs.
     is_refused
-        Returns whether the headers refuse the checkpoint, so that its layouts are not checked
-        against contents.
+        Returns whether headers refuse the checkpoint, so that contents would only repeat it.
     files
         ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
         itself, whatever its tensors are slices of, since they stay in files of their own.
@@ -125,7 +117,7 @@ def _resolve_files(
     is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Resolved]:
     """Resolve a checkpoint whose files are not joined."""
-    catalog = quarantine_all_empty(catalog)
+    catalog = quarantine_empty(catalog, None)
     strategy = Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1)
     catalog = with_lost_tensors(catalog, strategy)
     if files == "kept" and options.manifest != "ignore":
@@ -159,10 +151,7 @@ def _resolve_ranks(
     catalog = note_written_ranks(quarantine_empty(fitted.catalog, strategy), strategy)
     catalog = with_lost_tensors(catalog, strategy)
     checkpoint = Checkpoint(
-        catalog=catalog,
-        strategy=strategy,
-        options=options,
-        is_recorded=strategy.is_recorded,
+        catalog=catalog, strategy=strategy, options=options, is_recorded=strategy.is_recorded
     )
     checkpoint = checkpoint.with_strategy(strategy, EqualContents()).limited(find_needed)
     checkpoint = yield from _with_numbers(checkpoint)
@@ -197,7 +186,6 @@ def _resolve_ranks(
 
 
 def _with_numbers(checkpoint: Checkpoint) -> Asking[Checkpoint]:
-    """Return the checkpoint with the counters, and with the block of Float8 if it has some."""
     catalog = checkpoint.catalog
     counting = yield from find_counting(catalog, *checkpoint.old_names)
     checkpoint = replace(checkpoint, counting=counting)
@@ -225,6 +213,7 @@ def _check_layouts(
         shown_by_unread_states,
     )
     from ckpttool.checkpoint.joined_shards import find_joined_shards
+    from ckpttool.checkpoint.samples import has_own_values
 
     requested, strategy = checkpoint.options.optimizer_shard, checkpoint.strategy
     readable = [tensor for tensor in checkpoint.tensors if tensor.name not in shown.no_evidence]
@@ -235,7 +224,9 @@ def _check_layouts(
     shown = replace(shown, indexes=indexes)
     if correction is None:
         shown = yield from _sample(checkpoint, shown)
-        is_suspect = shown.has_differing_replicas or has_proven_shard(strategy, checkpoint.tensors)
+        replicas = (sampled.tensor for sampled in shown.sampled if sampled.differing_groups)
+        is_suspect = bool(shown.differing_stages) or not all(map(has_own_values, replicas))
+        is_suspect |= has_proven_shard(strategy, checkpoint.tensors)
         if shown.no_evidence and requested is None:
             tensors = checkpoint.tensors
             doubtful = tensors if is_suspect else shown_by_unread_states(checkpoint, shown)
@@ -278,26 +269,18 @@ def _sample(checkpoint: Checkpoint, shown: Contents) -> Asking[Contents]:
 def choose_strategy(
     catalog: Catalog, strategy: Strategy | None, options: ResolveOptions, option: str
 ) -> Strategy:
-    """Return the strategy of the files of ranks, without layouts if they need none.
-
-    ``option`` takes the strategy.
-
-    Raises
-    ------
-    PlanError
-        The source needs a strategy and has none, or needs none and has one.
-    """
+    """Return the strategy of the files of ranks, or raise why there is none; see `resolving`."""
     replicated = options.replicated
     if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
-            text = "the checkpoint describes itself, so no strategy applies"
+            message = "the checkpoint describes itself, so no strategy applies"
             if strategy is None:
-                text = "the checkpoint describes itself, so its ranks are not replicas"
+                message = "the checkpoint describes itself, so its ranks are not replicas"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
             raise PlanError(
-                [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
+                [Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)]
             )
         return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
     if strategy is None and replicated:
@@ -309,15 +292,15 @@ def choose_strategy(
             catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
         )
     if catalog.is_merged and (len(strategy.ranks) > 1 or catalog.documents):
-        text = f"but {strategy.origin_is} for {count(len(strategy.ranks), 'rank')}"
+        message = f"but {strategy.origin_is} for {count(len(strategy.ranks), 'rank')}"
         problem = Diagnostic(
             "strategy",
-            f"already merged, {text}",
+            f"already merged, {message}",
             hint=f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
-            message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
+            message, hint = f"the file of one rank, {message}", "the folder of all ranks as SRC"
             problem = replace(problem, message=message, hint=hint, facts=evidence)
         raise PlanError([problem])
     return as_recorded(catalog, strategy, option, options.manifest == "ignore")

@@ -32,29 +32,17 @@ Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for eac
 
 
 class SampledTensor(Struct, frozen=True, gc=False):
-    """A full tensor with samples of its slices.
-
-    Attributes
-    ----------
-    tensor
-        The full tensor.
-    sampled
-        The ranks of which each slice was sampled; in a spot check few ranks of one slice.
-    found
-        The sample of each of these ranks, in their order.
-    is_spot_check
-        Whether only one slice was sampled.
-    """
+    """A full tensor with samples of its slices."""
 
     tensor: FullTensor
-    sampled: RankGroups
-    found: tuple[Sample, ...]
-    is_spot_check: bool
+    sampled: RankGroups  # the ranks of each slice that were sampled; few in a spot check
+    all_samples: tuple[Sample, ...]  # of these ranks, in their order
+    is_spot_check: bool  # only one slice was sampled
 
     @property
     def samples(self) -> tuple[Mapping[int, Sample], ...]:
         """Rank to sample, for each slice."""
-        samples = iter(self.found)
+        samples = iter(self.all_samples)
         return tuple(dict(zip(ranks, samples, strict=False)) for ranks in self.sampled)
 
     @property
@@ -89,12 +77,12 @@ class SampledTensor(Struct, frozen=True, gc=False):
     @property
     def is_constant(self) -> bool:
         """Whether every sample has equal elements, so that equal slices show nothing."""
-        return all(sample.is_constant for sample in self.found)
+        return all(sample.is_constant for sample in self.all_samples)
 
     @property
     def nbytes(self) -> float:
         """Bytes of the full tensor, by how many different values its elements could have had."""
-        bits = max((sample.element_bits for sample in self.found), default=0)
+        bits = max((sample.element_bits for sample in self.all_samples), default=0)
         return math.prod(self.tensor.meta.shape) * bits / 8
 
     @property
@@ -192,7 +180,6 @@ def _first_and_last(
 
 
 def _ends(ranks: Collection[int], slicing: Slicing) -> Collection[int]:
-    """Return the first and the last of the ranks that hold a slice; all if some owners lack it."""
     are_all = len(ranks) == max(map(len, slicing.owners()))
     return (min(ranks), max(ranks)) if are_all else ranks
 

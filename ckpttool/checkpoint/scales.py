@@ -39,19 +39,18 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     Without any scale in the checkpoint, nothing says what the stored numbers mean: no Float8 weight
     is cast, and none is a problem.
     """
-    options, tensors = (
-        checkpoint.options.tensors,
-        {tensor.name: tensor for tensor in checkpoint.tensors},
-    )
+    options, tensors = checkpoint.options.tensors, {t.name: t for t in checkpoint.tensors}
     weights = {
         name: what
         for name, tensor in tensors.items()
         if options.casts and tensor.meta.dtype in FLOAT8
         if (what := checkpoint.belonging(name)).is_trained
-        and options.dtype_of(tensor.meta, replace(what, scale=what.scale or ""))
-        != tensor.meta.dtype
+        if options.dtype_of(tensor.meta, replace(what, scale=what.scale or "")) != tensor.meta.dtype
     }
-    beside = {name: _scales_of_activations(name, tensors) for name in weights}
+    beside = {}
+    for name in weights:
+        names = (f"{name.rpartition('.')[0]}.{part}" for part in _ACTIVATION_SCALES)
+        beside[name] = [scale for scale in names if scale in tensors]
     scales: dict[str, Term] = {}
     problems: list[Diagnostic] = []
     if not any(checkpoint.belonging(name).scale for name in tensors) and not any(beside.values()):
@@ -88,11 +87,6 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     return scales, problems
 
 
-def _scales_of_activations(name: str, names: Mapping[str, object]) -> list[str]:
-    layer = name.rpartition(".")[0]
-    return [scale for part in _ACTIVATION_SCALES if (scale := f"{layer}.{part}") in names]
-
-
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:
     of_blocks = (-(-n // of) for n, of in zip(shape[-2:], size[-len(shape) :], strict=False))
     shapes = (*shape[:-2], *of_blocks), (*shape[:-1], 1)
@@ -105,17 +99,7 @@ def find_block(
 ) -> tuple[int, ...] | None:
     """Return how many elements of a weight share a scale along each axis; None if nothing fits.
 
-    Parameters
-    ----------
-    shape, scales
-        The full shapes of the weight and of its scales.
-    block
-        Rows and columns of a block.
-
-    Returns
-    -------
-    tuple or None
-        One number for each axis of the scales, which may have fewer axes than the weight.
+    The scales may have fewer axes than the weight.  ``block`` has rows and columns.
 
     Examples
     --------

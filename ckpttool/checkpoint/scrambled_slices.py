@@ -44,37 +44,19 @@ MIN_BITS = 2.0  # of an element: four values
 
 
 class ScrambledTensor(Struct, frozen=True):
-    """A tensor with scrambled slices.
-
-    Attributes
-    ----------
-    tensor
-        The full tensor.
-    ranks
-        Two ranks: what the second holds is what the first holds, one row further.
-    """
+    """A tensor with scrambled slices: one rank holds what another does, one row further."""
 
     tensor: FullTensor
-    ranks: tuple[int, int]
+    ranks: tuple[int, int]  # what the second holds is what the first holds, one row further
 
 
 class _Line(Struct, frozen=True):
-    """Slices of a tensor beside each other, along the last axis that is cut.
-
-    Attributes
-    ----------
-    tensor
-        The full tensor.
-    ranks
-        The rank of each slice.
-    heads, tails
-        Each slice without its last row, and without its first.
-    """
+    """Slices of a tensor beside each other, along the last axis that is cut."""
 
     tensor: FullTensor
     ranks: tuple[int, ...]
-    heads: tuple[StoredTensor, ...]
-    tails: tuple[StoredTensor, ...]
+    heads: tuple[StoredTensor, ...]  # each slice without its last row
+    tails: tuple[StoredTensor, ...]  # each slice without its first row
 
     def find_shifted(self, samples: Mapping[StoredTensor, Sample]) -> tuple[int, int] | None:
         """Return the numbers of two slices that look scrambled; None if none do.

@@ -40,30 +40,15 @@ Find: TypeAlias = Callable[..., Iterable[Diagnostic]]
 
 
 class Check(Struct, frozen=True):
-    """A line of the table.
+    """A line of the table: what is found, why it is checked here, for whom, of which files."""
 
-    Attributes
-    ----------
-    find
-        Yields what is wrong or worth knowing.
-    why
-        Why it is checked, and why in this place.
-    commands
-        The commands that run it.
-    of
-        How the files are taken that it is about; see `Checkpoint`.
-    takes_contents
-        Whether it takes the `Contents` beside the checkpoint.
-    needs_contents
-        Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
-        of a strategy that the user trusts.
-    """
-
-    find: Find
+    find: Find  # yields what is wrong or worth knowing
     why: str
     commands: tuple[Command, ...] = _ALL
-    of: tuple[Files, ...] = ("joined",)
+    of: tuple[Files, ...] = ("joined",)  # how the files are taken that it is about
     takes_contents: bool = False
+    # It explains contents.  They say nothing more of a checkpoint that headers refuse, or of a
+    # strategy that the user trusts.
     needs_contents: bool = False
 
     def run(self, checkpoint: Checkpoint, contents: Contents) -> Iterable[Diagnostic]:
@@ -148,30 +133,10 @@ CHECKS = (
 # The codes of what follows from the strategy of another set.
 _OF_WRONG_STRATEGY = frozenset(
     (
-        "strategy",
-        "contradicted",
-        "undecided_shard",
-        "missing",
-        "missing_rank",
-        "missing_replica",
-        "missing_own",
-        "unlisted",
-        "replica",
-        "shape",
-        "unsaved",
-        "renamed",
-        "hidden_shard",
-        "equal_slices",
-        "unlike_states",
-        "inferred",
-        "lacking",
-        "absent",
-        "partly_held",
-        "deduplicated",
-        "follows",
-        "guessed",
-        "no_pattern",
-        "other_strategy",
+        *("strategy", "contradicted", "other_strategy", "shape", "replica", "equal_slices"),
+        *("undecided_shard", "hidden_shard", "inferred", "unlike_states", "follows", "guessed"),
+        *("missing", "missing_rank", "missing_replica", "missing_own", "lacking", "partly_held"),
+        *("unsaved", "absent", "renamed", "unlisted", "deduplicated", "no_pattern"),
     )
 )
 
@@ -187,18 +152,8 @@ def run_checks(
 
     If the manifest names another strategy, which shards otherwise, or the given one does not fit,
     only that is said: all else about the strategy follows from it.  Where a folder has files of
-    other runs, another step is proposed in place of options that would hide it.
-
-    Parameters
-    ----------
-    checkpoint, contents
-        The checkpoint.  If the strategy does not fit it, only that is yielded.
-    command
-        The command.
-    without
-        Codes that do not count where contents show them.
-    misfits
-        Further problems of the strategy.
+    other runs, another step is proposed in place of options that would hide it.  The codes
+    ``without`` do not count where contents show them; ``misfits`` are further problems.
     """
     other = noted_other_strategy(checkpoint.strategy)
     hint = "" if other is None else other.hint

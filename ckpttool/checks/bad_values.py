@@ -5,10 +5,11 @@ Every byte is read once, in a stream; see `ckpttool.checks.replicas`.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
@@ -28,36 +29,28 @@ STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
 
 
 class _Tally(Struct):
-    """Counts of special values in one tensor, over its slices."""
+    """Special values of one tensor, over its slices, by the code of their finding."""
 
     elements: int = 0
-    nans: int = 0
-    infinities: int = 0
-    first_nan: Index | None = None
-    first_infinity: Index | None = None
-    nan_ranks: list[int] = []
-    infinity_ranks: list[int] = []
-    zero_ranks: list[int] = []
-    zeros: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    ranks: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    first: dict[str, Index] = {}
 
     def add(self, part: Slice, stats: TensorStats) -> None:
         """Add the counts of a slice, and the ranks that hold what was counted."""
         replicas = zip(part.ranks[1:], stats.differences, strict=True)
         ranks = (part.ranks[0], *(rank for rank, other in replicas if not other.differs))
         self.elements += stats.elements
-        self.nans += stats.nans
-        self.infinities += stats.infinities
-        if stats.nans:
-            first = part.index_in_full(stats.first_nan)
-            self.first_nan = _lower_index(self.first_nan, first)
-            self.nan_ranks += ranks
-        if stats.infinities:
-            first = part.index_in_full(stats.first_infinity)
-            self.first_infinity = _lower_index(self.first_infinity, first)
-            self.infinity_ranks += ranks
-        if stats.elements and stats.is_zero:
-            self.zeros += stats.elements
-            self.zero_ranks += ranks
+        for code, number, index in (
+            ("nan", stats.nans, stats.first_nan),
+            ("infinite", stats.infinities, stats.first_infinity),
+            ("zero", stats.elements if stats.is_zero else 0, None),
+        ):
+            if number:
+                self.counts[code] += number
+                self.ranks[code] += ranks
+                if (first := part.index_in_full(index)) is not None:
+                    self.first[code] = min(first, self.first.get(code, first))
 
 
 def check_contents(
@@ -69,17 +62,8 @@ def check_contents(
 ) -> list[Diagnostic]:
     """Read every byte of some slices and return the findings.
 
-    Parameters
-    ----------
-    slices
-        Each slice with all of its replicas.
-    executor, on_progress
-        See `compare_tensors`.
-    fingerprints
-        Collects the `fingerprint` of every stored tensor that is read; None if hashes are not
-        needed.
-    running
-        Running statistics.  All differences in them are one warning.
+    ``fingerprints`` collects the `fingerprint` of every stored tensor that is read.  All
+    differences in ``running`` statistics are one warning.
     """
     in_statistics: list[Diagnostic] = []
     findings: list[Diagnostic] = []
@@ -99,9 +83,9 @@ def check_contents(
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
         is_weight = belongings.get(name, WEIGHT).role == "weight"
-        if tally.zeros and len(metas[name].shape) > 1 and is_weight:
+        if tally.counts["zero"] and len(metas[name].shape) > 1 and is_weight:
             findings.append(_zero_weight(name, tally))
-        elif tally.zeros == tally.elements > 0:
+        elif tally.counts["zero"] == tally.elements > 0:
             zeros.append(name)
     if in_statistics:
         names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
@@ -131,27 +115,17 @@ def find_differences(part: Slice, stats: TensorStats) -> Iterator[Diagnostic]:
 
 
 def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
-    """Yield the findings of NaN and infinite values in a tensor."""
-    for kind, word, number, first, ranks in (
-        ("nan", "NaN", tally.nans, tally.first_nan, tally.nan_ranks),
-        ("infinite", "infinite", tally.infinities, tally.first_infinity, tally.infinity_ranks),
-    ):
-        if number:
-            with_some = tuple(sorted(ranks))
-            facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(with_some)}; "
-            facts += f"first at {first}"
-            message = f"elements are {word}"
-            problem = Diagnostic(kind, message, facts=facts, tensor=name, ranks=with_some)
-            yield replace(problem, count=number, first=first)
+    for code, word in (("nan", "NaN"), ("infinite", "infinite")):
+        if number := tally.counts[code]:
+            ranks, first = tuple(sorted(tally.ranks[code])), tally.first.get(code)
+            facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(ranks)}; "
+            finding = Diagnostic(code, f"elements are {word}", tensor=name, ranks=ranks)
+            yield replace(finding, facts=f"{facts}first at {first}", count=number, first=first)
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
-    ranks = tuple(sorted(tally.zero_ranks))
+    ranks, zeros = tuple(sorted(tally.ranks["zero"])), tally.counts["zero"]
     message, facts = "all elements are zero", ""
-    if tally.zeros < tally.elements:
+    if zeros < tally.elements:
         message, facts = "all elements of some ranks are zero", format_ranks(ranks)
-    return Diagnostic("zero", message, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
-
-
-def _lower_index(a: Index | None, b: Index | None) -> Index | None:
-    return min((i for i in (a, b) if i is not None), default=None)
+    return Diagnostic("zero", message, facts=facts, tensor=name, ranks=ranks, count=zeros)

@@ -22,12 +22,7 @@ from ckpttool.model.slicing import RankGroups
 def fitting_layouts(layout: Layout, groups: RankGroups) -> tuple[Layout, ...]:
     """Return the layouts that give equal slices to the ranks of each group, and to no others.
 
-    Parameters
-    ----------
-    layout
-        The layout that contents contradict, which has other groups.
-    groups
-        The ranks of the stage that have a file, in groups that hold equal slices.
+    ``layout`` has other groups.  The ranks of its stage that have a file are in ``groups``.
 
     Examples
     --------
@@ -69,7 +64,6 @@ def _candidates(layout: Layout, slices: int) -> Iterator[Layout]:
 
 
 def _shard(layout: Layout, sizes: Sequence[int], cut: dict[int, int]) -> Layout:
-    """Return a layout of other device axes; ``cut`` maps tensor axes to positions in ``sizes``."""
     positions = [at for at, size in enumerate(sizes) if size > 1]
     device_axis = {at: len(positions) - 1 - i for i, at in enumerate(positions)}  # from the right
     axes = tuple(

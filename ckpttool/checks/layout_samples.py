@@ -47,24 +47,19 @@ def check_replicas(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagn
     """
     if "contents" in contents.read:
         return
-    sampled = chain(contents.sampled, contents.sampled_copies)
-    differing = [
-        (sampled_tensor, groups)
-        for sampled_tensor in sampled
-        if (groups := sampled_tensor.differing_groups)
-    ]
     problems = []
-    for sampled_tensor, groups in differing:
-        facts, ranks = format_difference(groups), odd_ranks(groups)
-        if (by_design := own_values_note(sampled_tensor.tensor, facts, ranks)) is not None:
-            yield by_design
-        else:
-            problems.append(sampled_tensor)
+    for sampled in chain(contents.sampled, contents.sampled_copies):
+        if groups := sampled.differing_groups:
+            facts, ranks = format_difference(groups), odd_ranks(groups)
+            if (by_design := own_values_note(sampled.tensor, facts, ranks)) is not None:
+                yield by_design
+            else:
+                problems.append(sampled)
     is_other_run = bool(checkpoint.strategy.files) and any(
-        min(map(len, tensor.differing_groups)) > 1 for tensor in problems
+        min(map(len, sampled.differing_groups)) > 1 for sampled in problems
     )
-    for sampled_tensor in problems:
-        yield _replica_problem(checkpoint, sampled_tensor, is_other_run)
+    for sampled in problems:
+        yield _replica_problem(checkpoint, sampled, is_other_run)
     for tensor, other in contents.differing_stages:
         stages = tensor.layout.ranks, other.layout.ranks
         yield Diagnostic(
@@ -81,15 +76,15 @@ def check_replicas(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagn
 
 def check_scrambled(_: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose slices were written from the wrong place of memory."""
-    for tensor in contents.scrambled:
+    for scrambled in contents.scrambled:
         yield Diagnostic(
             "scrambled_slices",
             "slices are scrambled, as MindSpore 2.10 writes them with safetensors 0.8",
             hint="write them again with safetensors 0.7 or as .ckpt, or ckpttool split SRC "
             "-d STRATEGY; `ckpttool help scrambled_slices` explains",
-            facts=f"{format_ranks(tensor.ranks)} hold the same elements, one row further",
-            tensor=tensor.tensor.name,
-            ranks=tensor.ranks,
+            facts=f"{format_ranks(scrambled.ranks)} hold the same elements, one row further",
+            tensor=scrambled.tensor.name,
+            ranks=scrambled.ranks,
         )
 
 
@@ -110,19 +105,19 @@ def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors whose full shape would be too large: slices of a shard are equal."""
-    too_far = [tensor for tensor in _sampled_in_full(contents) if _is_sharded_too_far(tensor)]
+    too_far = [sampled for sampled in _sampled_in_full(contents) if _is_sharded_too_far(sampled)]
     unlike = _unlike_states(checkpoint) if too_far else set()
-    for tensor in too_far:
+    for sampled in too_far:
         message = "sharded further in the strategy than in the files"
         hints = [OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
         options: tuple[str, ...] = ("--optimizer-shard",)
-        if place := _place_by_hand(checkpoint.strategy, tensor.tensor):
+        if place := _place_by_hand(checkpoint.strategy, sampled.tensor):
             hints, options = [_correct(place)], ()
-        if tensor.tensor.name not in unlike:
+        if sampled.tensor.name not in unlike:
             hints, options = [*hints, _REPEATING], (*options, *_TRUST)
         hint = f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints[1:] else hints[0]
         hint += f"; {_CONTRADICTED_EXPLAINED}"
-        yield _too_large_problem(checkpoint.strategy, tensor, message, hint, options)
+        yield _too_large_problem(checkpoint.strategy, sampled, message, hint, options)
 
 
 def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
@@ -133,54 +128,43 @@ def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
     """
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     equal = [
-        (tensor, groups)
-        for tensor in _sampled_in_full(contents)
-        if not _is_sharded_too_far(tensor) and (groups := _equal_slices(tensor))
+        (sampled, groups)
+        for sampled in _sampled_in_full(contents)
+        if not _is_sharded_too_far(sampled) and (groups := _equal_slices(sampled))
     ]
-    in_full = [tensor for tensor, groups in equal if groups == (tensor.ranks,)]
-    by_rule = [tensor for tensor in contents.sampled if not _differs_by_design(tensor)]
+    in_full = [sampled for sampled, groups in equal if groups == (sampled.ranks,)]
+    by_rule = [s for s in contents.sampled if not (s.differing_groups and has_own_values(s.tensor))]
     if in_full and _are_all_equal(by_rule):
         message = "sharded in the strategy, and in full on all ranks"
         hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
-        for tensor in in_full:
-            yield _too_large_problem(strategy, tensor, message, hint, _TRUST)
+        for sampled in in_full:
+            yield _too_large_problem(strategy, sampled, message, hint, _TRUST)
         return
     problems = _equal_slices_problems(strategy, by_rule, equal)
     yield from problems
     refused = {problem.tensor for problem in problems}
-    for tensor, groups in equal:
-        if tensor.tensor.name in refused:
+    for sampled, groups in equal:
+        if sampled.tensor.name in refused:
             continue
-        note = _equal_slices_note(strategy, tensor, groups)
-        missing = tuple(sorted({*chain(*tensor.tensor.slicing.owners())} - catalog.files.keys()))
-        if missing and not checkpoint.is_deduplicated and not tensor.may_be_equal_by_chance:
+        note = _equal_slices_note(strategy, sampled, groups)
+        missing = tuple(sorted({*chain(*sampled.tensor.slicing.owners())} - catalog.files.keys()))
+        if missing and not checkpoint.is_deduplicated and not sampled.may_be_equal_by_chance:
             # Either may be by chance; both together show a strategy of other files.
             facts = f"{format_ranks(missing)} without a file; {note.facts}"
             note = replace(note, facts=facts, ranks=missing)
-            note = _contradict(strategy, note, _place_by_hand(strategy, tensor.tensor))
+            note = _contradict(strategy, note, _place_by_hand(strategy, sampled.tensor))
         yield note
 
 
 def _sampled_in_full(contents: Contents) -> Iterator[SampledTensor]:
-    """Yield the tensors whose slices were all sampled, and whose replicas are equal.
-
-    Boxes that a checkpoint describes need no proof.
-    """
-    for tensor in contents.sampled:
-        is_laid_out = isinstance(tensor.tensor.slicing, LayoutSlicing)
-        if is_laid_out and not tensor.is_spot_check and not tensor.differing_groups:
-            yield tensor
-
-
-def _differs_by_design(tensor: SampledTensor) -> bool:
-    return bool(tensor.differing_groups) and has_own_values(tensor.tensor)
+    # Boxes that a checkpoint describes need no proof.
+    for sampled in contents.sampled:
+        is_laid_out = isinstance(sampled.tensor.slicing, LayoutSlicing)
+        if is_laid_out and not sampled.is_spot_check and not sampled.differing_groups:
+            yield sampled
 
 
 def _contradict(strategy: Strategy, note: Diagnostic, place: str) -> Diagnostic:
-    """Return the problem that the slices of a tensor contradict the strategy.
-
-    ``place`` is that of its hand-written layout; "" if it has none.
-    """
     problem = contradiction(strategy, note.message, note.facts, note.ranks)
     hint = OF_THE_RUN
     if place:
@@ -210,32 +194,26 @@ def _unlike_states(checkpoint: Checkpoint) -> set[str]:
     }
 
 
-def _is_sharded_too_far(tensor: SampledTensor) -> bool:
-    """Return whether all slices of an optimizer shard are equal.
-
-    Slices with equal elements, or with missing ranks, show nothing.
-    """
-    by_rank = {rank: sample for samples in tensor.samples for rank, sample in samples.items()}
-    layout = tensor.tensor.layout
-    if layout.optimizer_shard == 1 or len(by_rank) < len(layout.ranks):
-        return False
-    if tensor.may_be_equal_by_chance:
+def _is_sharded_too_far(sampled: SampledTensor) -> bool:
+    by_rank = {rank: sample for samples in sampled.samples for rank, sample in samples.items()}
+    layout = sampled.tensor.layout
+    # Slices with equal elements, or with missing ranks, show nothing.
+    is_sharded = layout.optimizer_shard > 1 and len(by_rank) == len(layout.ranks)
+    if not is_sharded or sampled.may_be_equal_by_chance:
         return False
     bare = replace(layout, optimizer_shard=1)
     groups = [{by_rank[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
-    return all(len(samples) == 1 for samples in groups) and not any(
-        sample.is_constant for samples in groups for sample in samples
-    )
+    return all(len(group) == 1 and not group.pop().is_constant for group in groups)
 
 
-def _equal_slices(tensor: SampledTensor) -> RankGroups:
+def _equal_slices(sampled: SampledTensor) -> RankGroups:
     """Return the groups of ranks that should hold different slices and hold equal ones.
 
     Slices of one value show nothing.
     """
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
-    for samples in tensor.samples:
+    for samples in sampled.samples:
         for content in dict.fromkeys(samples.values()):
             slices[content] += 1
             ranks[content] += samples
@@ -246,24 +224,20 @@ def _equal_slices(tensor: SampledTensor) -> RankGroups:
     )
 
 
-def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
-    """Return whether all slices of every sharded tensor are equal, so that ranks hold full tensors.
-
-    Constant tensors do not count.
-    """
+def _are_all_equal(judged: Iterable[SampledTensor]) -> bool:
     nbytes = 0.0
-    for tensor in sampled:
-        if tensor.is_spot_check or len(tensor.sampled) == 1 or tensor.is_constant:
+    for sampled in judged:
+        if sampled.is_spot_check or len(sampled.sampled) == 1 or sampled.is_constant:
             continue
-        if len(tensor.groups) > 1:
+        if len(sampled.groups) > 1:
             return False
-        nbytes += tensor.nbytes / len(tensor.sampled)
+        nbytes += sampled.nbytes / len(sampled.sampled)
     return nbytes >= MIN_EQUAL_BYTES
 
 
 def _equal_slices_problems(
     strategy: Strategy,
-    sampled: Iterable[SampledTensor],
+    judged: Iterable[SampledTensor],
     equal: Sequence[tuple[SampledTensor, RankGroups]],
 ) -> list[Diagnostic]:
     """Return the problems of a strategy that most of the sampled tensors contradict, if they do.
@@ -274,38 +248,38 @@ def _equal_slices_problems(
     judged together.
     """
     tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
-    for tensor in sampled:
-        is_sharded = not tensor.is_spot_check and len(tensor.sampled) > 1
-        if is_sharded and not tensor.is_constant and not tensor.may_be_equal_by_chance:
-            tensors[_place_by_hand(strategy, tensor.tensor)].append(tensor)
-    groups_of = {tensor.tensor.name: groups for tensor, groups in equal}
+    for sampled in judged:
+        is_sharded = not sampled.is_spot_check and len(sampled.sampled) > 1
+        if is_sharded and not sampled.is_constant and not sampled.may_be_equal_by_chance:
+            tensors[_place_by_hand(strategy, sampled.tensor)].append(sampled)
+    groups_of = {sampled.tensor.name: groups for sampled, groups in equal}
     problems = []
     for place, of_place in tensors.items():
-        wrong = [tensor for tensor in of_place if tensor.tensor.name in groups_of]
-        nbytes = sum(tensor.nbytes for tensor in wrong)
+        wrong = [sampled for sampled in of_place if sampled.tensor.name in groups_of]
+        nbytes = sum(sampled.nbytes for sampled in wrong)
         if 2 * len(wrong) <= len(of_place) or (nbytes < MIN_EQUAL_BYTES and not place):
             continue
         message = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
-        for tensor in wrong:
-            note = _equal_slices_note(strategy, tensor, groups_of[tensor.tensor.name])
+        for sampled in wrong:
+            note = _equal_slices_note(strategy, sampled, groups_of[sampled.tensor.name])
             problems.append(_contradict(strategy, replace(note, message=message), place))
     return problems
 
 
 def _replica_problem(
-    checkpoint: Checkpoint, tensor: SampledTensor, of_other_run: bool
+    checkpoint: Checkpoint, sampled: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
     Whole groups of ranks differ in this or another tensor if the strategy may be ``of_other_run``.
     """
-    strategy, groups = checkpoint.strategy, tensor.differing_groups
+    strategy, groups = checkpoint.strategy, sampled.differing_groups
     facts = format_difference(groups)
     hint = f"`{_verify_command(checkpoint)}`, which shows the elements"
     options: tuple[str, ...] = ()
-    if place := _place_by_hand(strategy, tensor.tensor):
+    if place := _place_by_hand(strategy, sampled.tensor):
         hint = _correct(place)
-        if fitting := _fitting_text(tensor):
+        if fitting := _fitting_text(sampled):
             facts += fitting
         else:
             hint, options = f"{hint}, or --trust-strategy", _TRUST
@@ -319,14 +293,13 @@ def _replica_problem(
         hint=f"{hint}; {_REPLICA_EXPLAINED}",
         options=options,
         facts=facts,
-        tensor=tensor.tensor.name,
+        tensor=sampled.tensor.name,
         ranks=odd_ranks(groups),
         where=checkpoint.catalog.root,
     )
 
 
 def _place_by_hand(strategy: Strategy, tensor: FullTensor) -> str:
-    """Return file and line of the hand-written layout of a tensor or its parameter; "" if none."""
     handwritten = strategy.handwritten
     return handwritten.get(tensor.name) or handwritten.get(tensor.parameter or "", "")
 
@@ -335,11 +308,12 @@ def _correct(place: str) -> str:
     return f"correct {place}, or add a line above it for one tensor"
 
 
-def _fitting_text(tensor: SampledTensor) -> str:
-    """Say whether a tensor fits as replicated or as sharded; "" if no layout fits."""
-    layout, groups = tensor.tensor.layout, tensor.groups
-    is_known = not any(sample.is_constant for sample in tensor.found) and not tensor.is_spot_check
-    if not is_known or not layout.is_even or len(layout.tensor_map) != len(tensor.slice_shape):
+def _fitting_text(sampled: SampledTensor) -> str:
+    layout, groups = sampled.tensor.layout, sampled.groups
+    is_known = (
+        not any(sample.is_constant for sample in sampled.all_samples) and not sampled.is_spot_check
+    )
+    if not is_known or not layout.is_even or len(layout.tensor_map) != len(sampled.slice_shape):
         return ""
     if len(groups) == 1:
         return "; replicated fits"
@@ -360,26 +334,28 @@ def _verify_command(checkpoint: Checkpoint) -> str:
 
 
 def _too_large_problem(
-    strategy: Strategy, tensor: SampledTensor, message: str, hint: str, options: tuple[str, ...]
+    strategy: Strategy, sampled: SampledTensor, message: str, hint: str, options: tuple[str, ...]
 ) -> Diagnostic:
-    facts = f"{tensor.slice_shape} would become {tensor.tensor.meta.shape}"
-    problem = contradiction(strategy, message, facts, tensor.ranks)
-    return replace(problem, tensor=tensor.tensor.name, hint=hint, options=options)
+    facts = f"{sampled.slice_shape} would become {sampled.tensor.meta.shape}"
+    problem = contradiction(strategy, message, facts, sampled.ranks)
+    return replace(problem, tensor=sampled.tensor.name, hint=hint, options=options)
 
 
 _EQUAL = "slices that should differ are equal"
 
 
-def _equal_slices_note(strategy: Strategy, tensor: SampledTensor, groups: RankGroups) -> Diagnostic:
+def _equal_slices_note(
+    strategy: Strategy, sampled: SampledTensor, groups: RankGroups
+) -> Diagnostic:
     """Return the note on a tensor with equal slices."""
-    are_all = groups == (tensor.ranks,)
+    are_all = groups == (sampled.ranks,)
     facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
     hint = "the strategy of this run"
-    place = _place_by_hand(strategy, tensor.tensor)
+    place = _place_by_hand(strategy, sampled.tensor)
     if place:
-        facts, hint = facts + _fitting_text(tensor), _correct(place)
+        facts, hint = facts + _fitting_text(sampled), _correct(place)
     elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
-    ranks, name = tuple(sorted(chain(*groups))), tensor.tensor.name
+    ranks, name = tuple(sorted(chain(*groups))), sampled.tensor.name
     return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)

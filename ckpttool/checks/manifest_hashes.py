@@ -46,7 +46,6 @@ class _File(Struct, frozen=True):
 
 
 def _files_to_check(catalog: Catalog, path: Path) -> set[str] | None:
-    """Return the absolute paths to check against a manifest; None for all that it lists."""
     if path.name != MANIFEST:
         return {_absolute(str(path).removesuffix(f".{MANIFEST}"))}
     return {_absolute(name) for name in list_paths(catalog)} if is_single_file(catalog) else None
@@ -62,10 +61,7 @@ def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
 
 
 def check_source(
-    catalog: Catalog,
-    executor: Executor,
-    diagnostics: Diagnostics,
-    sampled_bytes: int | None = None,
+    catalog: Catalog, executor: Executor, diagnostics: Diagnostics, sampled_bytes: int | None = None
 ) -> Mapping[str, ListedOutput]:
     """Compare the files of a source with their manifest, and return the entries of those alike.
 
@@ -129,7 +125,6 @@ def _in_place_of_listed(
 
 
 def _list_outputs(manifest: ManifestFile) -> list[ListedOutput]:
-    """Return the outputs of a manifest; raise `FormatError` if a line does not describe one."""
     try:
         return list_outputs(manifest.outputs())
     except ValueError as error:
@@ -147,22 +142,8 @@ def check_set(
 ) -> Iterator[Diagnostic]:
     """Yield the differences between a folder or a file and its manifest, for verify.
 
-    Parameters
-    ----------
-    catalog
-        The scanned files.
-    path
-        The manifest, from `find_manifests`.
-    executor
-        Reads the contents.
-    reads_all
-        Compare the hashes of all units.
-    on_progress
-        Called with the number of bytes read.
-    verified
-        The `fingerprint` of tensors that were read before; these are not read again.
-    partial
-        Paths of files of which ``catalog`` has only some tensors; no other counts.
+    Tensors whose `fingerprint` is in ``verified`` were read before, and are not read again.  Of
+    the paths in ``partial`` the catalog has only some tensors; no other counts.
     """
     given = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)

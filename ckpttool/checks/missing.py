@@ -66,8 +66,7 @@ def check_ranks(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnost
     elif checkpoint.is_deduplicated:
         yield from _missing_rank_problems(checkpoint)
     else:
-        for problem in _incomplete_replica_problems(checkpoint.catalog):
-            yield propose_step(contents, problem)
+        yield from _incomplete_replica_problems(catalog, contents)
 
 
 def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -107,8 +106,7 @@ def _extra_ranks_problem(
     return Diagnostic("strategy", message, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
-def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
+def _incomplete_replica_problems(catalog: Catalog, contents: Contents) -> Iterator[Diagnostic]:
     holders = catalog.holders
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
@@ -116,7 +114,8 @@ def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        yield from _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
+        problems = _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
+        yield from (propose_step(contents, problem) for problem in problems)
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -258,20 +257,16 @@ def check_replaced(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagn
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         message = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
-        if checkpoint.needed is not None:
-            yield _not_needed_note(checkpoint, f"{message}, and not needed")
+        ranks, strategy = presence.without_file, checkpoint.strategy
+        if checkpoint.needed is None:
+            facts = _replacement_text(checkpoint, contents, ranks)
+            yield Diagnostic("missing_replica", message, facts=facts, ranks=ranks)
             return
-        facts = _replacement_text(checkpoint, contents, presence.without_file)
-        yield Diagnostic("missing_replica", message, facts=facts, ranks=presence.without_file)
-
-
-def _not_needed_note(checkpoint: Checkpoint, message: str) -> Diagnostic:
-    strategy, without = checkpoint.strategy, checkpoint.presence.without_file
-    at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
-    stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
-    facts = f"{format_ranks(stages, 'stage')}: parameters that the strategy does not list and "
-    facts += "that only these ranks hold are left out"
-    return Diagnostic("part", message, facts=facts if stages else "", ranks=without)
+        at_hand = {rank // strategy.stage_ranks for rank in catalog.files}
+        absent = [stage for stage in range(strategy.stages) if stage not in at_hand]
+        facts = f"{format_ranks(absent, 'stage')}: parameters that the strategy does not list and "
+        facts = f"{facts}that only these ranks hold are left out" if absent else ""
+        yield Diagnostic("part", f"{message}, and not needed", facts=facts, ranks=ranks)
 
 
 def _replaced_note(
@@ -348,26 +343,18 @@ def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for partial in checkpoint.partly_held:
         if not differing.issuperset(partial.names):
             more = f"; taken from rank {partial.ranks[0]}"
-            yield from partly_held_problems(
-                checkpoint.catalog, partial, code="partly_held", more=more
-            )
+            yield from partly_held_problems(checkpoint.catalog, partial, "partly_held", more)
 
 
 def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield tensors without a layout that only some ranks of their stage have."""
     for partial in checkpoint.partly_held:
         code = "unlisted" if partial.is_on_one_rank else "lacking"
-        yield from partly_held_problems(checkpoint.catalog, partial, code=code)
+        yield from partly_held_problems(checkpoint.catalog, partial, code)
 
 
 def partly_held_problems(
-    catalog: Catalog,
-    partial: PartlyHeld,
-    hint: str = "",
-    options: tuple[str, ...] = (),
-    *,
-    code: str,
-    more: str = "",
+    catalog: Catalog, partial: PartlyHeld, code: str, more: str = ""
 ) -> Iterator[Diagnostic]:
     """Yield for each tensor that only one rank holds it, or that some ranks do not."""
     ranks, where = partial.missing, "not on"
@@ -378,11 +365,9 @@ def partly_held_problems(
         if partial.instead:
             facts += f": {shorten(partial.instead, 3)}, on all other ranks, is missing"
     message = f"not in the strategy, and {where} {format_ranks(ranks)}"
-    hint = hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains"
-    for name in partial.names:
-        yield Diagnostic(
-            code, message, hint=hint, options=options, facts=facts + more, tensor=name, ranks=ranks
-        )
+    hint = f"copy the file again if it was cut short; `ckpttool help {code}` explains"
+    problem = Diagnostic(code, message, hint=hint, facts=facts + more, ranks=ranks)
+    return (replace(problem, tensor=name) for name in partial.names)
 
 
 def check_redundancy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -412,15 +397,13 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
     if not empty:
         return
     ranks, file = tuple(empty), catalog.files[empty[0]]
-    facts = f"{file.path}: {file.nbytes} bytes; "
-    if is_deduplicated is None:
-        facts += "cut short, or saved without redundancy"
-        hint = "-s STRATEGY, which shows which it is"
-        yield Diagnostic("empty", nothing, hint=hint, facts=facts, ranks=ranks)
-        return
-    facts += "the checkpoint was not saved without redundancy"
+    code, why = "emptied", "the checkpoint was not saved without redundancy"
     hint = "copy the file again; `ckpttool help emptied` explains"
-    yield Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
+    if is_deduplicated is None:
+        code, why = "empty", "cut short, or saved without redundancy"
+        hint = "-s STRATEGY, which shows which it is"
+    facts = f"{file.path}: {file.nbytes} bytes; {why}"
+    yield Diagnostic(code, nothing, hint=hint, facts=facts, ranks=ranks)
 
 
 def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -17,12 +17,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.compare import (
-    CompareOptions,
-    Index,
-    TensorStats,
-    compare_tensors,
-)
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats, compare_tensors
 from ckpttool.wording import count, format_difference
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
@@ -30,17 +25,7 @@ _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help rep
 
 
 class Slice(Struct, frozen=True):
-    """A slice of a full tensor, with all of its replicas.
-
-    Attributes
-    ----------
-    tensor
-        The full tensor.
-    ranks
-        The ranks that have the slice, ascending.
-    tensors
-        The stored tensor of each rank.
-    """
+    """A slice of a full tensor, with the stored tensor of each rank that has it."""
 
     tensor: FullTensor
     ranks: tuple[int, ...]
@@ -101,19 +86,9 @@ def compare_replicas(
 
 
 def replica_problems(
-    tensors: Iterable[FullTensor],
-    executor: Executor,
-    on_progress: OnProgress = lambda nbytes: None,
+    tensors: Iterable[FullTensor], executor: Executor, on_progress: OnProgress = lambda nbytes: None
 ) -> list[Diagnostic]:
-    """Return a problem for each slice whose replicas differ, and for each stage that differs.
-
-    Parameters
-    ----------
-    tensors
-        The full tensors to check.
-    executor, on_progress
-        Reads the slices, and is called with the bytes that were read since the last call.
-    """
+    """Return a problem for each slice whose replicas differ, and for each stage that differs."""
     tensors = [tensor for tensor in tensors if tensor.has_layout]
     of_stages = chain(tensors, (other for _, other in stage_pairs(tensors)))
     replicated = (part for tensor in of_stages for part in slices_of(tensor) if len(part.ranks) > 1)

@@ -10,10 +10,8 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Contents
 from ckpttool.checks.missing import check_ranks, find_unsaved_weights, partly_held_problems
-from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import RankGroups, Whole
-from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
@@ -97,7 +95,12 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     whole = {tensor.name for tensor in checkpoint.records if isinstance(tensor.known_by, Whole)}
     of_whole, differing = _split(differing, whole)
     if of_whole:
-        yield _unequal_ranks_problem(checkpoint.catalog, of_whole)
+        number = count(sum(map(len, of_whole.values())), "parameter", "differ")
+        ways = [f"{names[0]}: {format_difference(groups)}" for groups, names in of_whole.items()]
+        message = f"not every rank holds the full model: {number} between ranks"
+        hint, facts = f"-s STRATEGY if they are slices; {_EXPLAINED}", "; ".join(ways[:3])
+        root = checkpoint.catalog.root
+        yield Diagnostic("unlisted", message, hint=hint, facts=facts, where=root)
     choices = f"{_CHOICES}; {_EXPLAINED}"
     if checkpoint.catalog.description is None:
         choices = f"-s MORE.yaml if they are slices, or {_DECIDE}"
@@ -113,9 +116,8 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     for groups, names in differing.items():
         for partial in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
-            yield from partly_held_problems(
-                checkpoint.catalog, partial, hint, ("--unlisted",), code="unlisted"
-            )
+            for problem in partly_held_problems(checkpoint.catalog, partial, "unlisted"):
+                yield replace(problem, hint=hint, options=("--unlisted",))
         maps = dict.fromkeys(tag for name in names if (tag := map_of_component(name)) is not None)
         if maps:
             what = "map parameters that cannot be joined"
@@ -125,14 +127,6 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
         ]
         what = f"not in {checkpoint.listing}"
         yield from _differing_problems(tensors, what, groups, choices)
-
-
-def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagnostic:
-    number = count(sum(map(len, differing.values())), "parameter", "differ")
-    ways = (f"{names[0]}: {format_difference(groups)}" for groups, names in differing.items())
-    message = f"not every rank holds the full model: {number} between ranks"
-    hint, facts = f"-s STRATEGY if they are slices; {_EXPLAINED}", "; ".join([*ways][:3])
-    return Diagnostic("unlisted", message, hint=hint, facts=facts, where=catalog.root)
 
 
 def _differing_problems(
@@ -226,21 +220,17 @@ def check_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
     """Yield a diagnostic for each file with copies of tensors that an index names elsewhere."""
     root, copies = checkpoint.catalog.root, contents.copies
     hint = f"ckpttool merge {quote(root)} -o NEW --max-shard-size 10GB"
-    for path, tensors in copies.differing.items():
-        message = "other copies of tensors that the index names in another file: ignored"
-        facts = _format_copies(tensors)
-        yield Diagnostic("overlay", message, hint=hint, facts=facts, path=path, where=path)
-    for path, tensors in copies.equal.items():
-        message = "equal copies of tensors that the index names in another file: ignored"
-        yield Diagnostic("skipped", message, facts=_format_copies(tensors), where=path)
+    for which, tensors_of in (("other", copies.differing), ("equal", copies.equal)):
+        message = f"{which} copies of tensors that the index names in another file: ignored"
+        for path, tensors in tensors_of.items():
+            names = shorten((tensor.meta.name for tensor in tensors), 3)
+            files = shorten(sorted({tensor.file.path for tensor in tensors}), 3)
+            facts = f"{count(len(tensors), 'tensor')} ({names}), read from {files}"
+            note = Diagnostic("skipped", message, facts=facts, where=path)
+            is_equal = which == "equal"
+            yield note if is_equal else replace(note, code="overlay", hint=hint, path=path)
 
 
 def check_ignored_copies(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the same for a conversion, which writes one copy of each itself."""
     return (replace(note, hint="") for note in check_copies(checkpoint, contents))
-
-
-def _format_copies(tensors: Sequence[StoredTensor]) -> str:
-    names = shorten((tensor.meta.name for tensor in tensors), 3)
-    files = shorten(sorted({tensor.file.path for tensor in tensors}), 3)
-    return f"{count(len(tensors), 'tensor')} ({names}), read from {files}"

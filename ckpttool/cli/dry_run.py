@@ -6,83 +6,68 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli import tables
+from ckpttool.execution.executors import is_cluster
 from ckpttool.model.belonging import format_roles
-from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, format_sizes
+from ckpttool.wording import count, format_bytes, format_ranks, format_sizes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.execution.memory import Peak
-    from ckpttool.execution.task_costs import Supply
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.plan import Plan
-    from ckpttool.operations.estimate import Estimate
+    from ckpttool.operations.conversion import Conversion, DryRun, Memory, Supply
 
 
 def report_estimate(
-    answer: Estimate, outputs: str, report: ReportOptions, averaged: str = ""
+    answer: Conversion, outputs: str, report: ReportOptions, averaged: str = ""
 ) -> None:
     """Print what a run would do, as a document or for people; with ``verbose`` by rank.
 
     ``outputs`` says what it would write from what, and ``averaged`` of what it would be the mean.
     """
     if report.as_json:
-        from ckpttool.operations.documents import estimate as document
-
-        tables.print_json(document(answer))
-    elif not report.quiet:
-        _print(answer, outputs, averaged, report.verbose)
+        tables.print_json(answer.to_dict())
+    elif not report.quiet and answer.dry_run is not None:
+        _print(answer, answer.dry_run, outputs, averaged, report.verbose)
 
 
-def _print(answer: Estimate, outputs: str, averaged: str, verbose: bool) -> None:
-    work = answer.work
-    reads = f"{format_bytes(work.reads.nbytes)} in {count(work.reads.requests, 'request')}"
-    reads += f", {format_bytes(work.over_read)} of it unused" if work.over_read else ""
-    reads += f"; headers {format_bytes(answer.headers.nbytes)}"
-    reads += f", samples {format_bytes(answer.samples.nbytes)}"
-    supplies = [supply for supply in work.supplies if supply.nbytes]  # a text is in the headers
-    roles = answer.plan.roles
-    metas = [source.meta for source in answer.largest_sharded]
+def _print(answer: Conversion, takes: DryRun, outputs: str, averaged: str, verbose: bool) -> None:
+    data, over_read = takes.reads.data, takes.reads.over_read
+    reads = f"{format_bytes(data.nbytes)} in {count(data.requests, 'request')}"
+    reads += f", {format_bytes(over_read)} of it unused" if over_read else ""
+    reads += f"; headers {format_bytes(takes.reads.headers.nbytes)}"
+    reads += f", samples {format_bytes(takes.reads.samples.nbytes)}"
+    supplies = [supply for supply in takes.sources if supply.needs]  # a text is in the headers
+    roles, inputs = answer.roles or {}, answer.planned.inputs
+    sharded = answer.largest_sharded or ()
     facts = {
         "Dry run": [outputs],
         "mean": [averaged] if averaged else [],
         "beside": [*answer.beside],
-        "shapes": [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas],
+        "shapes": [f"{tensor.name} {format_sizes(tensor.shape)}" for tensor in sharded],
         "roles": [format_roles(roles)] if {*roles} - {"weight"} else [],
-        "casts": [str(cast)] if (cast := answer.casting) is not None else [],
+        "casts": [] if answer.cast is None else [str(answer.cast)],
         "reads": [reads],
-        "writes": [f"{format_bytes(answer.written_bytes)} in {count(work.tasks, 'task')}"],
-        "needs": [_needs(supplies, answer.plan, verbose)] if supplies else [],
-        "memory": [_memory(answer.peak)],
+        "writes": [f"{format_bytes(takes.writes.nbytes)} in {count(takes.tasks, 'task')}"],
+        "needs": [_needs(supplies, inputs, verbose)] if supplies else [],
+        "memory": [_memory(takes.memory)],
         "disk": [
             f"{format_bytes(space.need)} needed, {format_bytes(space.free)} free in {space.folder}"
-            for space in answer.space
+            for space in takes.disks
         ],
     }
     tables.print_facts("Dry run", facts)
     if verbose and supplies:
-        several = len(answer.plan.inputs) > 1
-        rows = (
-            (
-                format_numbers(supply.ranks, ", "),
-                format_numbers(need.ranks, ", "),
-                *([str(need.input + 1)] if several else []),
-                format_bytes(need.nbytes),
-            )
-            for supply in supplies
-            for need in supply.needs
-        )
-        sources = f"source {_noun(answer.plan.inputs)}s"
-        columns = ("output ranks", sources, *(["input>"] if several else []), "bytes of each>")
-        tables.print_table("what each output needs", columns, rows)
+        number = ["input>"] if len(inputs) > 1 else []
+        columns = ("output ranks", f"source {_noun(inputs)}s", *number, "bytes of each>")
+        tables.print_table("what each output needs", columns, answer.rows_of_needs())
 
 
 def _noun(inputs: Sequence[Catalog]) -> str:
     return "file" if all(item.is_merged for item in inputs) else "rank"
 
 
-def _needs(supplies: Sequence[Supply], plan: Plan, verbose: bool) -> str:
+def _needs(supplies: Sequence[Supply], inputs: Sequence[Catalog], verbose: bool) -> str:
     """Return which source ranks the outputs need, if it is short to say."""
-    inputs, needed = plan.inputs, {tuple(supply.ranks_of_inputs.items()) for supply in supplies}
+    needed = {tuple(_ranks_of_inputs(supply).items()) for supply in supplies}
     if len(needed) == 1:
         (of_inputs,) = needed
         numbers: dict[str, list[int]] = {}
@@ -102,6 +87,14 @@ def _needs(supplies: Sequence[Supply], plan: Plan, verbose: bool) -> str:
     return f"{numbers_text} for each output{'' if verbose else '; -v lists them'}"
 
 
-def _memory(peak: Peak) -> str:
-    of = "each worker of " if peak.is_of_worker else ""
-    return f"about {format_bytes(peak.nbytes)} for {of}{peak.engine}"
+def _ranks_of_inputs(supply: Supply) -> dict[int, tuple[int, ...]]:
+    ranks: dict[int, tuple[int, ...]] = {}
+    for need in supply.needs:
+        number = need.input or 0
+        ranks[number] = tuple(sorted((*ranks.get(number, ()), *need.ranks)))
+    return ranks
+
+
+def _memory(memory: Memory) -> str:
+    of = "each worker of " if is_cluster(memory.engine) else ""
+    return f"about {format_bytes(memory.nbytes)} for {of}{memory.engine}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpttool.model.region import Region
     from ckpttool.model.slicing import Holding
     from ckpttool.operations.distribution import Distribution, Ranks
-    from ckpttool.operations.explanation import Explanation, RankGroup
+    from ckpttool.operations.explanation import Explained, RankGroup
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
@@ -96,18 +96,15 @@ def explain(
             executor=executor,
         )
     if report.as_json:
-        from ckpttool.operations import documents
-
-        tables.print_json(documents.explain(explained))
+        tables.print_json(explained.to_dict())
     else:
         if not report.quiet:
-            _print(explained)
-        notes = explained.found.of("note", "warning")
-        tables.print_notes(notes, explained.found.severity_of, report.quiet)
-    explained.found.raise_if_errors()
+            _print(explained.parts)
+        tables.print_notes(explained.notes, explained.notes.severity_of, report.quiet)
+    explained.parts.found.raise_if_errors()
 
 
-def _print(answer: Explanation) -> None:
+def _print(answer: Explained) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
     if answer.rank is None:
         tables.print_facts(_title(answer), dict(_facts(answer)))
@@ -131,11 +128,11 @@ def _print(answer: Explanation) -> None:
 # -------------------------------------------------------------------------------------------- facts
 
 
-def _title(answer: Explanation) -> str:
-    return answer.catalog.root if answer.target is None else answer.target.origin
+def _title(answer: Explained) -> str:
+    return answer.origin
 
 
-def _facts(answer: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
+def _facts(answer: Explained) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
     noun = "file" if answer.is_of_files else "rank"
     what = f"{count(len(answer.ranks), noun)}, {count(len(answer.tensors), 'tensor')}"
@@ -149,7 +146,7 @@ def _facts(answer: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     yield "in no file", _absent(answer)
 
 
-def _stages_text(answer: Explanation) -> Iterator[str]:
+def _stages_text(answer: Explained) -> Iterator[str]:
     """Yield the device matrices of the chosen tensors, those of equal stages together."""
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for stage in answer.stages:
@@ -172,7 +169,7 @@ def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
     return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
 
 
-def _matrices_of_rank(answer: Explanation, rank: int) -> Iterator[str]:
+def _matrices_of_rank(answer: Explained, rank: int) -> Iterator[str]:
     """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
     drawn = {
         matrix
@@ -196,7 +193,7 @@ def _axes_text(matrix: Sequence[int]) -> str:
     )
 
 
-def _incomplete(answer: Explanation) -> Iterator[str]:
+def _incomplete(answer: Explained) -> Iterator[str]:
     """Yield which ranks have no file, and which tensors lack slices."""
     gone = sorted(answer.lost) if answer.rank is None else ()
     if gone:
@@ -209,7 +206,7 @@ def _incomplete(answer: Explanation) -> Iterator[str]:
         yield f"no file has {what} slices of {number}: {shorten(lacking, 3)}"
 
 
-def _absent(answer: Explanation) -> Iterator[str]:
+def _absent(answer: Explained) -> Iterator[str]:
     if answer.absent:
         yield f"{count(len(answer.absent), 'listed tensor')} ({shorten(answer.absent, 3)})"
 
@@ -218,7 +215,7 @@ def _is_complete(tensor: Distribution) -> bool:
     return bool(tensor.slices) and all(part.holders for part in tensor.slices)
 
 
-def _facts_of_rank(answer: Explanation, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
+def _facts_of_rank(answer: Explained, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of one rank."""
     (group,) = answer.groups
     of_all = f"of {count(len(answer.ranks), 'rank')}"
@@ -257,7 +254,7 @@ def _facts_of_rank(answer: Explanation, rank: int) -> Iterator[tuple[str, Iterab
     yield "in no file", _absent(answer)
 
 
-def _same_ranks_text(answer: Explanation, group: RankGroup, rank: int) -> str:
+def _same_ranks_text(answer: Explained, group: RankGroup, rank: int) -> str:
     """Return the other ranks that hold the same, and those that should but have no file."""
     lost = [other for other in group.lost if other != rank]
     equal = [it for it in group.ranks if it != rank and it not in group.lost]
@@ -291,7 +288,7 @@ def _listed_text(tensor: Distribution) -> str:
 _SAME = "ranks that hold the same"
 
 
-def _print_groups(answer: Explanation) -> None:
+def _print_groups(answer: Explained) -> None:
     """Print which ranks hold the same, and how much."""
     has_sources = answer.target is not None
     if answer.is_of_files and not answer.groups[1:]:
@@ -326,7 +323,7 @@ def _print_more(number: int, noun: str) -> None:
         tables.echo("")
 
 
-def _print_tensors(answer: Explanation) -> None:
+def _print_tensors(answer: Explained) -> None:
     """Print which device axes shard which tensor axes."""
     rows = []
     for row in answer.rows[:MAX_ROWS]:
@@ -352,7 +349,7 @@ def _stored_shape(part: Holding) -> tuple[int, ...]:
     return (rows, *part.regions[0].shape[1:]) if part.regions[0].shape else ()
 
 
-def _print_rank(answer: Explanation) -> None:
+def _print_rank(answer: Explained) -> None:
     """Print the slices of a rank."""
     if not answer.rows:
         tables.print_text("it holds none of these tensors; without --rank all slices are listed")
@@ -381,7 +378,7 @@ def _print_rank(answer: Explanation) -> None:
     _print_more(len(answer.rows) - MAX_ROWS, "row")
 
 
-def _print_slices(row: Row, answer: Explanation) -> None:
+def _print_slices(row: Row, answer: Explained) -> None:
     """Print all slices of a tensor by rank."""
     tensor = answer.tensors[row.first.name]
     rows = []
@@ -423,7 +420,7 @@ def _slice_text(part: Holding, shape: Sequence[int]) -> str:
     return f"{_regions_text(part.regions)} of {_brackets(shape)}" if shape else "scalar"
 
 
-def _same_text(part: Holding, answer: Explanation) -> str:
+def _same_text(part: Holding, answer: Explained) -> str:
     """Return the other ranks that hold a slice; of a deduplicated checkpoint those that should."""
     if not part.holders:
         return "no file has it"
@@ -432,7 +429,7 @@ def _same_text(part: Holding, answer: Explanation) -> str:
     return format_numbers(equal, most=MAX_RANGES) if equal else "no other rank"
 
 
-def _stored_text(part: Holding, answer: Explanation) -> str:
+def _stored_text(part: Holding, answer: Explained) -> str:
     if not part.holders:
         return "no file has it"
     if answer.is_deduplicated:
@@ -441,20 +438,20 @@ def _stored_text(part: Holding, answer: Explanation) -> str:
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
-def _ranks_text(ranks: Ranks, answer: Explanation) -> str:
+def _ranks_text(ranks: Ranks, answer: Explained) -> str:
     if answer.is_of_files:
         return _sources_text(ranks, answer, ", ")
     return format_numbers(ranks, most=MAX_RANGES)
 
 
-def _sources_text(numbers: Sequence[int], answer: Explanation, separator: str = ",") -> str:
+def _sources_text(numbers: Sequence[int], answer: Explained, separator: str = ",") -> str:
     if not answer.catalog.is_merged:
         return format_numbers(numbers, separator, most=MAX_RANGES)
     names = [PurePath(answer.catalog.files[number].path).name for number in numbers]
     return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
 
 
-def _taken_text(tensor: Distribution, part: Holding, answer: Explanation) -> str:
+def _taken_text(tensor: Distribution, part: Holding, answer: Explained) -> str:
     taken = tensor.taken[part]
     ranks = list(dict.fromkeys(piece.rank for piece in taken))
     if len(ranks) == 1 or len(taken) > MAX_PIECES:
@@ -503,7 +500,7 @@ def _sharded_text(tensor: Distribution, stages: Sequence[Stage]) -> str:
 # -------------------------------------------------------------------------------- the device matrix
 
 
-def _print_grids(answer: Explanation) -> None:
+def _print_grids(answer: Explained) -> None:
     drawn = (stage for stage in answer.stages if stage.device_matrices)
     stages = [stage for stage in drawn if answer.rank is None or answer.rank in stage.ranks]
     for stage in stages[:MAX_STAGES]:
@@ -514,7 +511,7 @@ def _print_grids(answer: Explanation) -> None:
     _print_more(len(stages) - MAX_STAGES, "stage")
 
 
-def _marks(answer: Explanation) -> Mapping[int, str]:
+def _marks(answer: Explained) -> Mapping[int, str]:
     """Return the marks of ranks: ``(`` has no file, ``[`` is explained, ``([`` is both."""
     marks = dict.fromkeys(answer.lost, "(")
     if answer.rank is not None:
@@ -522,5 +519,5 @@ def _marks(answer: Explanation) -> Mapping[int, str]:
     return marks
 
 
-def _groups_of(answer: Explanation) -> Mapping[int, int]:
+def _groups_of(answer: Explained) -> Mapping[int, int]:
     return {rank: number for number, group in enumerate(answer.groups) for rank in group.ranks}

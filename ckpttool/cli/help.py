@@ -76,6 +76,7 @@ TITLES: Mapping[str, str] = {  # of pages that are English only
     "cli": "命令行",
     "exit-codes": "退出码",
     "formats": "文件格式",
+    "hdf5-readers": "读取 HDF5 文件的工具",
     "json": "JSON 文档",
     "manifest": "清单文件",
     "options": "选项",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
+    from ckpttool.operations.conversion import Averaged, Conversion
     from ckpttool.operations.load import Loaded, LoadedSides
-    from ckpttool.operations.run import Conversion
     from ckpttool.planning.averaging import AverageInput
     from ckpttool.problems import Command, Diagnostic
     from ckpttool.transaction.resume import Assignment
@@ -130,7 +130,7 @@ def convert(
 
         planned = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
         outputs = _outputs_text(planned, ("would write", "would keep"))
-        averaged = averaged_text(planned) if planned.averaged else ""
+        averaged = "" if planned.averaged is None else averaged_text(planned.averaged)
         report_estimate(planned, f"{outputs}, from {source_text(planned)}", report, averaged)
         return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]
@@ -144,9 +144,7 @@ def convert(
         wait_seconds=wait_seconds,
     )
     if report.as_json:
-        from ckpttool.operations.documents import convert as document
-
-        tables.print_json(document(done))
+        tables.print_json(done.to_dict())
     elif not report.quiet:
         _print(done, report.verbose)
 
@@ -176,10 +174,10 @@ def _print(done: Conversion, verbose: bool) -> None:
         tables.print_text(
             f"Check the full shapes, which only the strategy shows: {done.shapes_to_check}"
         )
-    if (cast := done.casting) is not None:
-        tables.print_text(f"Cast {cast}")
-    if done.averaged:
-        tables.print_text(f"Averaged {averaged_text(done)}")
+    if done.cast is not None:
+        tables.print_text(f"Cast {done.cast}")
+    if done.averaged is not None:
+        tables.print_text(f"Averaged {averaged_text(done.averaged)}")
     summary = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *done.beside]
@@ -189,39 +187,38 @@ def _print(done: Conversion, verbose: bool) -> None:
 
 def source_text(done: Conversion) -> str:
     """Return what was read, for people."""
-    if done.averaged:
-        return count(len(done.averaged), "checkpoint")
-    catalog = done.source
+    if done.averaged is not None:
+        return count(len(done.averaged.inputs), "checkpoint")
+    (catalog,) = done.planned.inputs
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     return f"{files} at step {catalog.step}" if catalog.step else files
 
 
-def averaged_text(done: Conversion) -> str:
+def averaged_text(mean: Averaged) -> str:
     """Return the weights of the inputs of a mean, and what is that of the last, for people."""
-    means = sum(transfer.is_mean for transfer in done.plan.transfers)
     weights = [
-        f"{weight:.4g} of {source.root}" + (f" at step {source.step}" if source.step else "")
-        for source, weight in done.averaged
+        f"{source.weight:.4g} of {source.path}" + (f" at step {source.step}" if source.step else "")
+        for source in mean.inputs
     ]
-    rest = len(done.plan.transfers) - means
-    return f"{count(means, 'tensor')}: {', '.join(weights)}; {rest} as in the last"
+    means = count(mean.tensors, "tensor")
+    return f"{means}: {', '.join(weights)}; {mean.of_last} as in the last"
 
 
 def _outputs_text(done: Conversion, verbs: tuple[str, str] = ("Wrote", "Kept")) -> str:
     """Return which outputs there are, their format and size, and how many were kept."""
     part, outputs = done.assignment.part, done.outputs
-    kept = sum(output.is_kept for output in outputs)
+    kept = sum(output.kept for output in outputs)
     verb = verbs[0 < kept == len(outputs)]
     verb += "" if part is None else f" part {part}:"
     if not outputs:
         return f"{verb} nothing"
-    facts = [get_format(done.plan.target.format).word, format_bytes(done.dst_bytes)]
+    facts = [get_format(done.planned.target.format).word, format_bytes(done.dst_bytes)]
     paths = [Path(output.path) for output in outputs]
     if done.is_one_file:
         facts.insert(1, count(outputs[0].tensors, "tensor"))
         return f"{verb} {paths[0]} ({', '.join(facts)})"
     folders = [path.parent for path in paths]
-    if not done.plan.target.is_merged and len({*folders}) == len(paths):
+    if not done.planned.target.is_merged and len({*folders}) == len(paths):
         paths = folders
     shown = [str(paths[0]), *(path.name for path in paths[1:])]
     names = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} ... {shown[-1]}"

@@ -98,7 +98,7 @@ from ckpttool.discovery.self_described import (
     left_of,
     read_existing_files,
 )
-from ckpttool.formats.local import identify_file, is_file, list_folder
+from ckpttool.formats.local import identify_file, is_file, list_folder, stat_file
 from ckpttool.formats.strict_json import convert_as, read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
@@ -143,27 +143,15 @@ _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes
 def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
-    Parameters
-    ----------
-    src
-        The folder of one iteration, or the one above.
-    step
-        The iteration to read; by default the last complete one.
-
-    Raises
-    ------
-    PlanError, FormatError, CombinedError
-        The iteration cannot be chosen, or ``metadata.json`` is damaged.
-    OSError
-        A folder or a file cannot be read.
+    ``src`` is the folder of one iteration or the one above; by default it is the last complete one.
     """
     folder, diagnostics = Path(src), Diagnostics()
     if is_file(folder / _TRACKER) or _ITERATIONS.find_folders(folder):
         folder = _find_iteration(folder, step, diagnostics)
         if not _is_iteration(folder):
-            text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
+            message = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
             hint = "--step with another iteration"
-            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", message, hint=hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
     else:
@@ -172,12 +160,11 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
 
 
 def _read_iteration(root: str, folder: Path, diagnostics: Diagnostics) -> Catalog:
-    """Return the catalog of one iteration below ``root``."""
     note_foreign(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     metadata = folder / _METADATA
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
-    read = _read_described if documents else _read_whole
+    read = _read_with_metadata if documents else _read_without_metadata
     files, by_rank, description = read(folder, diagnostics)
     return Catalog(
         root,
@@ -194,11 +181,6 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
     """Return the iterations in a folder, the first one first; None for something else.
 
     ``diagnostics`` gets why none of them is read without ``--step``.
-
-    Raises
-    ------
-    FormatError
-        The file that names the last complete one is damaged.
     """
     folders = _ITERATIONS.find_folders(root)
     if not (is_file(root / _TRACKER) or folders):
@@ -219,7 +201,6 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
 
 
 def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
-    """Return what the metadata and the headers of an iteration tell."""
     matches, ranks = _list_files(folder), tuple[int, ...]()
     lost, replaced = [] if matches else ["no files of tensors"], ""
     try:
@@ -236,8 +217,8 @@ def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> Foun
         elif damaged:
             replaced = f"{'; '.join(damages(damaged))}; other files have the slices"
     reason = shorten(dict.fromkeys(lost), 3) if lost else replaced
-    files = [folder / file for file in matches]
-    return _ITERATIONS.describe_step(folder, name, files, lost, reason, ranks, is_chosen)
+    step, nbytes = _ITERATIONS.label(folder), sum(stat_file(folder / f).nbytes for f in matches)
+    return FoundStep(name, step, not lost, reason, ranks, (), len(matches), nbytes, is_chosen)
 
 
 def _name_problem(problem: Diagnostic) -> str:
@@ -260,8 +241,8 @@ def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
     try:
         document = read_json_object(str(path), _MAX_BYTES)
     except FormatError as error:
-        text = f"{_COMMON} cannot be read: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=error.reason, where=str(path)))
+        message = f"{_COMMON} cannot be read: ignored"
+        diagnostics.add(Diagnostic("skipped", message, facts=error.reason, where=str(path)))
         return {}
     values = {key: str(value) for key, value in document.items()}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
@@ -269,7 +250,7 @@ def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
     return values
 
 
-def _read_described(
+def _read_with_metadata(
     folder: Path, diagnostics: Diagnostics
 ) -> tuple[FilesByName, dict[int, FileIndex], Description]:
     """Return the files by name and by rank, and the description, from ``metadata.json``."""
@@ -280,12 +261,15 @@ def _read_described(
         for location in parameter.locations:
             writers[location.file_name].add(location.storage_rank)
     files = read_existing_files(folder, _select_files(folder, {*writers}, diagnostics))
-    written = _Written(folder, parameters, files, writers)
-    placed = {name: _place(parameter, written) for name, parameter in parameters.items()}
-    faults = [one for of in placed.values() for one in of.faults]
-    problems = [one for of in placed.values() for one in of.problems]
+    iteration = _Iteration(folder, parameters, files, writers)
+    placed = {name: _place(parameter, iteration) for name, parameter in parameters.items()}
+    faults = [fault for of in placed.values() for fault in of.faults]
+    problems = [problem for of in placed.values() for problem in of.problems]
     problems += describe_faults(faults, are_harmless=False)
-    if problems and _has_parameter_numbers(parameters):
+    writes = [
+        [(at.file_name, at.storage_rank) for at in of.locations] for of in parameters.values()
+    ]
+    if problems and any(len(of) > 1 for of in writes) and all(len({*of}) < 2 for of in writes):
         reason = "numbers of parameters stand in place of ranks"
         facts = "a commit of MindFormers between 1.7 and 1.8 wrote this"
         hint = f"{quote(str(folder))} as SRC, with "
@@ -309,30 +293,31 @@ def _placement_notes(
     for name, of in placed.items():
         absent[of.absence].append(name)
     if names := [name for name, of in placed.items() if of.is_in_other_file]:
-        text = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
-        yield Diagnostic("corrected", text, facts=shorten(names, 3), where=metadata)
+        message = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
+        yield Diagnostic("corrected", message, facts=shorten(names, 3), where=metadata)
     if names := [*absent["unlocated"], *absent["gradient"]]:
-        text = f"{count(len(names), 'parameter')} described, but in no file"
-        yield Diagnostic("absent", text, facts=shorten(names, 3), where=metadata)
+        message = f"{count(len(names), 'parameter')} described, but in no file"
+        yield Diagnostic("absent", message, facts=shorten(names, 3), where=metadata)
     if copies := {name: of.without_copy for name, of in placed.items() if of.without_copy}:
         ranks = tuple(sorted(set().union(*copies.values())))
-        text = f"{count(len(copies), 'parameter', 'are')} listed for a stage that saved no copy"
+        message = f"{count(len(copies), 'parameter', 'are')} listed for a stage that saved no copy"
         facts = f"{shorten(copies, 3)}; not on {format_ranks(ranks)}: another stage has all slices"
-        yield Diagnostic("absent", text, facts=facts, ranks=ranks, where=metadata)
-    if names := [name for name, one in parameters.items() if one.is_renumbered]:
-        text = f"storage_data numbers slices of {count(len(names), 'parameter')} wrongly"
+        yield Diagnostic("absent", message, facts=facts, ranks=ranks, where=metadata)
+    if names := [name for name, parameter in parameters.items() if parameter.is_renumbered]:
+        message = f"storage_data numbers slices of {count(len(names), 'parameter')} wrongly"
         facts = f"{shorten(names, 3)}: only ranks of the layouts count"
-        yield Diagnostic("corrected", text, facts=facts, where=metadata)
+        yield Diagnostic("corrected", message, facts=facts, where=metadata)
     if names := absent["state"]:
-        listed = sorted({at.file_name for name in names for at in parameters[name].locations})
-        text = f"no file of optimizer state is there: {count(len(names), 'tensor', 'are')} left out"
-        facts = f"{shorten(names, 3)}; {_METADATA} lists {shorten(listed, 1)}"
+        files = sorted({at.file_name for name in names for at in parameters[name].locations})
+        are_left = count(len(names), "tensor", "are")
+        message = f"no file of optimizer state is there: {are_left} left out"
+        facts = f"{shorten(names, 3)}; {_METADATA} lists {shorten(files, 1)}"
         hint = "copy the opt files again, if the run saved them"
         where = str(Path(metadata).parent)
-        yield Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=where)
+        yield Diagnostic("no_optimizer", message, hint=hint, facts=facts, where=where)
 
 
-def _read_whole(
+def _read_without_metadata(
     folder: Path, diagnostics: Diagnostics
 ) -> tuple[FilesByName, dict[int, FileIndex], Description]:
     """Return the files by name and by number, and the description, of full tensors."""
@@ -347,8 +332,8 @@ def _read_whole(
             stored[name][file] = tensor
     tensors: dict[str, FullTensor] = {}
     for name, in_files in stored.items():
-        (file, tensor), *others = in_files.items()
-        if not others:
+        (file, tensor), *copies = in_files.items()
+        if not copies:
             box = Box(Region.whole(tensor.meta.shape), int(matches[file]["number"]), tensor)
             whole = fill_with_boxes(tensor.meta, [box])
             assert isinstance(whole, BoxSlicing), "one box is all of it"
@@ -358,14 +343,15 @@ def _read_whole(
         file, match = next(iter(matches.items()))
         start, stop = match.span("number")
         twice = {name: of for name, of in stored.items() if name in broken}
-        text = f"{count(len(twice), 'parameter')} in several files, and no {_METADATA} for slices"
+        parameters = count(len(twice), "parameter")
+        message = f"{parameters} in several files, and no {_METADATA} for slices"
         facts = shorten((f"{name} ({shorten(of, 2)})" for name, of in twice.items()), 3)
         hint = f"copy {_METADATA} again, or "
         hint += f"-s STRATEGY --pattern {quote(f'{file[:start]}{{rank}}{file[stop:]}')}"
-        problems.append(Diagnostic("missing", text, hint=hint, facts=facts, where=str(folder)))
+        problems.append(Diagnostic("missing", message, hint=hint, facts=facts, where=str(folder)))
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
-        text = f"no {_METADATA}: every file is read as one of full tensors"
-        diagnostics.add(Diagnostic("undivided", text, where=str(folder)))
+        message = f"no {_METADATA}: every file is read as one of full tensors"
+        diagnostics.add(Diagnostic("undivided", message, where=str(folder)))
     by_rank, _ = _by_rank(files, {}, stored)
     origin = tuple(str(folder / name) for name in matches)
     return files, by_rank, Description(origin, tensors, frozenset(broken), tuple(problems))
@@ -375,79 +361,49 @@ def _read_whole(
 
 
 def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) -> Path:
-    """Return the folder of one iteration below ``root``.
-
-    Parameters
-    ----------
-    root
-        A folder with folders of iterations, or the file that names the last complete one.
-    wanted
-        The iteration to read, as a number or a folder's name; by default the last complete one.
-    diagnostics
-        Gets a note on the choice, and on iterations that were not finished.
-
-    Raises
-    ------
-    PlanError
-        The requested iteration does not exist, or no file names the last complete one.
-    FormatError
-        The file that names it is damaged.
-    """
     folders, last = _ITERATIONS.find_folders(root), _ITERATIONS.read_tracker(root)
     if wanted is None:
         if last is None:
-            text = f"no {_TRACKER}, which names the last complete iteration"
-            raise _ITERATIONS.problem(root, text)
+            message = f"no {_TRACKER}, which names the last complete iteration"
+            raise _ITERATIONS.problem(root, message)
         if last not in folders.values():
-            facts, hint = _list_alternatives(folders, last)
-            text = f"no folder of iteration {last}, which {_TRACKER} names"
-            raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+            saved = sorted({number for path, number in folders.items() if _list_files(path)})
+            complete = [str(number) for number in saved if number <= last]
+            facts = f"complete: {shorten(reversed(complete), 3) or 'none'}"
+            if newer := shorten((str(number) for number in saved if number > last), 3):
+                facts += f"; perhaps not finished: {newer}"
+            hint = f"--step {complete[-1]}" if complete else ""
+            where, message = str(root), f"no folder of iteration {last}, which {_TRACKER} names"
+            raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=where)])
     chosen = _ITERATIONS.choose(root, str(last) if wanted is None else wanted)
     taken = folders[chosen]
     if last is not None and taken > last:
-        text, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
-        diagnostics.add(Diagnostic("step", text, facts=facts))
+        message, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
+        diagnostics.add(Diagnostic("step", message, facts=facts))
     else:
-        newer = [path for path, number in folders.items() if last is not None and number > last]
-        _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
+        unfinished = [path for path, n in folders.items() if last is not None and n > last]
+        _ITERATIONS.note_choice(folders, taken, unfinished, diagnostics)
     return chosen
-
-
-def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str]:
-    """Return the iterations to read in place of the last complete one, and a hint."""
-    saved = sorted(
-        {
-            n
-            for path, n in folders.items()
-            if any(MINDFORMERS_FILE.fullmatch(p.name) for p in list_folder(path))
-        }
-    )
-    complete = [str(n) for n in saved if n <= last]
-    newer = [str(n) for n in saved if n > last]
-    facts = [f"complete: {shorten(reversed(complete), 3) or 'none'}"]
-    facts += [f"perhaps not finished: {shorten(newer, 3)}"] if newer else []
-    return "; ".join(facts), f"--step {complete[-1]}" if complete else ""
 
 
 # ------------------------------------------------------------------------ the files of an iteration
 
 
 def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> list[str]:
-    """Return the files that metadata names, and those of the same save."""
     sets = {
         match.group("prefix", "total")
         for name in named
         if (match := MINDFORMERS_FILE.fullmatch(name))
     }
     matches = _list_files(folder)
-    others = [
+    of_others = [
         name
         for name, match in matches.items()
         if name not in named and match.group("prefix", "total") not in sets
     ]
-    diagnostics.add(*describe_ignored(folder, others, "of another save"))
+    diagnostics.add(*describe_ignored(folder, of_others, "of another save"))
     _note_unnamed(folder, named, diagnostics)
-    return sorted({*named, *matches}.difference(others))
+    return sorted({*named, *matches}.difference(of_others))
 
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
@@ -465,51 +421,50 @@ def _note_unnamed(folder: Path, named: Collection[str], diagnostics: Diagnostics
 
 
 def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[Diagnostic]:
-    """Yield a problem for each set of files that lacks some of its numbers."""
     sets: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for match in matches:
         sets[match["prefix"] or "", match["kind"], match["total"]].add(int(match["number"]))
     for (_, kind, total), numbers in sets.items():
         if len(numbers) < int(total):
             missing = (n for n in range(len(numbers) + 1) if n not in numbers)
-            text = f"{len(numbers)} of {int(total)} {kind} files found"
+            message = f"{len(numbers)} of {int(total)} {kind} files found"
             facts = f"number {next(missing)} is missing"
-            yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, where=str(folder))
+            yield Diagnostic("missing", message, hint=COPY_AGAIN, facts=facts, where=str(folder))
 
 
 def _by_rank(
-    files: FilesByName, ranks_of: Mapping[str, set[int]], described: Collection[str]
+    files: FilesByName, ranks_of: Mapping[str, set[int]], known: Collection[str]
 ) -> tuple[dict[int, FileIndex], list[Diagnostic]]:
     """Join the files of each rank; return them by rank, and the problems.
 
     A file without a recorded writer belongs to the rank with its number.
     """
     problems = []
-    grouped: dict[int, list[FileIndex]] = defaultdict(list)
-    for name, found in files.items():
-        if (file := left_of(found)) is not None:
-            match = MINDFORMERS_FILE.fullmatch(name)
-            ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
-            grouped[ranks[0]].append(file)
-            if len(ranks) > 1:
-                text = f"{_METADATA} lists {count(len(ranks), 'rank')} as writers of one file"
-                facts = format_ranks(ranks)
-                problems.append(Diagnostic("missing", text, facts=facts, where=file.path))
-    joined = {}
-    for rank, (first, *more) in sorted(grouped.items()):
-        tensors = dict(first.tensors)
-        for file in more:
-            again = [name for name in file.tensors if name in tensors and name not in described]
+    joined: dict[int, FileIndex] = {}
+    for name, read in files.items():
+        if (file := left_of(read)) is None:
+            continue
+        match = MINDFORMERS_FILE.fullmatch(name)
+        rank, *further = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
+        if further:
+            message = f"{_METADATA} lists {count(1 + len(further), 'rank')} as writers of one file"
+            facts = format_ranks((rank, *further))
+            problems.append(Diagnostic("missing", message, facts=facts, where=file.path))
+        if (first := joined.get(rank)) is not None:
+            again = [n for n in file.tensors if n in first.tensors and n not in known]
             if again:
                 facts = f"{shorten(again, 3)}; also in {file.path}"
-                text = f"{count(len(again), 'tensor')} in two files of one rank"
-                problems.append(Diagnostic("missing", text, facts=facts, where=first.path))
-            tensors = {**file.tensors, **tensors}
-        nbytes = sum(file.nbytes for file in (first, *more))
-        stored = tuple(chain.from_iterable(file.files for file in (first, *more)))
-        reads = sum((file.reads for file in more), first.reads)
-        joined[rank] = replace(first, files=stored, nbytes=nbytes, tensors=tensors, reads=reads)
-    return joined, problems
+                message = f"{count(len(again), 'tensor')} in two files of one rank"
+                problems.append(Diagnostic("missing", message, facts=facts, where=first.path))
+            file = replace(
+                first,
+                files=(*first.files, *file.files),
+                nbytes=first.nbytes + file.nbytes,
+                tensors={**file.tensors, **first.tensors},
+                reads=first.reads + file.reads,
+            )
+        joined[rank] = file
+    return dict(sorted(joined.items())), problems
 
 
 # ------------------------------------------------------------------------------------ metadata.json
@@ -536,55 +491,37 @@ class _Location(Struct, frozen=True):
 class _Parameter(Struct, frozen=True, dict=True):
     """One tensor of ``metadata.json``, free of contradictions.
 
-    Attributes
-    ----------
-    meta
-        Name, element type and full shape.
-    grid
-        The layout in which each rank is the number of a slice: slices are numbered in C order.
-    number_of
-        For each rank of ``rank_list`` the number of its slice by the layout; empty without one.
-    listed
-        Number of a slice to its locations by ``storage_data``; slices without one are left out.
-    stored
-        The same, with the true numbers; locations whose slice nothing proves are left out.
-    misgrouped
-        Ranks of ``number_of`` that are not in the ``rank_group`` of their slice.
+    Each rank of ``grid`` is the number of a slice, in C order.  ``number_of`` has that of each rank
+    of ``rank_list``, by the layout.  ``claimed`` has the locations of each slice by
+    ``storage_data``, and ``stored`` those with the true numbers, without any whose slice nothing
+    proves.  Ranks are ``misgrouped`` that are not in the ``rank_group`` of their slice.
     """
 
     meta: TensorMeta
     grid: Layout
     number_of: Mapping[int, int]
-    listed: Mapping[int, tuple[_Location, ...]]
+    claimed: Mapping[int, tuple[_Location, ...]]
     stored: Mapping[int, tuple[_Location, ...]]
     misgrouped: tuple[int, ...] = ()
 
     @property
     def is_renumbered(self) -> bool:
         """Whether ``storage_data`` numbers slices wrongly, so that only the layout counts."""
-        return self.stored != self.listed
+        return self.stored != self.claimed
 
     @property
     def locations(self) -> tuple[_Location, ...]:
-        """All locations by ``storage_data``."""
-        return tuple(chain.from_iterable(self.listed.values()))
+        return tuple(chain.from_iterable(self.claimed.values()))
 
     @cached_property
     def regions(self) -> Sequence[Region]:
-        """The elements of each slice, by its number."""
         return [self.grid.region(number, self.meta.shape) for number in self.grid.ranks]
 
 
 def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name; note names that are escaped twice.
 
-    Raises
-    ------
-    FormatError, CombinedError
-        The file is not a ``metadata.json``, or contradicts itself: every problem, each with the
-        name of the tensor.
-    OSError
-        The file cannot be opened or read.
+    Every contradiction is raised, as a FormatError with the name of its tensor.
     """
     document = read_json_object(path, _MAX_BYTES)
     tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
@@ -615,9 +552,9 @@ def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
             reason = f"storage_data: {key}: not in state_dict_metadata"
             errors.append(FormatError(path, None, reason))
     if escaped_twice:
-        text = f"{count(len(escaped_twice), 'name')} escaped twice in storage_data"
+        message = f"{count(len(escaped_twice), 'name')} escaped twice in storage_data"
         facts = shorten(escaped_twice, 3)
-        diagnostics.add(Diagnostic("corrected", text, facts=facts, where=path))
+        diagnostics.add(Diagnostic("corrected", message, facts=facts, where=path))
     parameters = {}
     for name, entry in tensors.items():
         try:
@@ -629,12 +566,7 @@ def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
 
 
 def parse_key(key: str) -> tuple[str, int]:
-    r"""Return the name and the slice number in a key of ``storage_data``.
-
-    Raises
-    ------
-    ValueError
-        The key is not what Python writes for a name and a tuple of one number.
+    r"""Return the name and the slice number in a key of ``storage_data``; ValueError for others.
 
     Examples
     --------
@@ -651,21 +583,16 @@ def parse_key(key: str) -> tuple[str, int]:
 
 
 def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    r"""Return the names by the text that MindFormers 2.1 may take for them.
+    """Return the names by the text that MindFormers 2.1 may take for them.
 
     It takes a name from a key as it is spelled there, without quotes and blanks at its ends.
-
-    Examples
-    --------
-    >>> _find_escaped_names(["back\\slash"])
-    {'back\\\\slash': ('back\\slash',)}
     """
-    found: dict[str, tuple[str, ...]] = {}
+    names_of: dict[str, tuple[str, ...]] = {}
     for name in names:
         spelled = repr(name)[1:-1]
-        for text in dict.fromkeys((spelled, spelled.strip("'\" "))):
-            found[text] = (*found.get(text, ()), name)
-    return found
+        for spelling in dict.fromkeys((spelled, spelled.strip("'\" "))):
+            names_of[spelling] = (*names_of.get(spelling, ()), name)
+    return names_of
 
 
 class _Properties(Struct, frozen=True):
@@ -694,7 +621,7 @@ class _Entry(Struct, frozen=True):
 
 
 def _make_parameter(
-    name: str, entry: _Entry, listed: Mapping[int, tuple[_Location, ...]]
+    name: str, entry: _Entry, stored: Mapping[int, tuple[_Location, ...]]
 ) -> _Parameter:
     """Return one tensor; raise ValueError if its entry contradicts itself or its locations."""
     shape, counts = entry.global_shape, entry.axis_fragmentations
@@ -722,25 +649,26 @@ def _make_parameter(
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
         raise ValueError(f"chunk: expected the slices 0 to {total - 1}; wrong or missing: {wrong}")
-    beyond = [number for number in listed if number >= total]
+    beyond = [number for number in stored if number >= total]
     if beyond:
         raise ValueError(f"storage_data: slice {beyond[0]}, expected 0 to {total - 1}")
     grid = Layout(counts, tuple((axis,) for axis in reversed(range(len(counts)))))
     number_of = {} if entry.layout is None else _number_slices(entry.layout, grid)
     if not number_of or total == 1:
-        return _Parameter(meta, grid, number_of, listed, listed)
+        return _Parameter(meta, grid, number_of, stored, stored)
     if not _is_block(tuple(number_of)):
-        return _Parameter(meta, grid, number_of, listed, _place_by_layout(listed, number_of))
+        by_layout = _place_by_layout(chain(*stored.values()), number_of)
+        return _Parameter(meta, grid, number_of, stored, by_layout)
     groups = {
-        number: [one.rank_group for one in at if one.rank_group is not None]
-        for number, at in listed.items()
+        number: [at.rank_group for at in places if at.rank_group is not None]
+        for number, places in stored.items()
     }
     misgrouped = tuple(
         rank
         for rank, number in number_of.items()
         if groups.get(number) and all(rank not in group for group in groups[number])
     )
-    return _Parameter(meta, grid, number_of, listed, listed, misgrouped)
+    return _Parameter(meta, grid, number_of, stored, stored, misgrouped)
 
 
 def _number_slices(entry: _LayoutEntry, grid: Layout) -> dict[int, int]:
@@ -762,22 +690,15 @@ def _number_slices(entry: _LayoutEntry, grid: Layout) -> dict[int, int]:
 
 
 def _is_block(ranks: Sequence[int]) -> bool:
-    """Return whether ranks are consecutive and begin at a multiple of their number.
-
-    Examples
-    --------
-    >>> _is_block([4, 5, 6, 7]), _is_block([2, 3, 4, 5]), _is_block([0, 3])
-    (True, False, False)
-    """
     first = ranks[0] // len(ranks)
     return [divmod(rank, len(ranks)) for rank in ranks] == [(first, n) for n in range(len(ranks))]
 
 
 def _place_by_layout(
-    listed: Mapping[int, Sequence[_Location]], number_of: Mapping[int, int]
+    locations: Iterable[_Location], number_of: Mapping[int, int]
 ) -> dict[int, tuple[_Location, ...]]:
     stored: dict[int, tuple[_Location, ...]] = {}
-    for location in chain.from_iterable(listed.values()):
+    for location in locations:
         if (number := number_of.get(location.storage_rank)) is not None:
             stored[number] = (*stored.get(number, ()), location)
     return stored
@@ -791,20 +712,10 @@ _UNSAVED = ("gradient", "state")  # why the run saved no file with a parameter
 class _Placed(NamedTuple):
     """A parameter of ``metadata.json``, compared with the headers of the files.
 
-    Attributes
-    ----------
-    tensor
-        The parameter, if all its slices were found and fit.
-    absence
-        Why no file has it: ``"unlocated"`` or one of `_UNSAVED`; "" if some file should.
-    faults
-        See `describe_faults`.
-    problems
-        What else is wrong, for each missing or wrong slice.
-    without_copy
-        Ranks of stages that do not own the parameter and did not save it.
-    is_in_other_file
-        Whether a slice is in the other file of the same rank.
+    ``tensor`` is None if slices are missing or do not fit.  ``absence`` says why no file has it:
+    ``"unlocated"`` or one of `_UNSAVED`; "" if some file should.  ``without_copy`` has the ranks of
+    stages that do not own the parameter and did not save it.  ``is_in_other_file`` says that a
+    slice is in the other file of the same rank.
     """
 
     tensor: FullTensor | None = None
@@ -815,28 +726,28 @@ class _Placed(NamedTuple):
     is_in_other_file: bool = False
 
 
-def _place(parameter: _Parameter, written: _Written) -> _Placed:
+def _place(parameter: _Parameter, iteration: _Iteration) -> _Placed:
     """Find the slices of a parameter at their locations."""
     name = parameter.meta.name
-    if not parameter.listed:
+    if not parameter.claimed:
         return _Placed(absence="unlocated")
     slices = [
-        [(at, written.find(name, at)) for at in parameter.stored.get(number, ())]
+        [(at, iteration.find(name, at)) for at in parameter.stored.get(number, ())]
         for number in parameter.grid.ranks
     ]
     boxes = [
-        Box(region, at.storage_rank, found)
+        Box(region, at.storage_rank, tensor)
         for region, tried in zip(parameter.regions, slices, strict=True)
-        for at, found in tried
-        if isinstance(found, StoredTensor)
+        for at, tensor in tried
+        if isinstance(tensor, StoredTensor)
     ]
-    faults = [[(at, found) for at, found in of if isinstance(found, Fault)] for of in slices]
-    if not boxes and written.lacks_optimizer and written.is_unsaved_state(parameter):
+    faults = [[(at, fault) for at, fault in of if isinstance(fault, Fault)] for of in slices]
+    if not boxes and iteration.lacks_optimizer and iteration.is_unsaved_state(parameter):
         return _Placed(absence="state")
     if all(len(of) < len(tried) for of, tried in zip(faults, slices, strict=True)):
-        return _fill(parameter, boxes, [*chain(*faults)], written)
-    is_gradient = parse_name(name).is_gradient and written.lacks_gradients
-    if is_gradient and all(any(written.has_read(at) for at, _ in of) for of in faults):
+        return _fill(parameter, boxes, [*chain(*faults)], iteration)
+    is_gradient = parse_name(name).is_gradient and iteration.lacks_gradients
+    if is_gradient and all(any(iteration.has_read(at) for at, _ in of) for of in faults):
         return _Placed(absence="gradient")
     problems = []
     harm: list[tuple[Fault, str]] = []
@@ -846,7 +757,7 @@ def _place(parameter: _Parameter, written: _Written) -> _Placed:
         if not tried and parameter.is_renumbered:
             problems.append(_lost_slice(parameter, number))
         elif not tried:
-            path = str(written.folder / _METADATA)
+            path = str(iteration.folder / _METADATA)
             harm.append((Fault(path, "lists no file for some slices"), name))
     problems += box_problems(parameter.meta, boxes)
     return _Placed(faults=harm, problems=problems)
@@ -856,18 +767,18 @@ def _fill(
     parameter: _Parameter,
     boxes: list[Box],
     faults: Sequence[tuple[_Location, Fault]],
-    written: _Written,
+    iteration: _Iteration,
 ) -> _Placed:
     """Return a parameter that is stored completely, or its problems.
 
     MindSpore leaves a parameter that stages share out of the files of stages that do not own it,
     and metadata lists it there.  So a whole stage may lack it.
     """
-    holding = {box.rank // written.stage_ranks for box in boxes}
+    holding = {box.rank // iteration.stage_ranks for box in boxes}
     without_copy = {
         at: at.storage_rank
         for at, _ in faults
-        if written.has_read(at) and at.storage_rank // written.stage_ranks not in holding
+        if iteration.has_read(at) and at.storage_rank // iteration.stage_ranks not in holding
     }
     named = {location.file_name for location in parameter.locations}
     placed = _Placed(
@@ -885,20 +796,20 @@ def _fill(
 def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
     owners = tuple(rank for rank, own in parameter.number_of.items() if own == number)
     storing = format_ranks(sorted({location.storage_rank for location in parameter.locations}))
-    text = "ranks that hold a slice by the layout did not save it"
+    message = "ranks that hold a slice by the layout did not save it"
     facts = f"elements {parameter.regions[number]} belong to {format_ranks(owners)}; {storing} "
     facts += "saved the tensor, with wrong slice numbers"
     hint = "`ckpttool help missing` explains"
     tensor = parameter.meta.name
-    return Diagnostic("missing", text, hint=hint, facts=facts, tensor=tensor, ranks=owners)
+    return Diagnostic("missing", message, hint=hint, facts=facts, tensor=tensor, ranks=owners)
 
 
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
     """Yield a problem for each rank that has another slice by the layout than by the storage."""
 
     def problem(rank: int, facts: str) -> Diagnostic:
-        text, name = f"{_METADATA} contradicts itself", parameter.meta.name
-        return Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+        message, tensor, of = f"{_METADATA} contradicts itself", parameter.meta.name, (rank,)
+        return Diagnostic("missing", message, hint=COPY_AGAIN, facts=facts, tensor=tensor, ranks=of)
 
     own = {rank: parameter.regions[number] for rank, number in parameter.number_of.items()}
     for box in boxes:
@@ -911,7 +822,7 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
         yield problem(rank, f"{facts}and not in the rank_group of that slice")
 
 
-class _Written(Struct, frozen=True, dict=True):
+class _Iteration(Struct, frozen=True, dict=True):
     """The parameters of ``metadata.json``, its files, and who wrote each file by metadata."""
 
     folder: Path
@@ -920,33 +831,30 @@ class _Written(Struct, frozen=True, dict=True):
     writers: Mapping[str, Collection[int]]
 
     def has_read(self, location: _Location) -> bool:
-        """Return whether the file of a location is there and not damaged."""
         return isinstance(self.files.get(location.file_name), FileIndex)
 
     def find(self, name: str, location: _Location) -> StoredTensor | Fault:
         """Return the tensor in the file of a location, or in the other file of the same rank."""
         file, rank = location.file_name, location.storage_rank
-        found = find_tensor(self.folder, self.files, file, name, _METADATA)
+        tensor = find_tensor(self.folder, self.files, file, name, _METADATA)
         match = MINDFORMERS_FILE.fullmatch(file)
         is_damaged = isinstance(self.files.get(file), FormatError)
-        if isinstance(found, Fault) and match is not None and not is_damaged:
+        if isinstance(tensor, Fault) and match is not None and not is_damaged:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
             other = left_of(self.files.get(file[:start] + kind + file[stop:]))
             writers = self.writers.get(file[:start] + kind + file[stop:], ())
             is_own = int(match["number"]) == rank and {rank}.issuperset(writers)
             if is_own and other is not None:
-                return other.tensors.get(name) or found
-        return found
+                return other.tensors.get(name) or tensor
+        return tensor
 
     @cached_property
     def stage_ranks(self) -> int:
-        """The number of ranks in a stage, as far as layouts say."""
-        return max((len(one.number_of) for one in self.parameters.values()), default=0) or MAX_RANKS
+        return max((len(of.number_of) for of in self.parameters.values()), default=0) or MAX_RANKS
 
     @cached_property
-    def held(self) -> frozenset[str]:
-        """The names of all tensors in the files."""
+    def names(self) -> frozenset[str]:
         read = map(left_of, self.files.values())
         return frozenset(chain.from_iterable(file.header for file in read if file is not None))
 
@@ -959,19 +867,10 @@ class _Written(Struct, frozen=True, dict=True):
 
     @cached_property
     def lacks_gradients(self) -> bool:
-        """Whether no file has an accumulated gradient."""
-        return not any(parse_name(name).is_gradient for name in self.held)
+        return not any(parse_name(name).is_gradient for name in self.names)
 
     def is_unsaved_state(self, parameter: _Parameter) -> bool:
         """Return whether metadata lists a tensor as optimizer state only, and no file has it."""
         named = (MINDFORMERS_FILE.fullmatch(at.file_name) for at in parameter.locations)
         is_state = all(match is not None and match["kind"] == "opt" for match in named)
-        return is_state and parameter.meta.name not in self.held
-
-
-def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
-    counts, writers = [], []
-    for parameter in parameters.values():
-        counts.append(len(parameter.locations))
-        writers.append({(at.file_name, at.storage_rank) for at in parameter.locations})
-    return max(map(len, writers), default=0) < 2 and max(counts, default=0) > 1
+        return is_state and parameter.meta.name not in self.names

@@ -52,14 +52,9 @@ class Step(NamedTuple):
 
 
 class RankFile(Struct, frozen=True):
-    """A file that may belong to the checkpoint.
+    """A file that may belong to the checkpoint, and the rank that wrote it.
 
-    Attributes
-    ----------
-    rank, path
-        The rank that wrote it, and its path.
-    name
-        Its name, with ``{rank}`` in place of the number if a pattern has it there.
+    ``name`` is its name, with ``{rank}`` in place of the number if a pattern has it there.
     """
 
     rank: int
@@ -70,16 +65,9 @@ class RankFile(Struct, frozen=True):
 class SaveName(NamedTuple):
     """What the name of a rank's file says: the run that saved it, and when.
 
-    Attributes
-    ----------
-    prefix
-        The name before counter and step, with ``{rank}`` in place of the rank's number.  It is
-        the same on all ranks of a run.
-    counter
-        The number that MindSpore adds to a prefix that the folder has already, from 1 on.  Ranks of
-        one run may have different ones.
-    step, suffix
-        The step, None in a name without one, and the suffix of the file.
+    ``prefix`` is the name before counter and step, with ``{rank}`` in place of the rank's number;
+    all ranks of a run have the same.  ``counter`` is the number that MindSpore adds to a prefix
+    that the folder has already, from 1 on; ranks of one run may have different ones.
     """
 
     prefix: str
@@ -105,8 +93,8 @@ class SaveName(NamedTuple):
         return f"step {self.step.label}" if self.step else self.key
 
 
-def read_names(found: Sequence[RankFile]) -> list[SaveName]:
-    """Return what the names of all files of all ranks say, in the order of ``found``.
+def read_names(files: Sequence[RankFile]) -> list[SaveName]:
+    """Return what the names of all files of all ranks say, in their order.
 
     The number after the word ``rank`` is that of the rank if they agree.  Any other number before
     the step is the rank's if each name of this form has the number of its own rank there, on every
@@ -122,22 +110,22 @@ def read_names(found: Sequence[RankFile]) -> list[SaveName]:
     Examples
     --------
     >>> files = {0: ("net_0-1_2.ckpt", "net_0_1-1_2.ckpt"), 1: ("net_1-1_2.ckpt",)}
-    >>> found = [RankFile(rank, Path(name), name) for rank in files for name in files[rank]]
-    >>> [(name.prefix, name.counter, name.step.label) for name in read_names(found)]
+    >>> listing = [RankFile(rank, Path(name), name) for rank in files for name in files[rank]]
+    >>> [(name.prefix, name.counter, name.step.label) for name in read_names(listing)]
     [('net_{rank}', None, '1_2'), ('net_{rank}', 1, '1_2'), ('net_{rank}', None, '1_2')]
     """
-    ranks = {item.rank for item in found}
-    times = Counter(item.name for item in found)
+    ranks = {item.rank for item in files}
+    times = Counter(item.name for item in files)
     heads: list[str] = []
-    for item in found:
+    for item in files:
         head = run_of(item.name)
         if times[item.name] < len(ranks) or len(ranks) == 1:  # all ranks' names are of none
             head = RANK_IN_NAME.sub(partial(_with_placeholder, item.rank), head)
         heads.append(head)
-    steps = [step_of(item.name) for item in found]
+    steps = [step_of(item.name) for item in files]
     has_step = [step is not None for step in steps]
-    places = _rank_places(found, heads, has_step)
-    for i, item in enumerate(found):
+    places = _rank_places(files, heads, has_step)
+    for i, item in enumerate(files):
         matches = () if _RANK in heads[i] else NUMBER.finditer(heads[i])
         for match in matches:
             if int(match[0]) == item.rank and _form(heads[i], match, has_step[i]) in places:
@@ -145,16 +133,13 @@ def read_names(found: Sequence[RankFile]) -> list[SaveName]:
                 break
     saved = {head for head, is_save in zip(heads, has_step, strict=True) if is_save}
     names = []
-    for item, head, step in zip(found, heads, steps, strict=True):
-        suffix = item.path.suffix
+    for file, head, step in zip(files, heads, steps, strict=True):
         counted = _COUNTER.search(head) if step is not None else None
         base = head if counted is None else head[: counted.start()]
-        if counted is None or not (base.endswith(_RANK) or base in saved):
-            name = SaveName(head, None, step, suffix)
-        else:
-            name = SaveName(base, int(counted[1]), step, suffix)
-        names.append(name)
-    is_single = len(found) == len({item.path.parent for item in found}) == len(ranks)
+        is_counted = counted is not None and (base.endswith(_RANK) or base in saved)
+        counter = int(counted[1]) if counted is not None and is_counted else None
+        names.append(SaveName(base if is_counted else head, counter, step, file.path.suffix))
+    is_single = len(files) == len({item.path.parent for item in files}) == len(ranks)
     if is_single and len({(name.step, name.suffix) for name in names}) == 1:
         names = [name._replace(prefix=names[0].prefix) for name in names]
     return names
@@ -165,23 +150,22 @@ def _with_placeholder(rank: int, match: re.Match[str]) -> str:
 
 
 def _rank_places(
-    found: Sequence[RankFile], heads: Sequence[str], has_step: Sequence[bool]
+    files: Sequence[RankFile], heads: Sequence[str], has_step: Sequence[bool]
 ) -> Set[tuple[str, str]]:
-    """Return the forms of names in which a number is that of the rank."""
-    ranks = {item.rank for item in found}
+    ranks = {item.rank for item in files}
     own: dict[tuple[str, str], set[int]] = defaultdict(set)
-    others = set()
-    for item, head, is_save in zip(found, heads, has_step, strict=True):
+    of_others = set()
+    for item, head, is_save in zip(files, heads, has_step, strict=True):
         for match in () if _RANK in head else NUMBER.finditer(head):
             form = _form(head, match, is_save)
             if int(match[0]) == item.rank:
                 own[form].add(item.rank)
             else:
-                others.add(form)
+                of_others.add(form)
     return {
         form
         for form, having in own.items()
-        if form not in others and len(having) > 1 and (0 in having or having == ranks)
+        if form not in of_others and len(having) > 1 and (0 in having or having == ranks)
     }
 
 
@@ -226,10 +210,10 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
         for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
             form = name[: match.start()], name[match.end() :]
             form = form_around(name, match) if are_files else form
-            number, found = int(match[0]), forms[form]
-            if not are_files and found.get(number, name) != name:
+            number, names_of = int(match[0]), forms[form]
+            if not are_files and names_of.get(number, name) != name:
                 doubtful.add(form)
-            found[number] = name
+            names_of[number] = name
     certain = (form for form in forms if form not in doubtful)
     return [forms[form] for form in certain if _may_be_ranks(form[0], forms[form])]
 
@@ -251,9 +235,9 @@ def ranks_in_names(names: Iterable[str]) -> Mapping[str, int]:
         for match in NUMBER.finditer(head):
             before, after = _form(head, match, step_of(name) is not None)
             forms[before, after + Path(name).suffix][name] = int(match[0])
-    found = [ranks for (head, _), ranks in forms.items() if _may_be_ranks(head, ranks.values())]
-    merged = {name: rank for ranks in found for name, rank in ranks.items()}
-    return merged if len(merged) == sum(map(len, found)) else {}
+    groups = [ranks for (head, _), ranks in forms.items() if _may_be_ranks(head, ranks.values())]
+    merged = {name: rank for ranks in groups for name, rank in ranks.items()}
+    return merged if len(merged) == sum(map(len, groups)) else {}
 
 
 def _may_be_ranks(head: str, numbers: Iterable[int]) -> bool:

@@ -134,49 +134,34 @@ _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
 def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
-    """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
-
-    Parameters
-    ----------
-    src
-        A folder.
-    step
-        ``--step``; refused, because these folders hold one save.
-
-    Raises
-    ------
-    PlanError, FormatError, CombinedError
-        A metadata file is damaged, not one of hyper-parallel's, or contradicts another.
-    OSError
-        A file cannot be read.
-    """
+    """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else."""
     folder, diagnostics = Path(src), Diagnostics()
     if not _is_complete(folder):
         return None
     if step is not None:
-        text = "it has one save and no steps"
-        raise PlanError([Diagnostic("source", text, hint="omit --step", where=src)])
-    found = _metadata_files(folder)
-    if found[0][0] == _ALL_RANKS and found[1:]:
-        names = shorten(sorted(path.name for _, path in found[1:]), 3)
-        text = "metadata files of single ranks beside .metadata: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=names, where=src))
-        found = found[:1]
-    documents = tuple(identify_file(str(path)) for _, path in found)
+        message = "it has one save and no steps"
+        raise PlanError([Diagnostic("source", message, hint="omit --step", where=src)])
+    metadata = _metadata_files(folder)
+    if metadata[0][0] == _ALL_RANKS and metadata[1:]:
+        names = shorten(sorted(path.name for _, path in metadata[1:]), 3)
+        message = "metadata files of single ranks beside .metadata: ignored"
+        diagnostics.add(Diagnostic("skipped", message, facts=names, where=src))
+        metadata = metadata[:1]
+    documents = tuple(identify_file(str(path)) for _, path in metadata)
     tensors, objects = _read_all(documents)
     diagnostics.add(*describe_ignored(folder, objects, "that are not tensors", noun="object"))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
-    others = [
+    unnamed = [
         path.name
         for path in list_folder(folder)
         if path.name not in named
         and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
     ]
-    diagnostics.add(*describe_ignored(folder, others, "not in .metadata"))
+    diagnostics.add(*describe_ignored(folder, unnamed, "not in .metadata"))
     files = _with_lost_names(tensors, read_existing_files(folder, sorted(named)))
     description = replace(
         _place_boxes(tensors, folder, files, diagnostics),
-        files=tuple(str(path) for _, path in found),
+        files=tuple(str(path) for _, path in metadata),
     )
     return Catalog(
         src,
@@ -194,23 +179,8 @@ def choose_step_folder(
 ) -> tuple[Path, str | None]:
     """Return the folder of one step below ``root``, and what is left of ``--step``.
 
-    Any other folder than the root or a step of the trainer is returned as it is.
-
-    Parameters
-    ----------
-    root
-        A folder.
-    wanted
-        The step to read, as a number or a folder's name; by default the last complete one.
-    diagnostics
-        Gets a note on the choice, and on steps that were not finished.
-
-    Raises
-    ------
-    UnfinishedError
-        No step is complete.
-    PlanError
-        The requested step does not exist.
+    By default it is the last complete one; UnfinishedError if none is.  Any other folder than the
+    root or a step of the trainer is returned as it is.
     """
     if _STEPS.number(root) is not None and _is_save(root):
         _STEPS.require_wanted(root, wanted)
@@ -220,23 +190,23 @@ def choose_step_folder(
         return root, wanted
     complete = {path: number for path, number in folders.items() if _is_complete(path)}
     unfinished = [path for path in folders if path not in complete]
-    others = []
+    further = []
     if wanted is None:
         if not complete:
-            text = "no step was finished"
+            message = "no step was finished"
             facts = f"without .metadata: {shorten((path.name for path in unfinished), 3)}"
-            raise UnfinishedError([Diagnostic("unfinished", text, facts=facts, where=str(root))])
+            raise UnfinishedError([Diagnostic("unfinished", message, facts=facts, where=str(root))])
         last, named = max(complete.values()), _read_named_step(root, diagnostics)
         if named is not None and named in complete.values():
             last = named
         elif named is not None:
-            others.append(f"{_STEPS.tracker} names {named}, which is not complete")
+            further.append(f"{_STEPS.tracker} names {named}, which is not complete")
         newer = sorted(number for number in complete.values() if number > last)
         if newer:
-            others.append(f"newer than {_STEPS.tracker} says: {shorten(map(str, newer), 3)}")
+            further.append(f"newer than {_STEPS.tracker} says: {shorten(map(str, newer), 3)}")
         wanted = str(last)
     chosen = _STEPS.choose(root, wanted, complete)
-    _STEPS.note_choice(folders, folders[chosen], unfinished, diagnostics, others)
+    _STEPS.note_choice(folders, folders[chosen], unfinished, diagnostics, further)
     return chosen, None
 
 
@@ -262,7 +232,6 @@ def list_step_folders(root: Path, diagnostics: Diagnostics) -> list[FoundStep] |
 
 
 def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
-    """Return what the names and headers of the files of a save tell."""
     files = _tensor_files(folder)
     ranks = tuple(sorted(_rank_of(path.name) for path in files))
     lost = [] if files else ["no files of tensors"]
@@ -270,15 +239,17 @@ def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep
         of_ranks = _ranks_of_metadata(folder)
         lost.append("ranks without metadata" if of_ranks else "no .metadata, which is written last")
     lost += damages(read_existing_files(folder, [path.name for path in files]))
-    return _STEPS.describe_step(folder, name, files, lost, "; ".join(lost), ranks, is_chosen)
+    step, reason = _STEPS.label(folder), "; ".join(lost)
+    nbytes = sum(stat_file(path).nbytes for path in files)
+    return FoundStep(name, step, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
 
 
 def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:
     try:
         return _STEPS.read_tracker(root)
     except FormatError as error:
-        text = "cannot be read: ignored, as the trainer does"
-        diagnostics.add(Diagnostic("skipped", text, facts=error.reason, where=error.path))
+        message = "cannot be read: ignored, as the trainer does"
+        diagnostics.add(Diagnostic("skipped", message, facts=error.reason, where=error.path))
         return None
 
 
@@ -328,8 +299,10 @@ def _is_complete(folder: Path) -> bool:
     if number is None or number == _read_named_step(above, Diagnostics()):
         return True
     beside = [path for path in _STEPS.find_folders(above) if path.name != folder.absolute().name]
-    others = [one for one in map(_ranks_of_metadata, beside) if one and _ALL_RANKS not in one]
-    return not others or any(one <= ranks for one in others)
+    of_saves = [
+        ranks for ranks in map(_ranks_of_metadata, beside) if ranks and _ALL_RANKS not in ranks
+    ]
+    return not of_saves or any(other <= ranks for other in of_saves)
 
 
 def _ranks_of_metadata(folder: Path) -> set[int]:
@@ -337,12 +310,12 @@ def _ranks_of_metadata(folder: Path) -> set[int]:
 
 
 def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
-    found = []
+    files = []
     for path in list_folder(folder):
         match = HYPER_METADATA.fullmatch(path.name)
         if (match or path.name == ".metadata") and _is_pickle(path):
-            found.append((int(match[1] or match[2]) if match else _ALL_RANKS, path))
-    return sorted(found)
+            files.append((int(match[1] or match[2]) if match else _ALL_RANKS, path))
+    return sorted(files)
 
 
 def _is_pickle(path: Path) -> bool:
@@ -362,19 +335,19 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
         for file in files:
             seconds = CPU_SECONDS + stat_file(file.path).nbytes / _BYTES_PER_SECOND
             try:
-                found, others = sandbox.run(read_metadata, file, "the unpickler", seconds)
+                read, names = sandbox.run(read_metadata, file, "the unpickler", seconds)
             except CkptToolError as error:
                 errors.append(error)
                 continue
-            objects |= dict.fromkeys(others)
-            for name, tensor in found.items():
+            objects |= dict.fromkeys(names)
+            for name, tensor in read.items():
                 known = tensors.setdefault(name, tensor)
                 if known.meta != tensor.meta:
-                    one, other = tensor.meta, known.meta
-                    facts = f"{file.path}: {one.dtype} {format_shape(one.shape)}; "
+                    own, other = tensor.meta, known.meta
+                    facts = f"{file.path}: {own.dtype} {format_shape(own.shape)}; "
                     facts += f"others: {other.dtype} {format_shape(other.shape)}"
-                    text = "the metadata files of ranks contradict each other"
-                    problems.append(Diagnostic("source", text, facts=facts, tensor=name))
+                    message = "the metadata files of ranks contradict each other"
+                    problems.append(Diagnostic("source", message, facts=facts, tensor=name))
                 elif known is not tensor:
                     stored = dict.fromkeys((*known.stored, *tensor.stored))
                     tensors[name] = known._replace(stored=tuple(stored))
@@ -389,15 +362,15 @@ def _by_rank(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> dict[in
 
     The header has the first of a tensor's boxes in a file; `Description` has all of them.
     """
-    own, found = _names_of_keys(tensors), {}
+    own, by_rank = _names_of_keys(tensors), {}
     for file, read in sorted(files.items(), key=lambda item: _rank_of(item[0])):
         if (index := left_of(read)) is not None:
             renamed: dict[str, StoredTensor] = {}
             for key, stored in index.tensors.items():
                 name = own[file].get(key, key)
                 renamed.setdefault(name, _with_name(name, stored))
-            found[_rank_of(file)] = replace(index, tensors=renamed)
-    return found
+            by_rank[_rank_of(file)] = replace(index, tensors=renamed)
+    return by_rank
 
 
 def _names_of_keys(tensors: Mapping[str, _HyperTensor]) -> Mapping[str, Mapping[str, str]]:
@@ -425,15 +398,14 @@ def _rank_of(file: str) -> int:
     match = _TENSOR_FILE.fullmatch(file)
     if match is None:
         facts = "expected _rankN_.safetensors, which says which rank wrote it"
-        text = "the name, which .metadata lists, has no rank"
-        raise PlanError([Diagnostic("source", text, facts=facts, where=file)])
+        message = "the name, which .metadata lists, has no rank"
+        raise PlanError([Diagnostic("source", message, facts=facts, where=file)])
     return int(match[1])
 
 
 def _place_boxes(
     tensors: Mapping[str, _HyperTensor], folder: Path, files: FilesByName, diagnostics: Diagnostics
 ) -> Description:
-    """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, FullTensor] = {}
     problems: list[Diagnostic] = []
     faults: list[tuple[Fault, str]] = []
@@ -441,11 +413,11 @@ def _place_boxes(
         boxes = []
         reasons = []
         for box in tensor.stored:
-            found = find_tensor(folder, files, box.file, box.key, ".metadata")
-            if isinstance(found, Fault):
-                reasons.append(found)
+            stored = find_tensor(folder, files, box.file, box.key, ".metadata")
+            if isinstance(stored, Fault):
+                reasons.append(stored)
             else:
-                boxes.append(Box(box.region, _rank_of(box.file), _with_name(name, found)))
+                boxes.append(Box(box.region, _rank_of(box.file), _with_name(name, stored)))
         wrong = box_problems(tensor.meta, boxes)
         filled = wrong or fill_with_boxes(tensor.meta, boxes)
         if isinstance(filled, BoxSlicing):
@@ -490,20 +462,17 @@ class _Object(metaclass=_Sealed):
         return f"<{type(self).__name__}>"
 
 
+_METADATA_CLASSES = (
+    "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata "
+    "MetadataIndex"
+)
 CLASSES: Mapping[tuple[str, str], type] = {
     ("torch", "Size"): tuple,
     **{
         (f"hyper_parallel.core.{package}.{module}", name): _Sealed(name, (_Object,), {})
         for package in ("checkpoint", "distributed_checkpoint")
-        for module, name in (
-            ("metadata", "Metadata"),
-            ("metadata", "TensorStorageMetadata"),
-            ("metadata", "BytesStorageMetadata"),
-            ("metadata", "TensorProperties"),
-            ("metadata", "ChunkStorageMetadata"),
-            ("metadata", "MetadataIndex"),
-            ("storage", "StorageInfo"),
-        )
+        for module, names in (("metadata", _METADATA_CLASSES), ("storage", "StorageInfo"))
+        for name in names.split()
     },
 }
 
@@ -514,16 +483,15 @@ class _Unpickler(pickle.Unpickler):
     path = ""
 
     def find_class(self, module: str, name: str) -> type:
-        found = CLASSES.get((module, name))
-        if found is None:
+        kind = CLASSES.get((module, name))
+        if kind is None:
             facts = f"it names {module[:100]}.{name[:100]}; nothing was loaded"
             reason = "a pickle that is not metadata of hyper-parallel"
             raise UnsupportedError(self.path, None, reason, facts=facts)
-        return found
+        return kind
 
 
 def _load(file: StoredFile) -> object:
-    """Return the object in a metadata file."""
     path = file.path
     with BufferedReader(open_source(file)) as opened:
         nbytes = os.fstat(opened.fileno()).st_size
@@ -544,16 +512,8 @@ def _load(file: StoredFile) -> object:
 def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors of a metadata file by name, and the names of its other objects.
 
-    Called in the limited process.
-
-    Raises
-    ------
-    FormatError, CombinedError
-        The file is not a metadata file, or contradicts itself: all that was found.
-    UnsupportedError
-        The file names other classes (that of another program does), or is of a later version.
-    OSError
-        The file cannot be opened or read.
+    Called in the limited process.  A file that contradicts itself is a FormatError for each
+    problem; one of other classes, as of another program, or of a later version is unsupported.
     """
     path, top = file.path, _load(file)
     try:
@@ -590,8 +550,8 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
         except ValueError as error:
             errors.append(FormatError(path, None, f"{short(name)}: {error}"))
     raise_all(errors)
-    found = {name: one._replace(stored=tuple(stored[name])) for name, one in tensors.items()}
-    return found, tuple(objects)
+    placed = {name: tensor._replace(stored=tuple(stored[name])) for name, tensor in tensors.items()}
+    return placed, tuple(objects)
 
 
 def _read_tensor(
@@ -605,8 +565,8 @@ def _read_tensor(
     if len(spelled.chunks) > budget:
         raise ValueError(f"chunks is not a list of at most {budget}")
     regions: dict[tuple[int, ...], Region] = {}
-    for one in spelled.chunks:
-        chunk = _read(_ChunkStorageMetadata, one)
+    for item in spelled.chunks:
+        chunk = _read(_ChunkStorageMetadata, item)
         start, sizes = chunk.offsets, chunk.sizes
         if not len(start) == len(sizes) == len(spelled.size):
             raise ValueError(
@@ -621,7 +581,6 @@ def _read_tensor(
 def _read_box(
     index: _MetadataIndex, regions: Mapping[tuple[int, ...], Region], info: _StorageInfo
 ) -> _StoredBox:
-    """Return the location of a box; raise ValueError if it is wrong."""
     if index.offset is None or index.offset not in regions:
         raise ValueError(
             f"storage_data has a chunk at {index.offset}, state_dict_metadata has none"

@@ -55,11 +55,8 @@ _CONVERSION = "merged_strategy"
 def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
 
-    Raises
-    ------
-    PlanError
-        There are several candidates.  In the output of a run ``checkpoint`` is preferred; in any
-        other folder the name means nothing.
+    Of several candidates ``checkpoint`` is preferred in the output of a run; in any other folder
+    the name means nothing, and they are refused.
     """
     if has_rank_files(root):
         return root
@@ -74,24 +71,24 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     if len(present) > 1 and present[0] != "checkpoint":
         facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present)
         hint = " as SRC, or ".join(str(root / name) for name in present)
-        text = "two checkpoints of different content"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        message = "two checkpoints of different content"
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=str(root))])
     if len(present) > 1:
         facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present[1:])
-        text = f"the folder {present[0]} is read, not {' and '.join(present[1:])}"
+        message = f"the folder {present[0]} is read, not {' and '.join(present[1:])}"
         hint = f"{root / present[1]} as SRC, to read that one"
-        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(root)))
+        diagnostics.add(Diagnostic("skipped", message, hint=hint, facts=facts, where=str(root)))
     nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
     if nested and not is_run_output(root):
         names = (path.name for path in (root / present[0], *nested))
-        text = f"not a checkpoint, but a folder of {len(nested) + 1} checkpoints"
+        message = f"not a checkpoint, but a folder of {len(nested) + 1} checkpoints"
         hint = f"{root / present[0]} as SRC, or another of them"
         facts = shorten(names, 3)
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=str(root))])
     if nested:
-        text = f"the folder {present[0]} is read, not {shorten((p.name for p in nested), 3)}"
+        message = f"the folder {present[0]} is read, not {shorten((p.name for p in nested), 3)}"
         hint = f"{nested[0]} as SRC, to read that one"
-        diagnostics.add(Diagnostic("skipped", text, hint=hint, where=str(root)))
+        diagnostics.add(Diagnostic("skipped", message, hint=hint, where=str(root)))
     return root / present[0]
 
 
@@ -104,20 +101,9 @@ def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
     """Return the strategy files that lie with the rank folders in ``folder``.
 
     They are in ``strategy``, beside the rank folders or beside the folder of a MindFormers run that
-    contains these, or in the rank folders themselves.
-
-    Parameters
-    ----------
-    folder
-        The folder that `find_checkpoint` returns.
-    diagnostics
-        Gets a note on strategies that may belong to the checkpoint and are not read.
-
-    Returns
-    -------
-    tuple of str
-        Paths for `ckpttool.strategy_files.reader.read_strategy`: files whose names or folders say
-        that they are of ranks, and merged ones.
+    contains these, or in the rank folders themselves.  Only files are returned whose names or
+    folders say that they are of ranks, and merged ones; ``diagnostics`` gets a note on others that
+    may belong to the checkpoint.
     """
     real_path = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
     places = [folder / STRATEGY_FOLDER, folder]
@@ -126,39 +112,33 @@ def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
         places += [output / STRATEGY_FOLDER, output / _CONVERSION]
     notes = []
     for place in filter(is_folder, places):
-        found = find_strategy_files(place)
+        strategies = find_strategy_files(place)
         is_of_checkpoint = place.name == STRATEGY_FOLDER or place == folder
-        taken = [p for p in found.files if p in found.of_ranks or is_merged_name(p.name)]
+        taken = [p for p in strategies.files if p in strategies.of_ranks or is_merged_name(p.name)]
         if place == folder and any(path.parent == folder for path in taken):
             continue  # these are given as a checkpoint
         if taken and is_of_checkpoint:
             return tuple(map(str, taken))
-        if found.choices:
-            text = f"strategies in {len(found.choices)} folders of {place}, so none is read"
-            facts = shorten((choice.name for choice in found.choices), 3)
-            notes.append((text, facts, found.choices[0]))
-        elif found.files:
-            text = f"{shorten(map(str, found.files), 1)}: perhaps of another checkpoint, so ignored"
-            notes.append((text, "", found.files[0]))
-    for text, facts, path in notes[:1]:
-        diagnostics.add(
-            Diagnostic(
-                "strategy_file", text, hint=f"-s {quote(str(path))}", facts=facts, path=str(path)
-            )
-        )
+        if strategies.choices:
+            message = f"strategies in {len(strategies.choices)} folders of {place}, so none is read"
+            facts = shorten((choice.name for choice in strategies.choices), 3)
+            notes.append((message, facts, strategies.choices[0]))
+        elif strategies.files:
+            names = shorten(map(str, strategies.files), 1)
+            message = f"{names}: perhaps of another checkpoint, so ignored"
+            notes.append((message, "", strategies.files[0]))
+    for message, facts, path in notes[:1]:
+        hint, path_of = f"-s {quote(str(path))}", str(path)
+        diagnostics.add(Diagnostic("strategy_file", message, hint=hint, facts=facts, path=path_of))
     return ()
 
 
 def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
     """Return rank to device from the rank table; empty if there is none, or if several differ.
 
-    Parameters
-    ----------
-    root
-        The folder of the rank folders.  Rank tables are searched in it and in the folder above; in
-        the output of a MindFormers run also in the one above that.
-    diagnostics
-        Gets a note on tables that are damaged or contradict each other.
+    It lies in the folder of the rank folders or above; in the output of a MindFormers run also in
+    the one above that.  ``diagnostics`` gets a note on tables that are damaged or contradict each
+    other.
     """
     tables: dict[Path, RankTable] = {}
     folder = Path(root)
@@ -170,11 +150,11 @@ def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
                 tables[path] = read_rank_table(str(path))
             except (FormatError, OSError) as error:
                 facts = str(error.strerror if isinstance(error, OSError) else error.reason)
-                text = f"the rank table cannot be read: {_NO_SERVERS}"
-                diagnostics.add(Diagnostic("doubt", text, facts=facts, where=str(path)))
+                message = f"the rank table cannot be read: {_NO_SERVERS}"
+                diagnostics.add(Diagnostic("doubt", message, facts=facts, where=str(path)))
     if len({table.devices for table in tables.values()}) > 1:
-        text = f"rank tables contradict each other: {_NO_SERVERS}"
-        diagnostics.add(Diagnostic("doubt", text, facts=shorten(map(str, tables), 3)))
+        message = f"rank tables contradict each other: {_NO_SERVERS}"
+        diagnostics.add(Diagnostic("doubt", message, facts=shorten(map(str, tables), 3)))
         return {}
     devices = next((table.devices for table in tables.values()), ())
     return {device.rank: device for device in devices}

@@ -25,12 +25,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
@@ -95,11 +97,11 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    found, named = _find_ranks(root)
-    if not found:
+    of_ranks, named = _find_ranks(root)
+    if not of_ranks:
         note_foreign(root, (), diagnostics)
         return _list_flat_files(root, named, diagnostics)
-    folders = {folder.rank: folder.path for folder in found}
+    folders = {folder.rank: folder.path for folder in of_ranks}
     files: list[RankFile] = []
     homes: dict[int, Path] = {}
     empty: dict[int, FormatError | None] = {}
@@ -120,11 +122,11 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
         refuse_unfinished_run(root)
         raise_all(filter(None, empty.values()))
     diagnostics.add(*notes)
-    problems = [*_folder_problems(root, found, homes, files), *misplaced]
+    problems = [*_folder_problems(root, of_ranks, homes, files), *misplaced]
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     known = {path.relative_to(root).parts[0] for path in folders.values()}
-    if by_table := [f for f in found if _number_of(f.path, f.rank) != f.rank]:
+    if by_table := [f for f in of_ranks if _number_of(f.path, f.rank) != f.rank]:
         known.update(path.name for path in list_rank_tables(root))
         name, rank = by_table[0].path.relative_to(root), by_table[0].rank
         diagnostics.add(Diagnostic("doubt", f"ranks by the rank table: {name} is rank {rank}"))
@@ -135,7 +137,7 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
 
 def _folder_problems(
     root: Path,
-    found: Sequence[_RankFolder],
+    of_ranks: Sequence[_RankFolder],
     homes: Mapping[int, Path],
     files: Sequence[RankFile],
 ) -> Iterator[Diagnostic]:
@@ -143,29 +145,19 @@ def _folder_problems(
 
     ``homes`` has the folder of each rank that has its files, or is without any.
     """
-
-    def problem(
-        message: str, hint: str, facts: str | Iterable[Path], ranks: Iterable[int] = ()
-    ) -> Diagnostic:
-        facts = facts if isinstance(facts, str) else _names(root, facts)
-        of_ranks = tuple(ranks)
-        return Diagnostic(
-            "source", message, hint=hint, facts=facts, ranks=of_ranks, where=str(root)
-        )
-
     folders: dict[int, list[Path]] = defaultdict(list)
     kinds: dict[str, Path] = {}
-    for word, rank, path in found:
+    for word, rank, path in of_ranks:
         folders[rank].append(path)
         kinds.setdefault(word, path)
     twice = {rank: paths for rank, paths in sorted(folders.items()) if len(paths) > 1}
     if len(kinds) > 1:
         hint = "--pattern with the form of one of them"
-        yield problem("rank folders of several kinds", hint, kinds.values())
+        yield _problem(root, "rank folders of several kinds", hint, kinds.values())
     elif twice:
         message = f"two folders for {format_ranks(tuple(twice))}"
         pairs = (" and ".join(str(p.relative_to(root)) for p in two[:2]) for two in twice.values())
-        yield problem(message, "move one of the two folders away", shorten(pairs, 3), twice)
+        yield _problem(root, message, "move one of the two folders away", shorten(pairs, 3), twice)
     times = Counter(file.rank for file in files)
     indexed = [
         home
@@ -173,24 +165,20 @@ def _folder_problems(
         if times[rank] > 1 and any(is_index_name(path.name) for path in list_folder(home))
     ]
     if indexed:
-        hint = f"ckpttool merge {shlex.quote(str(indexed[0]))} --replicated -o "
-        hint += shlex.quote(f"ONE/{indexed[0].name}/net.safetensors")
+        output = quote(f"ONE/{indexed[0].name}/net.safetensors")
+        hint = f"ckpttool merge {quote(str(indexed[0]))} --replicated -o {output}"
         message = "a rank has several files and an index; expected one file for each rank"
-        yield problem(message, f"{hint}, for each", shorten(map(str, indexed), 3))
+        yield _problem(root, message, f"{hint}, for each", shorten(map(str, indexed), 3))
     places: dict[str, Path] = {}
     of_other_ranks: list[Path] = []
     for rank, home in homes.items():
         folder, inside = folders[rank][-1], [home]
         if not times[rank]:
-            # A script that changes into device1 and does not know its rank leaves device1/ckpt_0.
             within = list_folder(home)
-            of_other_ranks += [
-                file
-                for _, number, path in named_folders(within)
-                if number != rank
-                for file in checkpoint_files(path)
-            ]
-            inside = [other for other, _ in _other_homes(within, rank)]
+            inside = [path for path, _ in _other_homes(within, rank)]
+            # A script that changes into device1 and does not know its rank leaves device1/ckpt_0.
+            of_others = [path for _, number, path in named_folders(within) if number != rank]
+            of_other_ranks += [file for path in of_others for file in checkpoint_files(path)]
         for path in inside:
             if path != folder:
                 place = _place(str(path.relative_to(folder)), rank, _number_of(folder, rank))
@@ -198,7 +186,7 @@ def _folder_problems(
     if len(places) > 1:
         hint = "--pattern with the folder that is meant"
         message = "the files of ranks lie in folders of different names, perhaps of different steps"
-        yield problem(message, hint, places.values())
+        yield _problem(root, message, hint, places.values())
     if not files:
         last = [paths[-1] for paths in folders.values()]
         facts = _names(root, (folders[rank][-1] for rank in homes))
@@ -207,13 +195,13 @@ def _folder_problems(
             facts = f"found {_names(root, nested)}"
             hint = "a folder with a link rank_N to each of these folders (ln -s)"
         if below := _find_checkpoints_below(root):
-            hint = f"{shlex.quote(str(below[0]))} as SRC, or {hint}"
+            hint = f"{_as_src(below[0])}, or {hint}"
         message = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
-        yield problem(message, hint, facts, homes)
+        yield _problem(root, message, hint, facts, homes)
     elif of_other_ranks:
         hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
         message = "paths name two ranks, and nothing shows which one is right"
-        yield problem(message, hint, of_other_ranks)
+        yield _problem(root, message, hint, of_other_ranks)
 
 
 def _without_strategies(files: Sequence[RankFile]) -> list[RankFile]:
@@ -241,14 +229,16 @@ def is_checkpoint_file(path: Path) -> bool:
 
 def has_rank_files(folder: Path) -> bool:
     """Return whether a folder has rank folders, or files with their rank in the name."""
-    return bool(named_folders(list_folder(folder)) or _named_files(checkpoint_files(folder)))
+    return bool(
+        named_folders(list_folder(folder)) or _by_rank([*checkpoint_files(folder)], has_word=True)
+    )
 
 
 def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     if names := [folder.path.name for folder in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        hint, what = f"--pattern {shlex.quote(pattern)}", "of ranks, of another checkpoint"
+        hint, what = f"--pattern {quote(pattern)}", "of ranks, of another checkpoint"
         diagnostics.add(*describe_ignored(root, names, what, noun="folder", hint=hint))
 
 
@@ -278,24 +268,14 @@ class _RankFolder(NamedTuple):
 class Shape(NamedTuple):
     """A way in which folders or files have the numbers of ranks in their names.
 
-    Attributes
-    ----------
-    depth
-        How far below the checkpoint they lie: 2 in the folders of hosts or processes.
-    of_file
-        Whether files have the number in their names; else it is that of their folder.
-    has_word
-        Whether a word stands before the number, as in ``rank_3``.  Else the names differ in it.
+    They lie ``depth`` folders below the checkpoint: 2 in the folders of hosts or processes.  The
+    number is in the names of files (``of_file``) or in that of their folder.  A word stands before
+    it (``has_word``), as in ``rank_3``, or else the names differ in it.
     """
 
     depth: int
     of_file: bool
     has_word: bool
-
-    @property
-    def is_weak(self) -> bool:
-        """Whether folders that are checkpoints count before it."""
-        return self.of_file and not (self.depth == 1 and self.has_word)
 
 
 SHAPES = (  # in the order in which they are tried
@@ -314,13 +294,13 @@ SHAPES = (  # in the order in which they are tried
 
 
 def _find_ranks(root: Path) -> tuple[list[_RankFolder], list[RankFile]]:
-    """Return the folders of ranks, or else the files that name them, of the first shape."""
     levels = [list_folder(root)]
     for shape in SHAPES:
         while len(levels) < shape.depth:
             levels.append(_below(levels[-1]))
-        if shape.is_weak and find_nested_checkpoints(root):
-            break
+        is_weak = shape.of_file and not (shape.depth == 1 and shape.has_word)
+        if is_weak and find_nested_checkpoints(root):
+            break  # folders that are checkpoints count before it
         paths = levels[shape.depth - 1]
         if shape.of_file and (files := _files_of(shape, paths)):
             return [], files
@@ -336,13 +316,8 @@ def _below(paths: Iterable[Path]) -> list[Path]:
 
 
 def _files_of(shape: Shape, paths: Iterable[Path]) -> list[RankFile]:
-    """Return the files of ranks that are no strategies; in hosts no rank may have two folders."""
     files = [*filter(is_checkpoint_file, paths)]
-    if shape.has_word:
-        of_ranks = _named_files(files)
-    else:
-        of_ranks = _numbered_files([f for f in files if RANK_IN_NAME.search(f.name) is None])
-    of_ranks = _without_strategies(of_ranks)
+    of_ranks = _without_strategies(_by_rank(files, has_word=shape.has_word))
     homes = {(file.rank, file.path.parent) for file in of_ranks}
     return of_ranks if shape.depth == 1 or len(homes) == len({rank for rank, _ in homes}) else []
 
@@ -532,12 +507,11 @@ def _by_names(
             by_name, by_folder = _patterns_of_both(root, file, match)
             hint = f"--pattern {by_name} if the names are right, or --pattern {by_folder}"
         elif len(folders) == 1:
-            hint = f"{shlex.quote(str(file.path.parent))} as SRC"
+            hint = _as_src(file.path.parent)
         elif rank in folders and not exists(folders[rank] / file.path.name) and not rest[1:]:
-            hint = f"mv {shlex.quote(str(file.path))} {shlex.quote(str(folders[rank]))}/"
+            hint = f"mv {quote(str(file.path))} {quote(str(folders[rank]))}/"
         message = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
-        facts = _names(root, (misfit.path for misfit, _, _ in rest))
-        problems.append(Diagnostic("source", message, hint=hint, facts=facts, where=str(root)))
+        problems.append(_problem(root, message, hint, (misfit.path for misfit, _, _ in rest)))
     return [file for file in files if file.path not in copies], notes, problems
 
 
@@ -570,7 +544,7 @@ def _patterns_of_both(root: Path, file: RankFile, number: re.Match[str]) -> tupl
     ]
     by_folder = [place if i == own else "*" for i, place in enumerate(places)] + ["*"]
     suffix = file.path.suffix
-    return shlex.quote("/".join(by_name) + suffix), shlex.quote("/".join(by_folder) + suffix)
+    return quote("/".join(by_name) + suffix), quote("/".join(by_folder) + suffix)
 
 
 # --------------------------------------------------------------------- folders without rank folders
@@ -585,7 +559,7 @@ def _list_flat_files(root: Path, named: list[RankFile], diagnostics: Diagnostics
         return FoundFiles(steps, {}, are_whole=True)
     refuse_unfinished_run(root)
     refuse_pytorch(root)
-    problem = next(_what_lies_there(root, files))
+    problem = replace(next(_what_lies_there(root, files)), path=str(root))
     raise PlanError((problem, *explain_missing_files(diagnostics)))
 
 
@@ -603,12 +577,13 @@ def _steps_of_one_rank(root: Path, paths: Sequence[Path]) -> list[RankFile]:
     return files if is_whole and not find_nested_checkpoints(root) else []
 
 
-def _named_files(files: Iterable[Path]) -> list[RankFile]:
-    return [
-        RankFile(int(match[1]), path, path.name)
-        for path in files
-        if (match := RANK_IN_NAME.search(path.name)) is not None
-    ]
+def _by_rank(files: Sequence[Path], *, has_word: bool) -> list[RankFile]:
+    """Return the files whose names have a rank, with the word before it or without any."""
+    matches = {path.name: RANK_IN_NAME.search(path.name) for path in files}
+    ranks: Mapping[str, int] = {name: int(match[1]) for name, match in matches.items() if match}
+    if not has_word:
+        ranks = ranks_in_names(path.name for path in files if path.name not in ranks)
+    return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
 
 
 def _repeated_in_hosts(root: Path) -> list[Path]:
@@ -616,97 +591,78 @@ def _repeated_in_hosts(root: Path) -> list[Path]:
     ranks: dict[Path, set[int]] = defaultdict(set)
     by_name: dict[str, list[Path]] = defaultdict(list)
     files = [*filter(is_checkpoint_file, _below(list_folder(root)))]
-    for item in _without_strategies(_named_files(files)) or _numbered_files(files):
-        if RANK_IN_NAME.search(item.name) or step_of(item.name) is not None:
-            ranks[item.path.parent].add(item.rank)
-            by_name[item.name].append(item.path)
+    of_ranks = _without_strategies(_by_rank(files, has_word=True))
+    for file in of_ranks or _by_rank(files, has_word=False):
+        if RANK_IN_NAME.search(file.name) or step_of(file.name) is not None:
+            ranks[file.path.parent].add(file.rank)
+            by_name[file.name].append(file.path)
     is_of_hosts = any(len(numbers) > 1 for numbers in ranks.values())
     return next((p for p in by_name.values() if len(p) > 1), []) if is_of_hosts else []
 
 
-def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
-    ranks = ranks_in_names(path.name for path in files)
-    return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
-
-
 def _what_lies_there(root: Path, files: Sequence[Path]) -> Iterator[Diagnostic]:
     """Yield why a folder has no files of ranks, the best reason first: what it has instead."""
-
-    def problem(message: str, paths: Sequence[Path], hint: str = "", facts: str = "") -> Diagnostic:
-        hint = hint or f"{shlex.quote(str(paths[0]))} as SRC"
-        where, facts = str(root), facts or _names(root, paths)
-        return Diagnostic("source", message, hint=hint, facts=facts, where=where, path=where)
-
     saves = [save for save in find_emergency_saves(root) if find_unfinished_save(save) is None]
     if saves:
         message = "no ranks in it, but an emergency save of fault-tolerant training"
-        yield problem(message, saves, f"{saves[0]} as SRC", shorten(map(str, saves), 3))
+        yield _problem(root, message, f"{saves[0]} as SRC", shorten(map(str, saves), 3))
     if nested := find_nested_checkpoints(root):
-        yield problem(
-            f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}", nested
-        )
+        message = f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}"
+        yield _problem(root, message, _as_src(nested[0]), nested)
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
-        hint = f"{shlex.quote(os.path.normpath(root / '..'))} as SRC"
-        yield problem("the folder of one rank, not of all ranks", (), hint)
+        hint = _as_src(os.path.normpath(root / ".."))
+        yield _problem(root, "the folder of one rank, not of all ranks", hint)
     if files and all(map(is_strategy, files)):
-        hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
-        yield problem("strategy files, not a checkpoint", files, hint)
+        hint = f"the checkpoint as SRC, and -s {quote(str(root))}"
+        yield _problem(root, "strategy files, not a checkpoint", hint, files)
     if models := _find_merged(root):
-        number = f"of {len(models)} merged checkpoints" if models[1:] else "that holds one"
-        yield problem(f"not a checkpoint, but a folder {number}", models)
+        content = f"of {len(models)} merged checkpoints" if models[1:] else "that holds one"
+        message = f"not a checkpoint, but a folder {content}"
+        yield _problem(root, message, _as_src(models[0]), models)
     if repeated := _repeated_in_hosts(root):
-        message = (
-            "files of one rank by their names in several folders: copies, or numbers of devices"
-        )
+        what = "copies, or numbers of devices"
+        message = f"files of one rank by their names in several folders: {what}"
         hint = "move copies away, or link each file to a name with its rank (net_rank_0.ckpt)"
-        yield problem(message, repeated, hint)
+        yield _problem(root, message, hint, repeated)
     if below := _find_checkpoints_below(root):
-        yield problem(f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}", below)
+        message = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
+        yield _problem(root, message, _as_src(below[0]), below)
     candidates = files or [*islice(_files_below(root, _MAX_DEPTH), 2)]
     if len(candidates) == 1 and not is_strategy(candidates[0]):
-        hint = f"{shlex.quote(str(candidates[0]))} as SRC"
-        yield problem("no ranks in it, but one file", (), hint)
+        yield _problem(root, "no ranks in it, but one file", _as_src(candidates[0]))
     message = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     if facts := _list_files_below(root):
-        yield problem(message, (), f"--pattern, or {hint}", facts)
+        yield _problem(root, message, f"--pattern, or {hint}", facts)
     inside = shorten((path.name + "/" * is_folder(path) for path in list_folder(root)), 3)
-    yield problem(message, (), hint, f"it holds {inside}" if inside else "it is empty")
+    yield _problem(root, message, hint, f"it holds {inside}" if inside else "it is empty")
 
 
 def _find_checkpoints_below(root: Path) -> list[Path]:
     files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
     folders = {home for path in files for home in path.parents if home.is_relative_to(root)}
-    checkpoints = {folder for folder in folders - {root} if _holds_ranks(folder)}
+    checkpoints = set()
+    for folder in folders - {root}:
+        inside = list_folder(folder)
+        if any(map(_marks_checkpoint, inside)) or _find_numbered_folders(inside):
+            checkpoints.add(folder)
     return sorted(folder for folder in checkpoints if checkpoints.isdisjoint(folder.parents))
-
-
-def _holds_ranks(folder: Path) -> bool:
-    inside = list_folder(folder)
-    return any(map(_marks_checkpoint, inside)) or bool(_find_numbered_folders(inside))
 
 
 def _find_merged(root: Path) -> list[Path]:
     """Return the folders below a folder that hold a merged checkpoint.
 
     Such a folder has an index or a ``model.safetensors``, or is a revision in a cache of Hugging
-    Face: ``snapshots/REVISION``, whose files are links to ``blobs``.  The revision that
-    ``refs/main`` names is the first.  The result is empty if other folders have files, too.
+    Face: ``snapshots/REVISION``.  The revision that ``refs/main`` names is the first.
     """
     files = list(islice(_files_below(root, _MAX_DEPTH, is_any=True), _MAX_FILES))
-    found = {
-        path.parent
-        for path in files
-        if path.parent != root
-        and (
-            path.name == SINGLE_FILE
-            or is_index_name(path.name)
-            or (path.parent.parent.name == _SNAPSHOTS and format_of_suffix(path.name) is not None)
-        )
-    }
-    if any(path.parent not in found and format_of_suffix(path.name) is not None for path in files):
+    weights = [path for path in files if format_of_suffix(path.name) is not None]
+    indexed = [p for p in files if p.name == SINGLE_FILE or is_index_name(p.name)]
+    revisions = [path for path in weights if path.parent.parent.name == _SNAPSHOTS]
+    folders = {path.parent for path in (*indexed, *revisions)} - {root}
+    if not folders.issuperset(path.parent for path in weights):
         return []
-    return sorted(found, key=lambda folder: (not _is_main_revision(folder), folder))
+    return sorted(folders, key=lambda folder: (not _is_main_revision(folder), folder))
 
 
 def _is_main_revision(folder: Path) -> bool:
@@ -721,32 +677,28 @@ def _is_main_revision(folder: Path) -> bool:
 def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
-        text = f"the pattern {pattern} lacks {{rank}}"
-        raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
+        lack = f"the pattern {pattern} lacks {{rank}}"
+        raise PlanError([Diagnostic("source", lack, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     files = [match for match in matches if isinstance(match, RankFile)]
     named = [f for f in files if "{rank}" in f.name and step_of(f.path.name) is not None]
     in_step = [file for file in named if file.name.startswith(run_of(file.path.name))]
     if in_step and not any(file.rank == 0 for file in files):
         message = f"the pattern {pattern} makes ranks of the steps in names"
-        facts, hint = _names(root, (file.path for file in in_step)), "the same without --pattern"
-        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=str(root))])
+        paths = (file.path for file in in_step)
+        raise PlanError([_problem(root, message, "the same without --pattern", paths)])
     unreadable_ranks = dict(match for match in matches if not isinstance(match, RankFile))
     if not files:
         raise_all(unreadable_ranks.values())
-        message = f"no file matches the pattern {shlex.quote(pattern)}"
-        facts = _list_files_below(root)
-        raise PlanError([Diagnostic("source", message, facts=facts, where=str(root))])
+        message = f"no file matches the pattern {quote(pattern)}"
+        raise PlanError([_problem(root, message, "", _list_files_below(root))])
     return FoundFiles(files, unreadable_ranks)
 
 
 def _match_pattern(
     folder: Path, parts: tuple[str, ...], rank: int | None
 ) -> Iterator[RankFile | tuple[int, FormatError]]:
-    """Yield the files below ``folder`` that match the rest of a pattern with one rank.
-
-    For a folder of a rank that cannot be read, its error is yielded.
-    """
+    """Yield the files that match the rest of a pattern, or the error of a rank's folder."""
     if not parts:
         return
     expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
@@ -775,12 +727,27 @@ def _match_pattern(
 # -------------------------------------------------------------------------------- files in messages
 
 
+def _problem(
+    root: Path,
+    message: str,
+    hint: str,
+    facts: str | Iterable[Path] = "",
+    ranks: Iterable[int] = (),
+) -> Diagnostic:
+    facts = facts if isinstance(facts, str) else _names(root, facts)
+    of = tuple(ranks)
+    return Diagnostic("source", message, hint=hint, facts=facts, ranks=of, where=str(root))
+
+
+def _as_src(path: Path | str) -> str:
+    return f"{quote(str(path))} as SRC"
+
+
 def _names(root: Path, paths: Iterable[Path]) -> str:
     return shorten((str(path.relative_to(root)) for path in paths), 3)
 
 
 def _find_nested_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the checkpoint files in rank folders inside those of ranks, as of several hosts."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     return [
         path

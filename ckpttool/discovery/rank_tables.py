@@ -22,13 +22,7 @@ _LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)")
 
 
 def ranks_of_devices(hosts: Mapping[Path, Collection[int]]) -> Mapping[Path, Mapping[int, int]]:
-    """Return the rank of each device of several hosts, by rank tables; empty if none shows it.
-
-    Parameters
-    ----------
-    hosts
-        The folder of each host to the numbers of its devices.
-    """
+    """Return the rank of each device of several hosts, by rank tables; empty if none shows it."""
     ranks: dict[Path, Mapping[int, int]] = {}
     in_order = _numbered(hosts)
     for host, devices in hosts.items():

@@ -25,24 +25,29 @@ _Implied: TypeAlias = "frozenset[tuple[str, tuple[int, ...] | None]]"
 
 
 def drop_unfit_runs(
-    found: SavedFiles, strategy: Strategy, key: Secret | None, diagnostics: Diagnostics
+    saved: SavedFiles,
+    strategy: Strategy,
+    wanted: str | None,
+    key: Secret | None,
+    diagnostics: Diagnostics,
 ) -> SavedFiles:
     """Return the files without those of runs that do not fit the strategy.
 
     One header of each run is read, and only if ranks have files of several runs.  A run is dropped
     if another one fits all ranks of the stage, or as many as hold all slices, unless it holds a
-    parameter that this one lacks.
+    parameter that this one lacks.  A ``wanted`` file is read all the same, and the error about its
+    slices says what is wrong.
     """
     runs: dict[Run, list[SavedFile]] = defaultdict(list)
-    for file in found.files:
+    for file in saved.files:
         if file.rank in strategy.ranks:
             runs[file.run].append(file)
     if len({run[1:] for run in runs}) < 2:
-        return found
+        return saved
     headers = _read_newest(runs, key)
-    metas = {name: one.meta for file in headers.values() for name, one in file.header.items()}
+    metas = {name: tensor.meta for file in headers.values() for name, tensor in file.header.items()}
     strategy, _ = strategy.resolve(metas, is_rest_decided=True)
-    implied = {one: _implied_shapes(strategy, one.rank, file) for one, file in headers.items()}
+    implied = {run: _implied_shapes(strategy, run.rank, file) for run, file in headers.items()}
     dropped: list[Run] = []
     for stage in range(strategy.stages):
         ranks = strategy.ranks_of(stage)
@@ -52,47 +57,48 @@ def drop_unfit_runs(
                 holding[shapes].add(run.rank)
         fits = {shapes for shapes, of in holding.items() if strategy.is_covered_by(of, stage)}
         names = {
-            name for one, file in headers.items() if implied[one] in fits for name in file.header
+            name for run, file in headers.items() if implied[run] in fits for name in file.header
         }
         if fits:
             dropped += [
-                one
-                for one, file in headers.items()
-                if one.rank in ranks and implied[one] not in fits
-                if names.issuperset(file.header) or None in dict(implied[one]).values()
+                run
+                for run, file in headers.items()
+                if run.rank in ranks and implied[run] not in fits
+                if names.issuperset(file.header) or None in dict(implied[run]).values()
             ]
-    if dropped:
-        lost = dict.fromkeys(runs[one][0].path.name for one in dropped)
-        text = f"{shorten(lost, 3)}: files of a run that does not fit the strategy: ignored"
-        ranks_of = tuple(sorted({one.rank for one in dropped}))
-        diagnostics.add(Diagnostic("skipped", text, ranks=ranks_of))
-    return found.without(dropped)
+    is_wanted = wanted is not None and any(
+        file.run in dropped and file.is_called(wanted) for file in saved.files
+    )
+    if not dropped or is_wanted:
+        return saved
+    names_of = dict.fromkeys(runs[run][0].path.name for run in dropped)
+    message = f"{shorten(names_of, 3)}: files of a run that does not fit the strategy: ignored"
+    ranks_of = tuple(sorted({run.rank for run in dropped}))
+    diagnostics.add(Diagnostic("skipped", message, ranks=ranks_of))
+    unfit = {*dropped}  # of thousands of ranks
+    return saved.only(lambda file: file.run not in unfit)
 
 
-def require_steps(found: SavedFiles, key: Secret | None, *, are_steps: bool) -> None:
+def require_steps(saved: SavedFiles, key: Secret | None, *, are_steps: bool) -> None:
     """Require that files whose names differ in the step are the steps of one card.
 
-    Files that are not readable show nothing.  ``are_steps`` says that the user named a step.
-
-    Raises
-    ------
-    PlanError
-        The files of a run hold tensors of other names or shapes, or the steps may be ranks.
+    Files that are not readable show nothing.  ``are_steps`` says that the user named a step.  Else
+    PlanError: the files of a run hold tensors of other names or shapes, or the steps may be ranks.
     """
-    names = [file.path.name for file in found.files]
+    names = [file.path.name for file in saved.files]
     may_be_ranks = not are_steps and any(find_numbered(names, are_files=False))
-    text = "names that differ in one number: that of a step, or of a rank"
+    message = "names that differ in one number: that of a step, or of a rank"
     hint = "--step with one of these steps, or --pattern with {rank} for the number"
     runs: dict[Run, list[str]] = defaultdict(list)
-    for file in found.files:
+    for file in saved.files:
         runs[file.run].append(str(file.path))
     for paths in runs.values():
-        headers = [one for one in read_indexes(paths, key) if isinstance(one, FileIndex)]
+        headers = [header for header in read_indexes(paths, key) if isinstance(header, FileIndex)]
         if len({_shapes_in(header) for header in headers if header.nbytes}) > 1:
-            text = "names differ in the step, but the files hold other tensors"
+            message = "names differ in the step, but the files hold other tensors"
             hint, may_be_ranks = "--pattern with {rank} for the number, if they are of ranks", True
     if may_be_ranks:
-        problem = Diagnostic("source", text, hint=hint, facts=shorten(names, 3), where=found.src)
+        problem = Diagnostic("source", message, hint=hint, facts=shorten(names, 3), where=saved.src)
         raise PlanError([problem])
 
 
@@ -113,17 +119,16 @@ def _shapes_in(file: FileIndex) -> frozenset[tuple[str, tuple[int, ...]]]:
 def _read_newest(
     runs: Mapping[Run, Sequence[SavedFile]], key: Secret | None
 ) -> dict[Run, FileIndex]:
-    """Return the header of the newest readable file of each run of each rank."""
-    left = {one: sorted(files, key=lambda file: file.save.order) for one, files in runs.items()}
+    left = {run: sorted(files, key=lambda file: file.save.order) for run, files in runs.items()}
     headers = {}
     while left:
         paths = [str(files[-1].path) for files in left.values()]
-        for one, read in zip([*left], read_indexes(paths, key), strict=True):
-            left[one].pop()
+        for run, read in zip([*left], read_indexes(paths, key), strict=True):
+            left[run].pop()
             if isinstance(read, FileIndex) and read.nbytes:
-                headers[one] = read
-            if one in headers or not left[one]:
-                del left[one]
+                headers[run] = read
+            if run in headers or not left[run]:
+                del left[run]
     return headers
 
 
@@ -133,7 +138,7 @@ def _implied_shapes(strategy: Strategy, rank: int, file: FileIndex) -> _Implied:
     for name, tensor in file.header.items():
         layouts = strategy.layouts.get(name, ())
         shape = tensor.meta.shape
-        layout = next((one for one in layouts if rank in one.ranks), None)
+        layout = next((candidate for candidate in layouts if rank in candidate.ranks), None)
         if layout is not None and len(shape) == len(layout.slice_counts) and layout.is_even:
             implied.append((name, layout.implied_shape(shape)))
         elif layouts and layout is None:

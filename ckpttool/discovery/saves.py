@@ -35,6 +35,7 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.formats.local import list_folder
 from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError, join_clauses
 from ckpttool.wording import format_ranks
 
@@ -91,28 +92,10 @@ class SavedFile(Struct, frozen=True):
 class FoundStep(Struct, frozen=True):
     """A step of a folder, as far as names, headers and traces of saves tell.
 
-    Attributes
-    ----------
-    name
-        What ``--step`` takes; None if it takes nothing, because the folder has one save and no
-        steps, or because no rank has finished the file.
-    step
-        The step, None if names have none.
-    complete
-        Whether every slice is there: each rank has its file, or others hold its slices.  None if
-        that is not known.
-    reason
-        Why it is not complete or not known, or which replicas it needs; "" if all files are there.
-    ranks
-        The ranks that have a file; none if the metadata that says so cannot be read.
-    missing_ranks
-        Ranks that should have one.
-    files, nbytes
-        The number of files, and their size.
-    is_chosen
-        Whether this one is read without ``--step``.
-    damaged_ranks
-        Ranks whose file has a header that cannot be read.
+    ``name`` is what ``--step`` takes; None if the folder has one save and no steps, or if no rank
+    has finished the file.  It is ``complete`` if each rank has its file, or others hold its slices;
+    None if that is not known.  ``reason`` says why, or which replicas it needs.  ``ranks`` have a
+    file; none if the metadata that says so cannot be read.
     """
 
     name: str | None
@@ -137,37 +120,22 @@ class FoundStep(Struct, frozen=True):
         return replace(self, complete=self.complete and complete, reason=reasons)
 
 
-def _covers_nothing(ranks: Collection[int]) -> bool:
-    return False
-
-
 class SavedFiles(Struct, frozen=True, dict=True):
     """The files of some ranks, of all saves.
 
-    Attributes
-    ----------
-    src
-        Their folder, for messages.
-    files
-        The files, by rank and step.
-    records
-        Rank to the file that its ``meta.json`` names, which may be lost.
-    begun
-        Files of saves that did not finish, under the names that they would have.
-    covers
-        Returns whether some ranks hold all slices, by a strategy; False if there is none.
+    ``records`` has the file that the ``meta.json`` of a rank names, which may be lost.  ``begun``
+    are files of saves that did not finish, under the names that they would have.
     """
 
     src: str
     files: tuple[SavedFile, ...]
     records: Mapping[int, SavedFile]
     begun: tuple[SavedFile, ...] = ()
-    covers: Callable[[Collection[int]], bool] = _covers_nothing
+    strategy: Strategy | None = None
 
-    @property
-    def has_strategy(self) -> bool:
-        """Whether it is known which ranks hold all slices."""
-        return self.covers is not _covers_nothing
+    def covers(self, ranks: Collection[int]) -> bool:
+        """Return whether some ranks hold all slices; False if no strategy says so."""
+        return self.strategy is not None and self.strategy.is_covered_by(ranks)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -193,21 +161,13 @@ class SavedFiles(Struct, frozen=True, dict=True):
         record = self.records.get(file.rank)
         return record is not None and record.path == file.path
 
-    def limited_to(self, ranks: Collection[int]) -> SavedFiles:
-        """Return the files of some ranks."""
+    def only(self, counts: Callable[[SavedFile], bool]) -> SavedFiles:
+        """Return the files that count."""
         return replace(
             self,
-            files=tuple(file for file in self.files if file.rank in ranks),
-            records={rank: file for rank, file in self.records.items() if rank in ranks},
-            begun=tuple(file for file in self.begun if file.rank in ranks),
-        )
-
-    def without(self, runs: Collection[Run]) -> SavedFiles:
-        """Return the files without some runs, and without the records of these."""
-        return replace(
-            self,
-            files=tuple(file for file in self.files if file.run not in runs),
-            records={n: file for n, file in self.records.items() if file.run not in runs},
+            files=tuple(filter(counts, self.files)),
+            records={rank: file for rank, file in self.records.items() if counts(file)},
+            begun=tuple(filter(counts, self.begun)),
         )
 
 
@@ -216,12 +176,7 @@ def read_saved_files(
 ) -> SavedFiles:
     """Read what the names of files say, and the traces of saves beside them.
 
-    ``diagnostics`` gets a note on records that are broken.
-
-    Raises
-    ------
-    PlanError
-        A rank has two files of one name.
+    A rank with two files of one name is refused.  ``diagnostics`` gets a note on broken records.
     """
     recorded, begun = _list_traces(files_of_ranks, diagnostics)
     by_path = _by_path(files_of_ranks)

@@ -144,9 +144,9 @@ def scan(
         The strategy of the checkpoint, if it is known.  Then only its ranks count when a step is
         chosen, and files that do not fit it are of other runs.
     command
-        What the catalog is for.  ``"inspect"`` and ``"verify"`` get one whose files contradict each
-        other, with the errors in ``Catalog.diagnostics``, or one of ranks without a common step.
-        ``"verify"`` also gets one of a single damaged file.
+        ``"inspect"`` and ``"verify"`` get a catalog whose files contradict each other, with the
+        errors in ``Catalog.diagnostics``, or one of ranks without a common step.  ``"verify"`` also
+        gets one of a single damaged file.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
@@ -158,38 +158,21 @@ def scan(
     FormatError
         ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
         ``Catalog.damaged``.
-    OSError
-        A folder cannot be read, or ``src`` if it is one file.
     """
-    found = find(os.fspath(src), options, command=command)
-    if isinstance(found, Catalog):
-        if command != "verify" and found.is_merged and not (found.files or found.documents):
-            raise_all(found.damaged.values())
-        return found
-    return read_ranks(found, strategy, command=command, on_progress=on_progress)
+    source = find(os.fspath(src), options, command=command)
+    if isinstance(source, Catalog):
+        if command != "verify" and source.is_merged and not (source.files or source.documents):
+            raise_all(source.damaged.values())
+        return source
+    return read_ranks(source, strategy, command=command, on_progress=on_progress)
 
 
 class RankFiles(Struct, frozen=True):
     """The files of ranks, by their names; which of them are read depends on the strategy.
 
-    Attributes
-    ----------
-    root
-        The folder of the ranks.
-    step, key
-        The requested step, and the key of encrypted files.
-    saved
-        The files of every step.
-    empty_ranks
-        Ranks whose folder has no file, with the error if it cannot be read.
-    strategy_files
-        The default strategy files: those in the output folder of the same MindFormers run.
-    diagnostics
-        What was found beside the files.
-    are_whole
-        Whether each file holds the whole model: the steps of one card.
-    reads
-        What was read to find them.
+    ``step`` and ``key`` are as requested.  ``empty_ranks`` are those whose folder has no file, with
+    the error if it cannot be read.  ``are_whole`` says that each file holds the whole model: the
+    steps of one card.
     """
 
     root: str
@@ -206,85 +189,79 @@ class RankFiles(Struct, frozen=True):
 def find(
     src: str, options: SourceOptions = SourceOptions(), *, command: Command = "convert"
 ) -> Catalog | RankFiles:
-    """Return the files of ranks, or the catalog of any other checkpoint.
-
-    The parameters and errors are those of `scan`.
-    """
+    """Return the files of ranks, or the catalog of any other checkpoint; see `scan`."""
     try:
         with counting_reads() as count, listing_once():
-            found = _find(src, options)
-        found = replace(found, reads=count())
+            source = _find(src, options)
+        source = replace(source, reads=count())
     except FormatError as error:
         if command != "verify":
             raise
         return Catalog(src, {}, damaged={0: error}, is_merged=True)
-    return _checked(found, options.key, command) if isinstance(found, Catalog) else found
+    return _checked(source, options.key, command) if isinstance(source, Catalog) else source
 
 
 def read_ranks(
-    found: RankFiles,
+    ranks: RankFiles,
     strategy: Strategy | None = None,
     *,
     command: Command = "convert",
     on_progress: OnScan = lambda done, total: None,
 ) -> Catalog:
-    """Choose one save of the ranks, and return the catalog of its files.
-
-    The parameters and errors are those of `scan`.
-    """
+    """Choose one save of the ranks, and return the catalog of its files; see `scan`."""
     diagnostics = Diagnostics()
-    diagnostics.add(*found.diagnostics)
-    strategy = strategy and strategy.for_ranks(found.saved.ranks)
+    diagnostics.add(*ranks.diagnostics)
+    strategy = strategy and strategy.for_ranks(ranks.saved.ranks)
     try:
-        chosen, counted = _choose(found, strategy, diagnostics)
+        chosen, counted = _choose(ranks, strategy, diagnostics)
     except StepError as error:
         explained = [*error.diagnostics, *explain_missing_files(diagnostics)]
         if command not in ("inspect", "verify"):
             raise StepError(explained) from error
         return Catalog(
-            found.root,
+            ranks.root,
             {},
             diagnostics=tuple(explained),
-            strategy_files=found.strategy_files,
-            names_of=_names_of(found.saved),
+            strategy_files=ranks.strategy_files,
+            names_of=_names_of(ranks.saved),
         )
-    root, paths = Path(found.root), chosen.files
+    root, paths = Path(ranks.root), chosen.files
     in_order = {rank: str(path) for rank, path in sorted(paths.items())}
-    files, damaged = read_files(in_order, found.key, on_progress)
-    empty_ranks = found.empty_ranks
+    files, damaged = read_files(in_order, ranks.key, on_progress)
+    empty_ranks = ranks.empty_ranks
     if counted is not None:  # only these are missed
         empty_ranks = {rank: error for rank, error in empty_ranks.items() if rank in counted}
     unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
     empty = empty_ranks.keys() - unreadable.keys()
     missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
     if missing:
-        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
+        message = f"{format_ranks(missing)}: no checkpoint file found in {root}"
         if chosen.absent:
-            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
-        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
-    (rank, path), *others = paths.items()
+            message = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
+        diagnostics.add(Diagnostic("missing_rank", message, ranks=missing))
+    (rank, path), *further = paths.items()
     evidence = ""
-    if missing and not others:
+    if missing and not further:
         evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
-    elif not others:
-        evidence = find_evidence(path, files.values(), found.key)
+    elif not further:
+        evidence = find_evidence(path, files.values(), ranks.key)
     problems = tuple(describe_unfinished(root, paths.values()))
-    reported = {one.path for one in problems} - {None}
+    reported = {problem.path for problem in problems} - {None}
     catalog = Catalog(
         str(root),
         files,
         step=chosen.label,
         damaged=dict(sorted({**damaged, **unreadable}.items())),
-        strategy_files=found.strategy_files,
-        diagnostics=(*problems, *(one for one in diagnostics if one.path not in reported)),
+        strategy_files=ranks.strategy_files,
+        diagnostics=(*problems, *(note for note in diagnostics if note.path not in reported)),
         missing_ranks=missing,
         one_of_several=evidence,
         other_steps=chosen.of_run,
         steps_of_other_runs=chosen.of_other_runs,
-        is_merged=found.are_whole,
-        reads=found.reads,
+        is_merged=ranks.are_whole,
+        reads=ranks.reads,
     )
-    return _checked(catalog, found.key, command)
+    return _checked(catalog, ranks.key, command)
 
 
 class Steps(Brief, Struct, frozen=True):
@@ -296,19 +273,20 @@ class Steps(Brief, Struct, frozen=True):
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {count(len(self.steps), 'step')}"
-        yield f"{sum(one.complete is True for one in self.steps)} complete"
+        yield f"{sum(step.complete is True for step in self.steps)} complete"
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("step", "complete", "files", "size", "what")
-        for one in self.steps:
-            name = one.name or one.step or ""
-            yield (name, str(one.complete), str(one.files), format_bytes(one.nbytes), one.reason)
+        for step in self.steps:
+            name = step.name or step.step or ""
+            numbers = map(str, (step.complete, step.files))
+            yield (name, *numbers, format_bytes(step.nbytes), step.reason)
 
 
 def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | RankFiles:
     """Return the steps of a folder that needs no strategy, or the files of ranks.
 
-    The parameters and errors are those of `scan`; a file, and a merged checkpoint, has no steps.
+    A file, and a merged checkpoint, has no steps; else see `scan`.
     """
     root, diagnostics = Path(src), Diagnostics()
     if options.pattern is None and is_folder(root):
@@ -316,53 +294,50 @@ def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | Ra
         for kind in SELF_DESCRIBED:
             if (steps := kind.list_steps(root, diagnostics)) is not None:
                 return Steps(str(root), tuple(steps), tuple(diagnostics))
-    found = _find(src, options)
-    if isinstance(found, RankFiles):
-        return found
-    if found.files or found.is_merged:
-        text = "one checkpoint, and no folder of several steps"
+    source = _find(src, options)
+    if isinstance(source, RankFiles):
+        return source
+    if source.files or source.is_merged:
+        message = "one checkpoint, and no folder of several steps"
         hint = f"ckpttool inspect {quote(src)}"
-        raise PlanError([Diagnostic("source", text, hint=hint, where=src)])
-    return Steps(found.root, (), found.diagnostics)
+        raise PlanError([Diagnostic("source", message, hint=hint, where=src)])
+    return Steps(source.root, (), source.diagnostics)
 
 
 def list_rank_steps(
-    found: RankFiles,
+    ranks: RankFiles,
     strategy: Strategy | None = None,
     *,
     on_progress: OnScan = lambda done, total: None,
 ) -> Steps:
     """Return the steps of the files of ranks; with a strategy only its ranks count."""
     diagnostics = Diagnostics()
-    diagnostics.add(*found.diagnostics)
-    strategy = strategy and strategy.for_ranks(found.saved.ranks)
-    counted, _ = _count_files(found, strategy, Diagnostics())
+    diagnostics.add(*ranks.diagnostics)
+    strategy = strategy and strategy.for_ranks(ranks.saved.ranks)
+    counted, _ = _count_files(ranks, strategy, Diagnostics())
     chosen: Mapping[int, Path] = {}
     try:
-        chosen = _choose(found, strategy, diagnostics)[0].files
+        chosen = _choose(ranks, strategy, diagnostics)[0].files
     except StepError as error:
         diagnostics.add(*error.diagnostics)
     paths = [file.path for file in counted.files]
     broken: dict[Path, FormatError | None] = {}
-    headers = read_indexes(map(str, paths), found.key, on_progress)
+    headers = read_indexes(map(str, paths), ranks.key, on_progress)
     for path, header in zip(paths, headers, strict=True):
         if isinstance(header, FormatError):
             broken[path] = header
         elif not header.header:
             broken[path] = None
-    unreadable = {rank for rank, error in found.empty_ranks.items() if error is not None}
-    missing = {*_gaps({*counted.ranks, *unreadable}), *found.empty_ranks}
+    unreadable = {rank for rank, error in ranks.empty_ranks.items() if error is not None}
+    missing = {*_gaps({*counted.ranks, *unreadable}), *ranks.empty_ranks}
     if strategy is not None and not {*strategy.ranks}.isdisjoint(counted.ranks):
         missing = {*strategy.ranks} - {*counted.ranks}
     steps = list_steps(counted, missing, chosen, broken)
-    return Steps(found.root, tuple(steps), tuple(diagnostics))
+    return Steps(ranks.root, tuple(steps), tuple(diagnostics))
 
 
 def _checked(catalog: Catalog, key: bytes | Secret | None, command: Command) -> Catalog:
-    """Return a catalog with notes on encryption and on types.
-
-    What is an error even for ``inspect`` is raised, unless the command shows it itself.
-    """
+    """Return a catalog with notes on encryption and types; raise what inspect has as errors."""
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
     notes = *_encryption_notes(catalog.files, has_key=key is not None), *_foreign_types(catalog)
@@ -370,7 +345,6 @@ def _checked(catalog: Catalog, key: bytes | Secret | None, command: Command) -> 
 
 
 def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
-    """Return what a path is, with what is wrong with it in its diagnostics."""
     if (problem := url_problem(src)) is not None:
         what, hint = problem
         raise PlanError([Diagnostic("source", what, hint=hint, where=src)])
@@ -387,10 +361,10 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
             root = find_checkpoint(root, diagnostics)
             root, step = choose_step_folder(root, step, diagnostics)
             for kind in SELF_DESCRIBED:
-                if (described := kind.scan(str(root), step)) is not None:
-                    diagnostics.add(*described.diagnostics)
+                if (catalog := kind.scan(str(root), step)) is not None:
+                    diagnostics.add(*catalog.diagnostics)
                     note_rank_folders(root, diagnostics)
-                    return replace(described, diagnostics=tuple(diagnostics))
+                    return replace(catalog, diagnostics=tuple(diagnostics))
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
             files, empty_ranks, are_whole = list_rank_files(root, diagnostics)
@@ -422,7 +396,7 @@ def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:
 
 
 def _choose(
-    found: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
+    ranks: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
 ) -> tuple[Chosen, Collection[int] | None]:
     """Return the files of one save, and the ranks that count; None for all.
 
@@ -430,13 +404,13 @@ def _choose(
     hold no parameter of their own, and no equal slices of the chosen step.  If they have a later
     step, it is an error unless the step was requested.
     """
-    wanted, (counted, of_others) = found.step, _count_files(found, strategy, diagnostics)
+    wanted, (counted, of_others) = ranks.step, _count_files(ranks, strategy, diagnostics)
     chosen = choose_save(counted, wanted, diagnostics)
     if strategy is None or not of_others:
         return chosen, None
-    others = sorted({file.rank for file in of_others})
+    beyond = sorted({file.rank for file in of_others})
     of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
-    if _may_be_of_one_run(counted.files, of_chosen, of_others, found.key):
+    if _may_be_of_one_run(counted.files, of_chosen, of_others, ranks.key):
         newest = {file.rank: file.path for file in of_others}  # the strategy lacks these ranks
         return replace(chosen, files={**chosen.files, **newest}), None
     first = of_chosen[0]
@@ -444,53 +418,37 @@ def _choose(
     facts = f"{strategy.origin_is} for {format_ranks(strategy.ranks)}; the others have {steps}"
     alike = (file.save.order for file in of_others if file.series == first.series)
     if wanted is None and any(order > first.save.order for order in alike):
-        text = f"{format_ranks(others)}: not in the strategy, and with later steps"
+        message = f"{format_ranks(beyond)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"
-        raise StepError([Diagnostic("strategy", text, hint=hint, facts=facts, where=found.root)])
-    text = f"{format_ranks(others)}: of another run, on more ranks: ignored"
-    one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
-    diagnostics.add(one)
+        raise StepError([Diagnostic("strategy", message, hint=hint, facts=facts, where=ranks.root)])
+    message = f"{format_ranks(beyond)}: of another run, on more ranks: ignored"
+    warning = Diagnostic("older_ranks", message, facts=facts, ranks=tuple(beyond), where=ranks.root)
+    diagnostics.add(warning)
     return chosen, strategy.ranks
 
 
 def _count_files(
-    found: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
+    ranks: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
 ) -> tuple[SavedFiles, tuple[SavedFile, ...]]:
     """Return the files that count, and those of ranks that the strategy lacks.
 
     These count as well if the strategy lacks every rank.
     """
     if strategy is None:
-        return found.saved, ()
-    saved = replace(
-        _without_unfit_runs(found, strategy, diagnostics), covers=strategy.is_covered_by
-    )
-    others = [rank for rank in saved.ranks if rank not in strategy.ranks]
-    if len(others) == len(saved.ranks):
+        return ranks.saved, ()
+    saved = drop_unfit_runs(ranks.saved, strategy, ranks.step, ranks.key, diagnostics)
+    saved = replace(saved, strategy=strategy)
+    counted = strategy.ranks
+    beyond = tuple(file for file in saved.files if file.rank not in counted)
+    if len(beyond) == len(saved.files):
         return saved, ()
-    return saved.limited_to(strategy.ranks), saved.limited_to(others).files
-
-
-def _without_unfit_runs(
-    found: RankFiles, strategy: Strategy, diagnostics: Diagnostics
-) -> SavedFiles:
-    """Return the files of runs that fit the strategy; all of them if an unfit one is requested.
-
-    A file that is named is read, and the error about its slices says what is wrong.
-    """
-    of_fitting = Diagnostics()
-    fitting = drop_unfit_runs(found.saved, strategy, found.key, of_fitting)
-    unfit = {*found.saved.files} - {*fitting.files}
-    if found.step is not None and any(file.is_called(found.step) for file in unfit):
-        return found.saved
-    diagnostics.add(*of_fitting)
-    return fitting
+    return saved.only(lambda file: file.rank in counted), beyond
 
 
 def _may_be_of_one_run(
     counted: Iterable[SavedFile],
     chosen: Sequence[SavedFile],
-    others: Sequence[SavedFile],
+    beyond: Sequence[SavedFile],
     key: Secret | None,
 ) -> bool:
     """Return whether files of ranks beyond a strategy may be of the run of the chosen ones.
@@ -499,29 +457,25 @@ def _may_be_of_one_run(
     the same step have other slices.
     """
     runs = {file.run for file in chosen}
-    slices = slices_of(chosen, key) or slices_of(
-        (file for file in counted if file.run in runs), key
-    )
-    of_step = [file for file in others if file.save == chosen[0].save]
+    of_runs = (file for file in counted if file.run in runs)
+    slices = slices_of(chosen, key) or slices_of(of_runs, key)
+    of_step = [file for file in beyond if file.save == chosen[0].save]
     if of_step and (chosen[0].save.step is None or slices & slices_of(of_step, key)):
         return True
-    names = {name for one in slices for name, _ in one}
-    return any(name not in names for one in slices_of(others, key) for name, _ in one)
+    names = {name for of_file in slices for name, _ in of_file}
+    return any(name not in names for of_file in slices_of(beyond, key) for name, _ in of_file)
 
 
 def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
-    found = scan_indexed(src, key)
-    if found is None:
+    catalog = scan_indexed(src, key)
+    if catalog is None:
         return None
-    evidence = (evidence_of_name(Path(file.path)) for file in found.files.values())
+    evidence = (evidence_of_name(Path(file.path)) for file in catalog.files.values())
+    unfinished = describe_unfinished(root if is_folder(root) else root.parent)
+    diagnostics = (*unfinished, *catalog.diagnostics)
     return replace(
-        found,
-        one_of_several=next(filter(None, evidence), ""),
-        diagnostics=(
-            *describe_unfinished(root if is_folder(root) else root.parent),
-            *found.diagnostics,
-        ),
+        catalog, one_of_several=next(filter(None, evidence), ""), diagnostics=diagnostics
     )
 
 
@@ -531,14 +485,13 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
-    """Return the catalog of one file."""
     if exists(path) and not is_file(path):
         raise PlanError([Diagnostic("source", "neither a file nor a folder", where=str(path))])
     label = label_of(path.name)
     is_other = step is not None and not is_step(step_of(path.name), step)
     if label is not None and is_other and step not in (path.name, path.stem):
-        text = f"a file of step {label} by its name, not of step {step}"
-        raise PlanError([Diagnostic("source", text, hint="omit --step", where=str(path))])
+        message = f"a file of step {label} by its name, not of step {step}"
+        raise PlanError([Diagnostic("source", message, hint="omit --step", where=str(path))])
     raise_all(refusals(path))
     diagnostics = Diagnostics()
     diagnostics.add(*describe_unfinished(path))
@@ -560,32 +513,30 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
 
 
 def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield a note for each element type that MindSpore lacks."""
     names_of: dict[str, list[str]] = {}
     for meta in catalog.metas.values():
         if meta.dtype in SAFETENSORS_DTYPES:
             names_of.setdefault(meta.dtype, []).append(meta.name)
     for dtype, names in names_of.items():
-        text = f"safetensors' {dtype} has no counterpart in MindSpore"
+        message = f"safetensors' {dtype} has no counterpart in MindSpore"
         facts = (
             f"{count(len(names), 'tensor')} ({shorten(names, 3)}); unsupported in .ckpt and HDF5"
         )
-        yield Diagnostic("unsupported_type", text, facts=facts, where=catalog.root)
+        yield Diagnostic("unsupported_type", message, facts=facts, where=catalog.root)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], *, has_key: bool) -> Iterator[Diagnostic]:
-    """Yield notes on an unused key, on plain files, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if has_key and files and not encrypted:
         yield Diagnostic("encryption", "no file is encrypted: the key is not needed")
     plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
     if encrypted and plain:
-        text = f"{format_ranks(plain)}: not encrypted, unlike {format_ranks(tuple(encrypted))}"
+        message = f"{format_ranks(plain)}: not encrypted, unlike {format_ranks(tuple(encrypted))}"
         facts = "one run encrypts all files or none"
         hint = "compare their dates; `ckpttool help mixed_encryption` explains"
-        yield Diagnostic("mixed_encryption", text, hint=hint, facts=facts, ranks=tuple(plain))
+        yield Diagnostic("mixed_encryption", message, hint=hint, facts=facts, ranks=tuple(plain))
     zero_checksum = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if zero_checksum:
-        text = f"{format_ranks(zero_checksum)}: encrypted with a checksum of 0, which is ignored"
+        message = f"{format_ranks(zero_checksum)}: encrypted with a checksum of 0, which is ignored"
         facts = "MindSpore writes this with crc_check and cannot read it"
-        yield Diagnostic("encryption", text, facts=facts, ranks=tuple(zero_checksum))
+        yield Diagnostic("encryption", message, facts=facts, ranks=tuple(zero_checksum))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from msgspec import Struct
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.local import is_file, is_folder, list_folder, open_file, stat_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
@@ -33,14 +33,8 @@ FilesByName = Mapping[str, FileIndex | FormatError]
 class NumberedSaves(Struct, frozen=True):
     """How a trainer names its saves.
 
-    Attributes
-    ----------
-    noun
-        What the number counts.
-    folder_name
-        The name of a save's folder; group 1 is the number.
-    tracker
-        The name of the file with the number of the last complete save.
+    ``noun`` is what the number counts, and group 1 of ``folder_name`` is the number.  ``tracker``
+    is the file with the number of the last complete save.
     """
 
     noun: str
@@ -78,20 +72,6 @@ class NumberedSaves(Struct, frozen=True):
             for path, number in sorted(folders.items(), key=lambda item: (item[1], item[0]))
         ]
 
-    def describe_step(
-        self,
-        folder: Path,
-        name: str | None,
-        files: Sequence[Path],
-        lost: Sequence[str],
-        reason: str,
-        ranks: tuple[int, ...],
-        is_chosen: bool,
-    ) -> FoundStep:
-        """Return what is known of a save; ``lost`` says what it lacks."""
-        label, nbytes = self.label(folder), sum(stat_file(path).nbytes for path in files)
-        return FoundStep(name, label, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
-
     def label(self, folder: Path) -> str | None:
         """Return the number in a folder's name as ``--step`` takes it, or None."""
         number = self.number(folder)
@@ -112,10 +92,7 @@ class NumberedSaves(Struct, frozen=True):
     def read_tracker(self, root: Path) -> int | None:
         """Return the number of the last complete save, or None if no file names it.
 
-        Raises
-        ------
-        FormatError
-            The file holds something else.
+        A file that holds something else is a FormatError.
         """
         path = root / self.tracker
         if not is_file(path):
@@ -128,14 +105,9 @@ class NumberedSaves(Struct, frozen=True):
         return int(number)
 
     def choose(self, root: Path, wanted: str, complete: Collection[Path] | None = None) -> Path:
-        """Return the folder that ``--step`` means.
+        """Return the folder that ``--step`` means; PlanError if none or several have the name.
 
         ``complete`` has the folders of complete saves, for a hint; None if nothing shows it.
-
-        Raises
-        ------
-        PlanError
-            No folder has this number or name, or several have.
         """
         folders = self.find_folders(root)
         chosen = [path for path in folders if self.is_wanted(path, wanted)]
@@ -191,10 +163,7 @@ def read_files(
 def read_single(
     path: str, key: Secret | None
 ) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
-    """Return the header of the only file of a checkpoint, or the error of one that is cut short.
-
-    Other errors are raised.
-    """
+    """Return the header of a single file, or the error if it is cut short; others are raised."""
     try:
         return {0: read_index(path, key)}, {}
     except CutShortError as error:

@@ -40,25 +40,9 @@ _SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w
 def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     """Return the catalog of a merged checkpoint in a folder; None if ``src`` is something else.
 
-    Files are numbered from 0 in the order of their names; numbers in names compare as numbers.  The
-    file that goes to every rank is the last.  Contradictions between an index and the files are in
-    ``Catalog.diagnostics``.
-
-    Parameters
-    ----------
-    src
-        The folder, or an index file in it.
-    key
-        The key of encrypted files.
-
-    Raises
-    ------
-    FormatError
-        An index is damaged.
-    PlanError
-        The folder holds several checkpoints.
-    OSError
-        A folder or a file cannot be read.
+    ``src`` is the folder, or an index file in it.  Files are numbered from 0 in the order of their
+    names; numbers in names compare as numbers.  The file that goes to every rank is the last.
+    Contradictions between an index and the files are in ``Catalog.diagnostics``.
     """
     root = Path(src)
     if is_file(root) and is_index_name(root.name):
@@ -68,31 +52,31 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     inside = list_folder(root)
     indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and is_file(p)]
     files = [*filter(is_checkpoint_file, inside)]
-    ranks = [one.path.name for one in named_folders(inside)]
+    ranks = [folder.path.name for folder in named_folders(inside)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
             read, damaged = read_single(str(files[0]), key)
             return Catalog(src, read, damaged=damaged, is_merged=True)
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
-            text = "parts of a checkpoint without their index, so some may be missing"
+            message = "parts of a checkpoint without their index, so some may be missing"
             facts = f"{names}; expected {MAP_NAME} or model.safetensors.index.json"
             hint = "copy the index again, or write the parts again"
-            lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
+            lost = Diagnostic("missing", message, hint=hint, facts=facts, where=src)
             read, damaged = read_files({n: str(path) for n, path in enumerate(files)}, key)
             of_index = (lost,) if read else ()  # files that cannot be read may not need one
             return Catalog(src, read, damaged=damaged, diagnostics=of_index, is_merged=True)
         return None
-    named, first = shorten(Path(one.path).name for one in indexes), quote(indexes[0].path)
+    named, first = shorten(Path(index.path).name for index in indexes), quote(indexes[0].path)
     if ranks:
         hint = f"{first} as SRC, or --pattern {quote(NUMBER.sub('{rank}', ranks[0]) + '/*')}"
-        text = "two checkpoints: an index and rank folders"
+        message = "two checkpoints: an index and rank folders"
         facts = f"{named}; {shorten(ranks, 3)}"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=src)])
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=src)])
     if any(index.files != indexes[0].files for index in indexes):
-        text = "index files that contradict each other"
+        message = "index files that contradict each other"
         hint = f"{first} as SRC, or another of them"
-        raise PlanError([Diagnostic("source", text, hint=hint, facts=named, where=src)])
+        raise PlanError([Diagnostic("source", message, hint=hint, facts=named, where=src)])
     return _read_catalog(src, root, indexes, key)
 
 
@@ -101,10 +85,10 @@ def note_index(path: Path, diagnostics: Diagnostics) -> None:
     beside = list_readable(path.absolute().parent)
     indexes = [other.name for other in beside if is_index_name(other.name)]
     if indexes:
-        text = "read as a checkpoint of one file"
+        message = "read as a checkpoint of one file"
         facts = f"{indexes[0]} beside it lists other files, too"
         hint = f"{path.parent / indexes[0]} as SRC, to read them all"
-        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(path)))
+        diagnostics.add(Diagnostic("skipped", message, hint=hint, facts=facts, where=str(path)))
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -116,8 +100,8 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     findings = []
     for file in named:
         if not is_inside(file):
-            text = f"{file!r} is not below the folder of the index"
-            findings.append(Diagnostic("damaged", text, path=index.path, where=index.path))
+            message = f"{file!r} is not below the folder of the index"
+            findings.append(Diagnostic("damaged", message, path=index.path, where=index.path))
     for suffix in sorted({Path(file).suffix for file in named}):
         if is_file(root / (COMMON_STEM + suffix)):
             named.setdefault(COMMON_STEM + suffix, [])
@@ -137,7 +121,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         )
         for number, file in files.items()
     }
-    left = {n: one for n, error in damaged.items() if (one := left_of(error)) is not None}
+    left = {n: rest for n, error in damaged.items() if (rest := left_of(error)) is not None}
     is_partial = bool(damaged or findings)
     findings += _index_notes(root, indexes, named, files.values(), is_partial)
     return Catalog(
@@ -187,7 +171,6 @@ def _contradictions(
     by_name: Mapping[str, FileIndex],
     copies: Collection[str],
 ) -> Iterator[Diagnostic]:
-    """Yield the contradictions between the index and the files; ``copies`` are none."""
     for at, file in by_name.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
@@ -197,14 +180,14 @@ def _contradictions(
         moved = [name for name in moved if name not in copies]
         if moved:
             there = shorten(sorted({index.files[name] for name in moved}), 3)
-            text = "the file holds tensors that the index lists in other files"
+            message = "the file holds tensors that the index lists in other files"
             facts = f"{_format_tensors(moved)}; by {index.path} in {there}"
-            yield _of_file(file.path, "damaged", text, facts)
+            yield _of_file(file.path, "damaged", message, facts)
         unknown = [name for name in file.tensors if name not in index.files]
         if unknown and Path(at).stem != COMMON_STEM:
-            text = "the file holds tensors that are not in the index"
+            message = "the file holds tensors that are not in the index"
             facts = f"{_format_tensors(unknown)}; the index is {index.path}"
-            yield _of_file(file.path, "damaged", text, facts)
+            yield _of_file(file.path, "damaged", message, facts)
 
 
 def _copies(
@@ -219,9 +202,9 @@ def _copies(
     return copies
 
 
-def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:
+def _of_file(path: str | Path, code: str, message: str, facts: str) -> Diagnostic:
     hint = "copy the file again, or write the checkpoint again"
-    return Diagnostic(code, text, hint=hint, facts=facts, path=str(path), where=str(path))
+    return Diagnostic(code, message, hint=hint, facts=facts, path=str(path), where=str(path))
 
 
 def _format_tensors(names: list[str]) -> str:
@@ -235,13 +218,12 @@ def _index_notes(
     files: Iterable[FileIndex],
     is_partial: bool,
 ) -> Iterator[Diagnostic]:
-    """Yield notes on skipped files, and on a total size that does not match."""
-    others = [
+    unnamed = [
         path.name
         for path in list_folder(root)
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
-    yield from describe_ignored(root, others, "not in the index")
+    yield from describe_ignored(root, unnamed, "not in the index")
     tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
     for index in indexes:
         total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)

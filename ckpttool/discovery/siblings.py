@@ -96,13 +96,9 @@ def _find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
     """Yield the files of other ranks, as far as names show, that are like a file.
 
     Its name, or that of a folder around it, differs from others in one number that may be a rank's.
-    Where the rest of the path has this number too, it has that of the other rank there.
-
-    Yields
-    ------
-    name, siblings, twin
-        The name with the number, the names beside it, and the file of a rank whose distance is a
-        power of two: along each axis of a device matrix, some of them hold another slice.
+    Where the rest of the path has this number too, it has that of the other rank there.  Each comes
+    with the name and those beside it.  The distance of its rank is a power of two: along each axis
+    of a device matrix, some of them hold another slice.
     """
     for depth, path in enumerate((file, *file.parents[:3])):
         if not NUMBER.search(path.name):

@@ -52,17 +52,9 @@ _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:
 class Chosen(Struct, frozen=True):
     """A file of one save for each rank.
 
-    Attributes
-    ----------
-    files
-        Rank to file.
-    label
-        The step, None if the names have none.
-    absent
-        Ranks that have files, and none of this save.
-    of_run, of_other_runs
-        Other steps that ``--step`` takes, the newest first: of the same run, with the path of each
-        rank, and of other runs.  The latter are None if there are no files of other runs.
+    Ranks are ``absent`` that have files, and none of this save.  ``of_run`` and ``of_other_runs``
+    are other steps that ``--step`` takes, the newest first: of the same run, with the path of each
+    rank, and of other runs; None if there are no files of these.
     """
 
     files: Mapping[int, Path]
@@ -75,12 +67,8 @@ class Chosen(Struct, frozen=True):
 def choose_save(saved: SavedFiles, wanted: str | None, diagnostics: Diagnostics) -> Chosen:
     """Return one file for each rank that counts, all of the wanted save; None for the newest.
 
-    Raises
-    ------
-    StepError
-        No step is on every rank, or nothing shows which files are of one run.
-    PlanError
-        No file is of the wanted step, or files of several steps are.
+    StepError says that no step is on every rank, or that nothing shows which files are of one run;
+    PlanError that no file is of the wanted step, or that files of several steps are.
     """
     if wanted is None:
         files = _choose_newest(saved, diagnostics)
@@ -256,16 +244,9 @@ def list_steps(
 ) -> Iterator[FoundStep]:
     """Yield each save, the oldest step first; of several runs of a step each.
 
-    Parameters
-    ----------
-    saved
-        The files of the ranks that count.
-    missing
-        Ranks that count and have no file of any step.
-    chosen
-        The files that are read without ``--step``.
-    broken
-        Files whose headers cannot be read, with the error; None for a file without a tensor.
+    ``missing`` ranks count and have no file of any step.  ``chosen`` has the files that are read
+    without ``--step``, and ``broken`` those whose headers cannot be read, with the error; None for
+    a file without a tensor.
     """
     begun: dict[tuple[str, Step | None], dict[int, str]] = defaultdict(dict)
     for file in saved.begun:
@@ -307,7 +288,7 @@ def _describe_step(
     reasons = [f"{format_ranks(of)}: {reason}" for reason, of in lost.items()]
     # A file may be empty because it was saved without redundancy, which a strategy would show.
     may_be_whole = not absent and all(
-        isinstance(error, UnsupportedError) if error is not None else not saved.has_strategy
+        isinstance(error, UnsupportedError) if error is not None else saved.strategy is None
         for error in errors.values()
     )
     complete: bool | None = not lost
@@ -412,6 +393,7 @@ def _choose_by_rank(saved: SavedFiles, wanted: str) -> list[SavedFile]:
     of_ranks: dict[int, list[SavedFile]] = defaultdict(list)
     for file in saved.files:
         of_ranks[file.rank].append(file)
+    hint = "the name of one file for each rank, such as 0-1:NAME/2-3:NAME"
     chosen: dict[int, SavedFile] = {}
     problems = []
     for part in wanted.split("/"):
@@ -419,12 +401,15 @@ def _choose_by_rank(saved: SavedFiles, wanted: str) -> list[SavedFile]:
         # The name of one rank's file means the files of equal names on the others.
         equal = {file.name for file in saved.files if file.is_called(name)}
         without: dict[str, list[int]] = defaultdict(list)
-        for rank in parse_numbers(numbers):
-            named = [
-                file
-                for file in of_ranks[rank]
-                if file.name in equal or is_step(file.save.step, name)
-            ]
+        try:
+            wanted_ranks = parse_numbers(numbers)
+        except ValueError as error:
+            message = f"step {part}: {error} is not a rank or a range of ranks"
+            problems.append(Diagnostic("source", message, hint=hint))
+            continue
+        for rank in wanted_ranks:
+            files = of_ranks[rank]
+            named = [f for f in files if f.name in equal or is_step(f.save.step, name)]
             if len(named) == 1 and rank not in chosen:
                 chosen[rank] = named[0]
             else:
@@ -432,11 +417,8 @@ def _choose_by_rank(saved: SavedFiles, wanted: str) -> list[SavedFile]:
         for number, ranks in without.items():
             message = f"step {part}: {number} of {format_ranks(ranks)}"
             names = shorten((file.path.name for file in of_ranks[ranks[0]]), 3)
-            facts = f"files of rank {ranks[0]}: {names or 'none'}"
-            hint = "the name of one file for each rank, such as 0-1:NAME/2-3:NAME"
-            problems.append(
-                Diagnostic("source", message, hint=hint, facts=facts, ranks=tuple(ranks))
-            )
+            facts, of = f"files of rank {ranks[0]}: {names or 'none'}", tuple(ranks)
+            problems.append(Diagnostic("source", message, hint=hint, facts=facts, ranks=of))
     files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
@@ -509,10 +491,7 @@ def _some_unrecorded(saved: SavedFiles, files: Sequence[SavedFile]) -> Diagnosti
 
 
 def _rivals(saved: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
-    """Return the problem that files may be newer than some of one step, though their steps are not.
-
-    They have another prefix or suffix, no step, or a higher counter.
-    """
+    """Return the problem that files of other names or counters may be newer than a step."""
     save, of_rank = files[0].save, {file.rank: file for file in files}
     rivals = [
         file

@@ -281,7 +281,7 @@ class FileTask(Struct, frozen=True):
 
 
 class RemoteFile(TemporaryFile):
-    """A temporary file that a worker writes as an attempt; ends with `rename` or `discard`.
+    """A temporary file that a worker writes; ends with `rename` or `TemporaryFile.discard`.
 
     Attributes
     ----------

@@ -129,13 +129,10 @@ class Peak(Struct, frozen=True):
         Of all processes on this host, or of each worker of a cluster.
     engine
         The engine, with the number of its workers, if it has one.
-    is_of_worker
-        Whether it is that of each worker of a cluster.
     """
 
     nbytes: int
     engine: str
-    is_of_worker: bool
 
 
 def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -> Peak:
@@ -158,4 +155,4 @@ def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -
     kind = split_engine_name(options.engine)[0]
     engine = f"{kind}:{workers}" if kind in ("threads", "processes") else options.engine
     nbytes = base_bytes + buffers + (header_bytes if work.tasks else 0)
-    return Peak(nbytes, engine, is_cluster(options.engine))
+    return Peak(nbytes, engine)

@@ -52,14 +52,6 @@ class Supply(Struct, frozen=True):
             ranks_of.setdefault((number, nbytes), []).append(rank)
         return tuple(Need(tuple(ranks), *key) for key, ranks in ranks_of.items())
 
-    @property
-    def ranks_of_inputs(self) -> Mapping[int, tuple[int, ...]]:
-        """The source ranks that each of them needs, by input."""
-        found: dict[int, list[int]] = {}
-        for number, rank in sorted(self.nbytes):
-            found.setdefault(number, []).append(rank)
-        return {number: tuple(ranks) for number, ranks in found.items()}
-
 
 class Need(Struct, frozen=True):
     """Source ranks of an input, by its number, and the bytes that are needed of each of them."""

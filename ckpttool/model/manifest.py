@@ -141,7 +141,17 @@ class LeftOut(Struct, frozen=True):
 
 
 class AveragedInput(Struct, frozen=True):
-    """A checkpoint of which a mean was made, its step and its weight."""
+    """A checkpoint of which a mean was made.
+
+    Attributes
+    ----------
+    path
+        The checkpoint.
+    step
+        The step, as in the file names; null if they have none.
+    weight
+        Its weight.
+    """
 
     path: str
     step: str | None
@@ -301,12 +311,12 @@ class CastStats(Struct, frozen=True):
         return reduce(cls.merged, casts) if casts else None
 
     def __str__(self) -> str:
-        texts = []
+        losses = []
         if self.max_abs:
-            texts = [f"largest error {self.max_abs:.3g}, relative {self.max_rel:.3g}"]
-        texts += [f"{count(self.zeros, 'number')} became 0"] if self.zeros else []
-        texts += [f"{count(self.infinities, 'number')} became Inf"] if self.infinities else []
-        return ", ".join(texts) or "nothing was lost"
+            losses = [f"largest error {self.max_abs:.3g}, relative {self.max_rel:.3g}"]
+        losses += [f"{count(self.zeros, 'number')} became 0"] if self.zeros else []
+        losses += [f"{count(self.infinities, 'number')} became Inf"] if self.infinities else []
+        return ", ".join(losses) or "nothing was lost"
 
 
 class OutputEntry(Struct, frozen=True):

@@ -108,7 +108,15 @@ FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 class Reads(Struct, frozen=True):
-    """What was read, or will be: the number of system calls that read, and their bytes."""
+    """What was read, or will be.
+
+    Attributes
+    ----------
+    requests
+        Number of reads: system calls.
+    nbytes
+        Their bytes.
+    """
 
     requests: int = 0
     nbytes: int = 0

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar, cast, overload
 
 import msgspec
 
 from ckpttool._version import SCHEMA
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import CODES, Diagnostic, Severity, SeverityOf
+from ckpttool.problems import CODES, Diagnostic, Diagnostics, Severity, SeverityOf
 from ckpttool.wording import as_typed, count, encodable
 
 Json = dict[str, object]
@@ -33,6 +33,8 @@ Indefinite = Annotated[
 ]
 Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
 Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
+S = TypeVar("S")
+T = TypeVar("T")
 _ERRORS: SeverityOf = dict.fromkeys(CODES, "error")
 
 
@@ -136,6 +138,29 @@ class Reported(Sequence[Diagnostic]):
         ]
 
 
+class Each(Sequence[T]):
+    """Parts of a document that are made when they are read, since a screen needs few of many."""
+
+    def __init__(self, make: Callable[[S], T], sources: Sequence[S]) -> None:
+        self._make = make
+        self._sources = sources
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Each[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Each[T]:
+        if isinstance(at, slice):
+            return Each(self._make, self._sources[at])
+        return self._make(self._sources[at])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
 class Document(Answer, frozen=True):
     """A whole document; a key whose default is None is left out where it is None.
 
@@ -158,6 +183,15 @@ class Document(Answer, frozen=True):
             if field.name not in self.aside and (value is not None or field.required):
                 document[field.name] = plain(msgspec.to_builtins(value, enc_hook=_to_builtin))
         return document
+
+
+def notes_and_problems(found: Diagnostics) -> dict[str, Reported]:
+    """Return what is noted and what is wrong, for the keys of these names."""
+    of_files = (diagnostic for error in found.failures for diagnostic in error.diagnostics)
+    return {
+        "notes": Reported(found.of("note", "warning"), found.severity_of),
+        "problems": Reported((*of_files, *found.errors)),
+    }
 
 
 def plain(value: object) -> Any:
@@ -196,6 +230,30 @@ def _encodable(value: object) -> object:
             return value
 
 
+class FileOfSet(Answer, frozen=True):
+    """A file of a set.
+
+    Attributes
+    ----------
+    rank
+        Rank that the file is for; of numbered files the number, from 0.
+    path
+        The file.
+    format
+        Its format.
+    nbytes
+        Its size.
+    tensors
+        Number of tensors in it.
+    """
+
+    rank: Count
+    path: str
+    format: str
+    nbytes: Count
+    tensors: Count
+
+
 class Cast(Answer, frozen=True):
     """Tensors that were cast from one type to another.
 
@@ -221,6 +279,61 @@ def count_casts(types: Iterable[tuple[str, str]]) -> tuple[Cast, ...]:
     """Return how many tensors have another new type than their old one, by both."""
     numbers = sorted(Counter(pair for pair in types if pair[0] != pair[1]).items())
     return tuple(Cast(*pair, number) for pair, number in numbers)
+
+
+class DescribedLayout(Answer, frozen=True, kw_only=True):
+    """How the tensors of a stage are sharded.
+
+    Attributes
+    ----------
+    stage
+        The pipeline stage.
+    device_matrix
+        Sizes of the device grid, outermost axis first.
+    tensor_map
+        For each tensor axis the device axes that shard it, outermost split first; axis 0 is the
+        last of the matrix.
+    optimizer_shard
+        Slices into which ranks with equal slices split axis 0; 1 for none.
+    rows
+        Rows of each slice, if a manual split makes them unequal.
+    fields
+        Number of fields, if slices hold their share of each field.
+    """
+
+    stage: Count
+    device_matrix: tuple[Some, ...]
+    tensor_map: tuple[tuple[Count, ...], ...]
+    optimizer_shard: Some
+    rows: tuple[Count, ...] | None = None
+    fields: Some | None = None
+
+    @classmethod
+    def of(cls, layout: Layout) -> DescribedLayout:
+        """Return a layout as documents have it."""
+        return cls(
+            stage=layout.stage,
+            device_matrix=layout.device_matrix,
+            tensor_map=layout.tensor_map,
+            optimizer_shard=layout.optimizer_shard,
+            rows=layout.rows or None,
+            fields=layout.fields if layout.fields > 1 else None,
+        )
+
+
+class Box(Answer, frozen=True):
+    """A box of elements of a full tensor.
+
+    Attributes
+    ----------
+    start
+        Its first index along each axis.
+    shape
+        Its elements along each axis.
+    """
+
+    start: tuple[Count, ...]
+    shape: tuple[Count, ...]
 
 
 class StageLayout(Answer, frozen=True, kw_only=True):
@@ -296,7 +409,7 @@ def _to_builtin(value: object) -> object:
     match value:
         case Reported():
             return value.to_builtins()
-        case range():
+        case range() | Each():
             return [*value]
     raise TypeError(f"{type(value).__name__} has no place in a document")
 

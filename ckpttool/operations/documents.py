@@ -11,33 +11,24 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from msgspec import to_builtins
-
 from ckpttool._version import SCHEMA
 from ckpttool.formats.foreign import ForeignFile
-from ckpttool.model.belonging import WEIGHT, Belonging
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, holdings
 from ckpttool.operations.answer import Json, Reported, plain
 from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
 from ckpttool.operations.summary import layouts_of_rules, slice_shapes
-from ckpttool.problems import severities
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
     from ckpttool.formats.foreign import Device, RankTable
     from ckpttool.model.layout import Layout
-    from ckpttool.model.manifest import CastStats
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.distribution import Taken
-    from ckpttool.operations.estimate import Estimate
-    from ckpttool.operations.explanation import Explanation
     from ckpttool.operations.open import Array
-    from ckpttool.operations.run import Casting, Conversion
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
     from ckpttool.problems import Diagnostics
@@ -76,171 +67,6 @@ def values(found: Values) -> Json:
         **_take(found, "path step"),
         values=[*map(_tensor_values, found.tensors)],
         **_diagnostics(found.found),
-    )
-
-
-def explain(found: Explanation) -> Json:
-    """Return the document of explain; each distribution and each layout stands there once."""
-    distributions = list(dict.fromkeys(found.tensors.values()))
-    layouts = list(dict.fromkeys(layout for one in distributions for layout in one.layouts))
-    numbers = {one: number for number, one in enumerate(distributions)}
-    number_of = {one: number for number, one in enumerate(layouts)}
-    rank: Json | None = None
-    if found.rank is not None:
-        file = found.catalog.files.get(found.rank) if found.target is None else None
-        rank = {
-            "rank": found.rank,
-            "files": [] if file is None else [one.path for one in file.files],
-            "coordinates": [
-                {"device_matrix": matrix, "coordinate": at} for matrix, at in found.matrices.items()
-            ],
-        }
-    return _document(
-        path=found.catalog.root,
-        step=found.catalog.step,
-        target=found.target and found.target.files,
-        ranks=found.ranks,
-        stages=_each(found.stages, "ranks device_matrices"),
-        rank=rank,
-        groups=_each(found.groups, "ranks stage coordinate tensors nbytes sources lost"),
-        tensors=[
-            {
-                **_take(found.metas[name], "name dtype nbytes"),
-                "shape": found.metas[name].header_shape,
-                "distribution": numbers[one],
-                **_belonging(found.belongings.get(name, WEIGHT)),
-            }
-            for name, one in found.tensors.items()
-        ],
-        distributions=[
-            {
-                "known_by": one.known_by,
-                **_given(listed_optimizer_shard=one.listed_shard),
-                "slices": [
-                    {
-                        "regions": _each(part.regions, "start shape"),
-                        "ranks": part.owners,
-                        "layout": None if part.layout is None else number_of[part.layout],
-                        **(
-                            {"stored": part.holders}
-                            if found.target is None
-                            else {"taken": [*map(_taken, one.taken[part])]}
-                        ),
-                    }
-                    for part in one.slices
-                ],
-            }
-            for one in distributions
-        ],
-        layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
-        absent=list(found.absent),
-        **_diagnostics(found.found),
-        schema=2,
-    )
-
-
-def _taken(piece: Taken) -> Json:
-    start = {"src_start": piece.src.start}
-    return {"rank": piece.rank, **_take(piece.region, "start shape"), **start}
-
-
-def convert(done: Conversion) -> Json:
-    """Return the document of merge, split and reshard."""
-    target, part = done.plan.target, done.assignment.part
-    indexes = [one.path for one in done.documents if one.kind == "index"]
-    strategies = [one.path for one in done.documents if one.kind == "strategy"]
-    metas = [one.path for one in done.documents if one.kind == "meta.json"]
-    sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
-    not_listed: Json = {"choice": done.assignment.options.not_in_target}
-    for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():  # followed, full, dropped
-        not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
-    return _document(
-        _take(done.assignment.provenance, "ckpttool command plan"),
-        outputs=[{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
-        step=done.source.step,
-        **_take(done, "src_bytes dst_bytes"),
-        seconds=round(done.seconds, 6),
-        **_given(
-            largest_sharded=sharded or None,
-            left_out=_left_out(done.plan.left_out),
-            renamed=len(done.plan.renamed) or None,
-            averaged=_averaged(done) or None,
-            roles=done.plan.roles or None,
-            cast=done.casting and _casting(done.casting),
-            not_in_target=None if target.is_merged or done.plan.is_own else not_listed,
-        ),
-        notes=Reported(done.notes, severities("convert")),
-        **_given(
-            indexes=indexes or None,
-            strategy=next(iter(strategies), None),
-            meta=metas or None,
-            part=part and str(part),
-            manifest=done.manifest,
-        ),
-    )
-
-
-def _averaged(done: Conversion) -> Json:
-    """Describe a mean: its inputs, and how many tensors were averaged or are those of the last."""
-    if not done.averaged:
-        return {}
-    tensors = sum(transfer.is_mean for transfer in done.plan.transfers)
-    return {
-        "inputs": [
-            {"path": one.root, "step": one.step, "weight": weight} for one, weight in done.averaged
-        ],
-        "tensors": tensors,
-        "of_last": len(done.plan.transfers) - tensors,
-    }
-
-
-def _casting(found: Casting) -> Json:
-    """Describe what was cast; a dry run has no ``stats``."""
-    return {
-        "tensors": to_builtins(found.tensors),
-        **_take(found, "kept saved_bytes"),
-        **_cast_stats(found.stats),
-    }
-
-
-def _cast_stats(stats: CastStats | None) -> Json:
-    return {} if stats is None else _take(stats, "elements zeros infinities max_abs max_rel")
-
-
-def _belonging(what: Belonging) -> Json:
-    return {"role": what.role, **_given(of=what.of)}
-
-
-def _left_out(tensors: Mapping[str, int]) -> Json | None:
-    """Describe tensors and their bytes; None for no tensor."""
-    return to_builtins(found) if (found := LeftOut.of(tensors)) else None
-
-
-def estimate(found: Estimate) -> Json:
-    """Return the document of a dry run: that of the run, and what it takes."""
-    work = found.work
-    reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
-    space = _each(found.space, "folder need free")
-    needed = "ranks input nbytes" if found.averaged else "ranks nbytes"
-    return _document(
-        convert(found),
-        dry_run={
-            "reads": {
-                **{kind: _take(one, "requests nbytes") for kind, one in reads.items()},
-                "over_read": work.over_read,
-            },
-            "writes": {
-                "headers": found.header_bytes,
-                "data": work.written,
-                "documents": found.document_bytes,
-            },
-            "tasks": work.tasks,
-            "sources": [
-                {"ranks": one.ranks, "needs": _each(one.needs, needed)} for one in found.supplies
-            ],
-            "memory": {"nbytes": found.peak.nbytes, "engine": found.peak.engine},
-            "disks": space,
-        },
     )
 
 
@@ -394,7 +220,7 @@ def _summary(found: Inspection) -> Json:
         "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
         "other": _take(amounts.other, _AMOUNT),
         **_given(copies=_take(amounts.copies, _AMOUNT) if amounts.copies.tensors else None),
-        **_given(left_out=_left_out(found.left_out)),
+        **_given(left_out=(of := LeftOut.of(found.left_out)) and _take(of, "tensors nbytes")),
         "parallelism": _parallelism(summary.parallelism),
         **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),
         **_take(done, "missing_tensors replicas"),

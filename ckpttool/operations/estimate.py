@@ -7,20 +7,29 @@ planned, the destination is inspected.  Then the tasks of the run are counted, n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.execution import task_costs
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
-from ckpttool.execution.memory import Peak, estimate_peak, fit_memory
-from ckpttool.execution.task_costs import Supply, Work, survey
+from ckpttool.execution.memory import estimate_peak, fit_memory
+from ckpttool.execution.task_costs import survey
 from ckpttool.model.tensors import Reads
-from ckpttool.operations.run import Conversion
-from ckpttool.planning.preflight import Space, find_space
+from ckpttool.operations.conversion import (
+    Conversion,
+    DryRun,
+    Memory,
+    Need,
+    ReadsOfRun,
+    Supply,
+    WritesOfRun,
+    describe_run,
+)
+from ckpttool.planning.preflight import find_space
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.system import peak_bytes
 from ckpttool.transaction.sealed_files import Written
-from ckpttool.wording import count, format_bytes, format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -29,78 +38,13 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 
-class Estimate(Conversion, frozen=True):
-    """What a run would answer, and what it would do; ``seconds`` are those of the dry run.
-
-    Attributes
-    ----------
-    headers, samples
-        What was read to know all this, as the run reads it, too: what finds the files and their
-        headers, and contents where they decide or are checked.
-    work
-        What the tasks of the run would do.
-    peak
-        The memory that they would take.
-    space
-        The bytes that the outputs need on each disk.
-    """
-
-    headers: Reads
-    samples: Reads
-    work: Work
-    peak: Peak
-    space: Sequence[Space]
-
-    def _texts(self) -> Iterator[str]:
-        target = self.plan.target
-        (where, *_) = target.paths.values() if self.is_one_file else [target.output_folder]
-        yield f"{where}: {count(len(self.outputs), 'file')}"
-        yield f"reads {format_bytes(self.read_bytes)}"
-        yield f"writes {format_bytes(self.written_bytes)}"
-        yield f"memory {format_bytes(self.peak.nbytes)}"
-
-    def _rows(self) -> Iterator[Sequence[str]]:
-        several = len(self.plan.inputs) > 1
-        yield ("output ranks", "source ranks", *(["input"] if several else []), "bytes of each")
-        for supply in self.supplies:
-            for need in supply.needs:
-                ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
-                number = [str(need.input + 1)] if several else []
-                yield (*ranks, *number, format_bytes(need.nbytes))
-
-    @property
-    def read_bytes(self) -> int:
-        """All bytes that the run would read of its source."""
-        return (self.headers + self.samples + self.work.reads).nbytes
-
-    @property
-    def written_bytes(self) -> int:
-        """All bytes that the run would write, without the manifest and the record of the run."""
-        return self.header_bytes + self.work.written + self.document_bytes
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes of the outputs that are not contents of tensors."""
-        return sum(self.work.sizes.values()) - self.work.written
-
-    @property
-    def document_bytes(self) -> int:
-        """Bytes of the small files beside the outputs."""
-        return 0 if self.assignment.is_finished else sum(len(one.data) for one in self.documents)
-
-    @property
-    def supplies(self) -> Sequence[Supply]:
-        """Which source ranks the target ranks need, and how many bytes of each."""
-        return self.work.supplies
-
-
 def estimate(
     make_plan: Callable[..., tuple[Plan, Assignment]],
     run: RunOptions,
     *,
     open_progress: OpenProgress = no_progress,
     on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
-) -> Estimate:
+) -> Conversion:
     """Make a plan as `ckpttool.operations.run.convert` does, and say what it takes.
 
     Nothing is created, locked or written.  No cluster is needed: contents are read on this host,
@@ -129,13 +73,33 @@ def estimate(
         work = survey(plan, rest, sizes, by_file=is_cluster(run.engine))
     outputs = _outputs(mine, assignment, work.sizes)
     written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
-    return Estimate(
-        *(plan, assignment, outputs, time.perf_counter() - started),
-        sum(map(_header_reads, plan.inputs), Reads()),
-        counting.reads,
-        work,
-        estimate_peak(run, mine, before, work),
-        find_space(written),
+    of_headers = sum(map(_header_reads, plan.inputs), Reads())
+    has_documents = assignment.part is None and not assignment.is_finished
+    documents = plan.documents if has_documents else ()
+    peak = estimate_peak(run, mine, before, work)
+    takes = DryRun(
+        ReadsOfRun(of_headers, counting.reads, work.reads, work.over_read),
+        WritesOfRun(
+            sum(work.sizes.values()) - work.written,
+            work.written,
+            sum(len(document.data) for document in documents),
+        ),
+        work.tasks,
+        tuple(_supply(supply, bool(plan.weights)) for supply in work.supplies),
+        Memory(peak.nbytes, peak.engine),
+        tuple(find_space(written)),
+    )
+    seconds = time.perf_counter() - started
+    return describe_run(plan, assignment, outputs, seconds, dry_run=takes)
+
+
+def _supply(supply: task_costs.Supply, has_inputs: bool) -> Supply:
+    return Supply(
+        supply.ranks,
+        tuple(
+            Need(ranks=need.ranks, input=need.input if has_inputs else None, nbytes=need.nbytes)
+            for need in supply.needs
+        ),
     )
 
 

@@ -19,12 +19,25 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.model.belonging import Belongings, Role, count_roles
+from ckpttool.model.belonging import WEIGHT, Belongings, Role, count_roles
 from ckpttool.model.layout import Layout
+from ckpttool.model.slicing import Holding
+from ckpttool.operations.answer import (
+    Answer,
+    Box,
+    Count,
+    DescribedLayout,
+    Document,
+    Each,
+    Reported,
+    Some,
+    notes_and_problems,
+)
 from ckpttool.operations.describe import refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
-    Ranks,
+    Known,
+    Taken,
     distribute,
     distribute_target,
     full_meta,
@@ -54,36 +67,233 @@ if TYPE_CHECKING:
 Matrix = tuple[int, ...]  # a device matrix
 
 
-class RankGroup(Struct, frozen=True):
+class RankGroup(Answer, frozen=True):
     """Ranks that hold, or should hold, the same slices of all tensors.
 
     Attributes
     ----------
     ranks
         The ranks, ascending, in one stage.
+    stage
+        The number of their stage; null without stages.
+    coordinate
+        Their position along each axis of the first device matrix of the stage; null where they
+        differ.
+    tensors
+        Number of tensors that each of them holds; if none has a file, that each should hold.
+    nbytes
+        Bytes of these.
+    sources
+        In a target, the source ranks that each of them reads.
     lost
         Those of them that have no file that can be read.
-    stage
-        The number of their stage; None without stages.
-    coordinate
-        Position along each device axis, outermost first; None where the ranks differ.
-    tensors, nbytes
-        What each of them with a file holds; if none has, what each should hold.
-    sources
-        In a target: the source ranks that each of them reads.
     """
 
-    ranks: Ranks
-    stage: int | None
-    coordinate: tuple[int | None, ...]
-    tensors: int
-    nbytes: int
-    sources: Ranks = ()
-    lost: Ranks = ()
+    ranks: tuple[Count, ...]
+    stage: Count | None
+    coordinate: tuple[Count | None, ...]
+    tensors: Count
+    nbytes: Count
+    sources: tuple[Count, ...]
+    lost: tuple[Count, ...]
 
 
-class Explanation(Brief, Struct, frozen=True, dict=True):
-    """What the ranks of a checkpoint, or of a target, hold.
+class Place(Answer, frozen=True):
+    """Where a rank lies in a device matrix.
+
+    Attributes
+    ----------
+    device_matrix
+        The device matrix, outermost axis first.
+    coordinate
+        Position along each of its axes.
+    """
+
+    device_matrix: tuple[Some, ...]
+    coordinate: tuple[Count, ...]
+
+
+class ExplainedRank(Answer, frozen=True):
+    """The explained rank.
+
+    Attributes
+    ----------
+    rank
+        Its number.
+    files
+        Its files; none if none can be read, and in a target.
+    coordinates
+        Where it lies in each device matrix.
+    """
+
+    rank: Count
+    files: tuple[str, ...]
+    coordinates: tuple[Place, ...]
+
+
+class ExplainedTensor(Answer, frozen=True):
+    """A tensor.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    dtype
+        Its element type.
+    nbytes
+        Bytes of the full tensor.
+    shape
+        The full shape.
+    distribution
+        How it is distributed: an index in distributions.
+    role
+        What it is: a weight, or the state, scale, copy or counter of something.
+    of
+        The parameter that it belongs to, if any.
+    """
+
+    name: str
+    dtype: str
+    nbytes: Count
+    shape: tuple[Count, ...]
+    distribution: Count
+    role: Role
+    of: str | None = None
+
+
+class TakenBox(Answer, frozen=True):
+    """Elements of a target slice, and the source rank that has them.
+
+    Attributes
+    ----------
+    rank
+        The source rank; of a merged checkpoint, the number of the file.
+    start
+        The first index in the full tensor.
+    shape
+        Elements along each axis.
+    src_start
+        The first index in the slice of the source rank.
+    """
+
+    rank: Count
+    start: tuple[Count, ...]
+    shape: tuple[Count, ...]
+    src_start: tuple[Count, ...]
+
+
+class ExplainedSlice(Answer, frozen=True):
+    """A slice, and who holds it.
+
+    Attributes
+    ----------
+    regions
+        Its elements; several boxes only in a field-sliced embedding.
+    ranks
+        The ranks that should hold it, ascending.
+    layout
+        The layout of their stage: an index in layouts; null without one.
+    stored
+        In a source, the ranks that have it on disk.
+    taken
+        In a target, what is read from whom.
+    """
+
+    regions: tuple[Box, ...]
+    ranks: tuple[Count, ...]
+    layout: Count | None
+    stored: tuple[Count, ...] | None = None
+    taken: tuple[TakenBox, ...] | None = None
+
+
+class ExplainedDistribution(Answer, frozen=True, kw_only=True):
+    """How full tensors are distributed over ranks; those of equal distribution share it.
+
+    Attributes
+    ----------
+    known_by
+        listed: a strategy lists it, or the checkpoint describes it; follows: sharded like its
+        parameter; whole: files hold it in full; unlisted: nothing says how.
+    listed_optimizer_shard
+        The optimizer shard that the strategy lists, if the slices have another.
+    slices
+        The slices, stage by stage in C order; of a rank, only those that it holds.
+    """
+
+    known_by: Known
+    listed_optimizer_shard: Some | None = None
+    slices: tuple[ExplainedSlice, ...]
+
+
+class Explanation(Brief, Document, frozen=True, kw_only=True, dict=True):
+    """What explain prints with --json; each distribution and each layout stands there once.
+
+    Attributes
+    ----------
+    path
+        The source.
+    step
+        The step that is read; null if the names of the files have none.
+    target
+        The files of the target strategy; null if the source is explained.
+    ranks
+        All ranks of the source, or of the target.
+    stages
+        The pipeline stages; none without layouts. The device matrix of most sharded tensors is
+        first.
+    rank
+        The rank that --rank names; null for all.
+    groups
+        The ranks that hold the same; with --rank only its group.
+    tensors
+        The tensors; with --rank those that it holds, with --tensor those with such a name.
+    distributions
+        The distributions of these tensors.
+    layouts
+        The layouts of these distributions.
+    absent
+        Tensors that the strategy lists for these ranks, and that no file holds.
+    notes
+        Notes and warnings.
+    problems
+        What is wrong.
+    parts
+        What all of this is made of.
+    """
+
+    schema = 2
+    aside = frozenset({"parts"})
+
+    path: str
+    step: str | None
+    target: tuple[str, ...] | None
+    ranks: Sequence[Count]
+    stages: tuple[Stage, ...]
+    rank: ExplainedRank | None
+    groups: tuple[RankGroup, ...]
+    tensors: Sequence[ExplainedTensor]
+    distributions: Sequence[ExplainedDistribution]
+    layouts: tuple[DescribedLayout, ...]
+    absent: tuple[str, ...]
+    notes: Reported
+    problems: Reported
+    parts: Explained
+
+    def _texts(self) -> Iterator[str]:
+        yield self.parts.origin
+        yield format_ranks(self.ranks if self.rank is None else [self.rank.rank])
+        yield count(len(self.tensors), "tensor")
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "slice", "ranks")
+        for name, how in self.parts.tensors.items():
+            for part in how.slices:
+                elements = " and ".join(map(str, part.regions))
+                yield (name, elements, format_numbers(part.owners, ", "))
+
+
+class Explained(Struct, frozen=True, dict=True):
+    """What an explanation is made of.
 
     Attributes
     ----------
@@ -96,12 +306,11 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
     ranks
         All ranks.
     stages
-        The stages, with the device matrix of most sharded tensors first, if these tensors have one;
-        none without layouts.
+        The stages; none without layouts.
     patterns
-        What the names of the explained tensors match; none for all tensors.
+        Of the names of tensors; none for all tensors.
     tensors
-        Name to distribution.  With a rank: only its slices, of the tensors that it holds.
+        Name to distribution.
     metas
         Name to full tensor; of one without a full shape, a slice.
     belongings
@@ -111,7 +320,7 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
     is_deduplicated
         Whether each slice is on one of its ranks, as the checkpoint was saved.
     rank, whole
-        The explained rank, and the explanation of all ranks; None for that itself.
+        The explained rank, and what the explanation of all ranks is made of; None for that itself.
     """
 
     catalog: Catalog
@@ -126,29 +335,76 @@ class Explanation(Brief, Struct, frozen=True, dict=True):
     absent: Mapping[str, Sequence[Layout]] = {}
     is_deduplicated: bool = False
     rank: int | None = None
-    whole: Explanation | None = None
+    whole: Explained | None = None
 
-    def _texts(self) -> Iterator[str]:
-        yield self.catalog.root if self.target is None else self.target.origin
-        yield format_ranks(self.ranks if self.rank is None else [self.rank])
-        yield count(len(self.tensors), "tensor")
+    @property
+    def origin(self) -> str:
+        """What is explained: the source, or the target."""
+        return self.catalog.root if self.target is None else self.target.origin
 
-    def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("tensor", "slice", "ranks")
-        for name, one in self.tensors.items():
-            for part in one.slices:
-                elements = " and ".join(map(str, part.regions))
-                yield (name, elements, format_numbers(part.owners, ", "))
+    def describe(self) -> Explanation:
+        """Return the answer."""
+        distributions = {
+            how: number for number, how in enumerate(dict.fromkeys(self.tensors.values()))
+        }
+        layouts = dict.fromkeys(layout for how in distributions for layout in how.layouts)
+        numbers = {layout: number for number, layout in enumerate(layouts)}
 
-    def of_rank(self, rank: int) -> Explanation:
-        """Return the explanation of one rank.
+        def describe_tensor(name: str) -> ExplainedTensor:
+            meta, belonging = self.metas[name], self.belongings.get(name, WEIGHT)
+            distribution = distributions[self.tensors[name]]
+            return ExplainedTensor(
+                *(name, meta.dtype, meta.nbytes, meta.header_shape),
+                *(distribution, belonging.role, belonging.of),
+            )
+
+        def describe_slice(how: Distribution, part: Holding) -> ExplainedSlice:
+            return ExplainedSlice(
+                tuple(Box(region.start, region.shape) for region in part.regions),
+                part.owners,
+                None if part.layout is None else numbers[part.layout],
+                part.holders if self.target is None else None,
+                None if self.target is None else tuple(map(_describe_taken, how.taken[part])),
+            )
+
+        def describe_distribution(how: Distribution) -> ExplainedDistribution:
+            slices = tuple(describe_slice(how, part) for part in how.slices)
+            return ExplainedDistribution(
+                known_by=how.known_by, listed_optimizer_shard=how.listed_shard, slices=slices
+            )
+
+        rank = None
+        if self.rank is not None:
+            file = self.catalog.files.get(self.rank) if self.target is None else None
+            files = () if file is None else tuple(stored.path for stored in file.files)
+            rank = ExplainedRank(
+                self.rank, files, tuple(Place(*at) for at in self.matrices.items())
+            )
+        return Explanation(
+            path=self.catalog.root,
+            step=self.catalog.step,
+            target=None if self.target is None else self.target.files,
+            ranks=self.ranks,
+            stages=self.stages,
+            rank=rank,
+            groups=self.groups,
+            tensors=Each(describe_tensor, tuple(self.tensors)),
+            distributions=Each(describe_distribution, tuple(distributions)),
+            layouts=tuple(map(DescribedLayout.of, layouts)),
+            absent=tuple(self.absent),
+            **notes_and_problems(self.found),
+            parts=self,
+        )
+
+    def of_rank(self, rank: int) -> Explained:
+        """Return the parts that a rank holds.
 
         Raises
         ------
         PlanError
             There is no such rank.
         """
-        where = self.catalog.root if self.target is None else self.target.origin
+        where = self.origin
         if self.is_of_files:
             text, hint = "a merged checkpoint has no ranks", "-d STRATEGY, for those of a target"
             raise PlanError([Diagnostic("options", text, hint=hint, where=where)])
@@ -274,12 +530,12 @@ def explain(
         whole = _explain_source(catalog, strategy, checkpoint, found)
     else:
         whole = _explain_target(catalog, target, options.tensors.include, read, checkpoint)
-    return whole if rank is None else whole.of_rank(rank)
+    return (whole if rank is None else whole.of_rank(rank)).describe()
 
 
 def _explain_source(
     catalog: Catalog, strategy: Strategy | None, checkpoint: Checkpoint, found: Diagnostics
-) -> Explanation:
+) -> Explained:
     """Explain what the ranks of a checkpoint hold; ``strategy`` is as it was read."""
     layouts = checkpoint.strategy.layouts
     tensors = distribute(checkpoint, strategy)
@@ -288,7 +544,7 @@ def _explain_source(
     ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     absent = {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()}
     of_tensors = chain(*(one.layouts for one in tensors.values()), *absent.values())
-    return Explanation(
+    return Explained(
         *(catalog, None, found, sorted(ranks)),
         _find_stages(checkpoint.strategy, of_tensors),
         checkpoint.options.tensors.include,
@@ -298,6 +554,10 @@ def _explain_source(
         absent,
         checkpoint.is_deduplicated,
     )
+
+
+def _describe_taken(piece: Taken) -> TakenBox:
+    return TakenBox(piece.rank, piece.region.start, piece.region.shape, piece.src.start)
 
 
 def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
@@ -428,7 +688,7 @@ def _explain_target(
     patterns: Collection[str],
     read: Planned,
     checkpoint: Checkpoint,
-) -> Explanation:
+) -> Explained:
     """Explain what the ranks of a target would hold, and read."""
     plan = read.plan
     if plan is None:
@@ -442,7 +702,7 @@ def _explain_target(
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
     belongings = checkpoint.belongings
     placed = distribute_target(plan, by_name)
-    return Explanation(
+    return Explained(
         *(catalog, target, read.found, target.ranks, stages, patterns),
         *(placed, metas, belongings),
     )

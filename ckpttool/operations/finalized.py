@@ -5,39 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
-
 from ckpttool._version import __version__
 from ckpttool.model.manifest import CastStats, LeftOut
-from ckpttool.operations.answer import Answer, Count, Digest, Document, Magnitude, Reported, Some
+from ckpttool.operations.answer import (
+    Answer,
+    Count,
+    Digest,
+    Document,
+    FileOfSet,
+    Magnitude,
+    Reported,
+    Some,
+)
 from ckpttool.problems import severities
 from ckpttool.transaction.sealed_files import Manifest
-
-Format = Literal["ckpt", "safetensors", "hdf5"]
-
-
-class FileOfSet(Answer, frozen=True):
-    """A file of a set.
-
-    Attributes
-    ----------
-    rank
-        Rank that the file is for; of numbered files the number, from 0.
-    path
-        The file.
-    format
-        Its format.
-    nbytes
-        Its size.
-    tensors
-        Number of tensors in it.
-    """
-
-    rank: Count
-    path: str
-    format: Format
-    nbytes: Count
-    tensors: Count
 
 
 class CastOfSet(Answer, frozen=True):
@@ -116,7 +97,7 @@ class Finalized(Document, frozen=True, kw_only=True):
             command=command,
             path=folder,
             outputs=tuple(
-                FileOfSet(one.rank, one.path, cast(Format, one.format), one.nbytes, one.tensors)
+                FileOfSet(one.rank, one.path, one.format, one.nbytes, one.tensors)
                 for one in manifest.outputs
             ),
             step=manifest.step,

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY
 from ckpttool.checkpoint.recorded import read_kept, with_names_of_files
@@ -310,7 +311,9 @@ def _plan(
     )
     if sight.checkpoint is not None:
         checkpoint = sight.checkpoint
-        sight = replace(sight, contents=sight.contents.without_samples())
+        # Samples take as much memory as the checkpoint, and only checks need them.
+        left = replace(sight.contents, sampled=(), sampled_copies=(), evidence=Evidence())
+        sight = replace(sight, contents=left)
         try:
             if target.strategy is not None:
                 of_files = with_names_of_files(sight.catalog, target.strategy)

@@ -151,14 +151,13 @@ def check_strategies(
         raise_all(catalog.damaged.values())
     evidence = Evidence()
     executor = executor or InlineExecutor()
-    named = [one if isinstance(one, Strategy) else os.fspath(one) for one in strategies]
-    found = [_try(catalog, one, executor, evidence) for one in named]
-    return tuple(sorted(found, key=_order))
+    given = (it if isinstance(it, Strategy) else os.fspath(it) for it in strategies)
+    return tuple(sorted((_try(catalog, it, executor, evidence) for it in given), key=_order))
 
 
-def _order(one: Candidate) -> tuple[int, int, int, int, int]:
-    evidence, unproven = one.agreeing + one.shaped, sum(map(len, one.unproven.values()))
-    return VERDICTS.index(one.verdict), len(one.findings), -evidence, unproven, -one.listed
+def _order(it: Candidate) -> tuple[int, int, int, int, int]:
+    evidence, unproven = it.agreeing + it.shaped, sum(map(len, it.unproven.values()))
+    return VERDICTS.index(it.verdict), len(it.findings), -evidence, unproven, -it.listed
 
 
 def _try(
@@ -167,30 +166,29 @@ def _try(
     """Return what the checkpoint shows of one strategy, by itself."""
     path, column = given if isinstance(given, str) else given.origin, severities("verify")
     tensors = catalog.holders.keys()
+    findings, number = Reported((), column), len(tensors)
+    unread = Candidate(path, "unknown", None, None, 0, number, 0, 0, 0, False, {}, findings)
     try:
         strategy = read_strategy([given]) if isinstance(given, str) else given
     except CkptToolError as error:
-        findings = Reported(error.diagnostics, column)
-        return Candidate(
-            *(path, "unknown", None, None, 0, len(tensors), 0, 0, 0, False, {}, findings)
-        )
-    sizes = len(strategy.ranks), strategy.stages
+        return replace(unread, findings=Reported(error.diagnostics, column))
     try:
         steps = resolving(
-            limit_to_written_ranks(catalog, strategy),
-            strategy,
-            ResolveOptions(),
+            *(limit_to_written_ranks(catalog, strategy), strategy, ResolveOptions()),
             contents="samples",
             is_refused=partial(is_refused, command="verify"),
             option="a strategy",
         )
         checkpoint, contents = read_contents(steps, executor, evidence)
     except CkptToolError as error:
-        findings = Reported(error.diagnostics, column)
-        verdict: Verdict = "misfit" if any(_is_against(one) for one in findings) else "unknown"
-        listed = len(strategy.layouts.keys() & tensors)
-        return Candidate(
-            *(path, verdict, *sizes, listed, len(tensors), 0, 0, 0, False, {}, findings)
+        is_wrong = any(map(_is_against, error.diagnostics))
+        return replace(
+            unread,
+            verdict="misfit" if is_wrong else "unknown",
+            ranks=len(strategy.ranks),
+            stages=strategy.stages,
+            listed=len(strategy.layouts.keys() & tensors),
+            findings=Reported(error.diagnostics, column),
         )
     problems = [*run_checks(checkpoint, contents, "verify")]
     other = noted_other_strategy(checkpoint.strategy)
@@ -202,30 +200,33 @@ def _try(
     except CkptToolError as error:
         problems += error.diagnostics
     problems += () if contents.unread is None else contents.unread.diagnostics
-    found = [one for one in problems if _is_grave(one)]
-    found.sort(key=lambda one: not _is_against(one))
-    is_wrong = any(map(_is_against, found))
+    grave = [problem for problem in problems if _is_grave(problem)]
+    grave.sort(key=lambda problem: not _is_against(problem))
+    is_wrong = any(map(_is_against, grave))
     unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
-    verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(
-        *(path, verdict, len(checkpoint.strategy.ranks), checkpoint.strategy.stages),
+        path,
+        "misfit" if is_wrong else "unknown" if grave or unproven else "fits",
+        len(checkpoint.strategy.ranks),
+        checkpoint.strategy.stages,
         len(checkpoint.strategy.layouts.keys() & tensors),
-        len(tensors),
+        number,
         len(contents.sampled),
         sum(map(_agrees, contents.sampled)),
         sum(map(_has_listed_shape, checkpoint.tensors)),
         checkpoint.is_recorded,
         unproven,
-        Reported(found, column),
+        Reported(grave, column),
     )
 
 
-def _is_against(one: Diagnostic) -> bool:
-    return one.code in AGAINST
+def _is_against(problem: Diagnostic) -> bool:
+    return problem.code in AGAINST
 
 
-def _is_grave(one: Diagnostic) -> bool:
-    return severities("verify")[one.code] in _GRAVE or severities("convert")[one.code] == "error"
+def _is_grave(problem: Diagnostic) -> bool:
+    code = problem.code
+    return severities("verify")[code] in _GRAVE or severities("convert")[code] == "error"
 
 
 def _unproven(
@@ -237,30 +238,30 @@ def _unproven(
     they show their order if there are several ways to arrange them by device axes, which there are
     unless their number is prime.  Contents show which ranks hold equal slices.
     """
-    sampled = {one.tensor.name: one for one in contents.sampled}
-    found: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
-    for one in checkpoint.tensors:
-        if not isinstance(one.slicing, LayoutSlicing) or not one.has_layout:
+    sampled_of = {sampled.tensor.name: sampled for sampled in contents.sampled}
+    names_of: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
+    for tensor in checkpoint.tensors:
+        if not isinstance(tensor.slicing, LayoutSlicing) or not tensor.has_layout:
             continue
-        layout, slices = one.layout, math.prod(one.layout.slice_counts)
-        in_index = any(one.name in index for index in contents.readable_indexes)
-        has_shape = in_index or layout.full_shape == one.meta.shape
+        layout, slices = tensor.layout, math.prod(tensor.layout.slice_counts)
+        in_index = any(tensor.name in index for index in contents.readable_indexes)
+        has_shape = in_index or layout.full_shape == tensor.meta.shape
         is_one_way = has_shape and slices in (1, len(layout.ranks))
-        if slices > 1 and not has_shape and len(one.meta.shape) > 1:
-            found["axis"].append(one.name)
+        if slices > 1 and not has_shape and len(tensor.meta.shape) > 1:
+            names_of["axis"].append(tensor.name)
         if len(divisors(slices)) > 2 or layout.fields > 1:
-            found["order"].append(one.name)
-        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled.get(one.name))):
-            found["owners"].append(one.name)
-    yield from ((aspect, tuple(names)) for aspect, names in found.items() if names)
+            names_of["order"].append(tensor.name)
+        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled_of.get(tensor.name))):
+            names_of["owners"].append(tensor.name)
+    yield from ((aspect, tuple(names)) for aspect, names in names_of.items() if names)
 
 
-def _shows_owners(one: SampledTensor | None) -> bool:
-    if one is None or one.is_constant:
+def _shows_owners(sampled: SampledTensor | None) -> bool:
+    if sampled is None or sampled.is_constant:
         return False
-    if one.tensor.layout.replicas == 1:
-        return not one.is_spot_check
-    return _agrees(one)
+    if sampled.tensor.layout.replicas == 1:
+        return not sampled.is_spot_check
+    return _agrees(sampled)
 
 
 def _differing_unlisted(
@@ -270,20 +271,18 @@ def _differing_unlisted(
     names = names_to_sample(summarize(checkpoint).entries)
     for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
         if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:
-            text, facts = (
-                "not in the strategy, and different between ranks",
-                format_difference(groups),
-            )
-            yield Diagnostic("unlisted", text, facts=facts, tensor=name)
+            message = "not in the strategy, and different between ranks"
+            facts = format_difference(groups)
+            yield Diagnostic("unlisted", message, facts=facts, tensor=name)
 
 
-def _agrees(one: SampledTensor) -> bool:
-    has_compared = any(len(ranks) > 1 for ranks in one.sampled)
-    return has_compared and not one.differing_groups and not one.is_constant
+def _agrees(sampled: SampledTensor) -> bool:
+    has_compared = any(len(ranks) > 1 for ranks in sampled.sampled)
+    return has_compared and not sampled.differing_groups and not sampled.is_constant
 
 
-def _has_listed_shape(one: FullTensor) -> bool:
-    if not isinstance(one.slicing, LayoutSlicing):
+def _has_listed_shape(tensor: FullTensor) -> bool:
+    if not isinstance(tensor.slicing, LayoutSlicing):
         return False
-    layout = one.slicing.layout
-    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == one.meta.shape
+    layout = tensor.slicing.layout
+    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == tensor.meta.shape

@@ -23,6 +23,7 @@ from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.answer import Answer, Some
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -184,11 +185,19 @@ class Split(Struct, frozen=True):
     tensors: int
 
 
-class Stage(Struct, frozen=True):
-    """The ranks of a pipeline stage, and its device matrices: of most sharded tensors first."""
+class Stage(Answer, frozen=True):
+    """A pipeline stage.
+
+    Attributes
+    ----------
+    ranks
+        Its ranks, ascending.
+    device_matrices
+        Its device matrices, outermost axis first; that of most sharded tensors first.
+    """
 
     ranks: range
-    device_matrices: tuple[tuple[int, ...], ...]
+    device_matrices: tuple[tuple[Some, ...], ...]
 
 
 class OptimizerShard(Struct, frozen=True):

@@ -68,9 +68,16 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
 
 
 class Space(Struct, frozen=True):
-    """The bytes that new files need on a disk, and those that are free there.
+    """A disk that outputs are written to.
 
-    ``folder`` is the nearest folder that exists already.
+    Attributes
+    ----------
+    folder
+        The nearest folder of an output that exists already.
+    need
+        Bytes of the outputs, less those of half-written files that are replaced.
+    free
+        Bytes that are free.
     """
 
     folder: str

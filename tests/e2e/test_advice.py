@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import resource
@@ -20,8 +19,6 @@ import pytest
 from ckpttool.formats.local import more_files_hint
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import message, run, run_well
-from tests.support.corpus import GOLDEN
-from tests.support.readers import read
 
 TENSORS = {"w": noise("w", "Float32", (4, 2)), "b": noise("b", "BFloat16", (3,))}
 REVISIONS = ("0123456789abcdef0123456789abcdef01234567", "fe" * 20)
@@ -46,44 +43,6 @@ def cache(root: Path, files: dict[str, dict], revisions=REVISIONS[:1], main: int
             path.rename(blob)
             path.symlink_to(os.path.relpath(blob, folder))
     return root
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"model.safetensors": TENSORS},
-        {"weights_7.safetensors": TENSORS},
-        {f"model-0000{i}-of-00002.safetensors": {n: TENSORS[n]} for i, n in ((1, "w"), (2, "b"))},
-    ],
-)
-def test_the_root_of_a_hugging_face_cache_names_its_revision(files):
-    cache(Path("models--org--m"), files)
-    for command in ("inspect", "verify"):
-        source, _, rest = advice(run(command, "models--org--m")).partition(" as SRC")
-        assert (source, rest) == (f"models--org--m/snapshots/{REVISIONS[0]}", "")
-    result = run("merge", source, "-o", "out.safetensors")
-    if result.exit_code:  # a file of another name than Hugging Face's is named in turn
-        source = advice(result).removesuffix(" as SRC")
-        run_well("merge", source, "-o", "out.safetensors")
-    assert read(Path("out.safetensors")) == TENSORS
-
-
-@pytest.mark.parametrize("main", [0, 1])
-def test_the_main_revision_of_a_cache_comes_first(tmp_path, main):
-    cache(tmp_path / "hub" / "models--a--b", {"model.safetensors": TENSORS}, REVISIONS, main)
-    result = run("inspect", tmp_path / "hub")
-    assert "a folder of 2 merged checkpoints" in message(result)
-    assert advice(result).removesuffix(" as SRC").endswith(f"snapshots/{REVISIONS[main]}")
-    run_well("inspect", advice(result).removesuffix(" as SRC"))
-
-
-def test_rank_files_beside_a_merged_checkpoint_keep_their_pattern(tmp_path):
-    for rank in range(2):
-        write_file(tmp_path / f"worker{rank}" / "net.ckpt", TENSORS, "ckpt")
-    write_file(tmp_path / "hf" / "model.safetensors", TENSORS, "safetensors")
-    said = message(run("inspect", tmp_path))
-    assert "2 ranks" in said
-    assert "hf" in said
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -166,42 +125,6 @@ def test_documents_of_paths_that_are_not_utf8_are_strict_json(tmp_path, name):
         )
         text = json.dumps(json.loads(done.stdout), ensure_ascii=False)
         assert json.dumps(spelled, ensure_ascii=False)[1:-1] in text.encode().decode()
-
-
-def test_packed_files_of_others_are_not_named(tmp_path):
-    for path in ("docs/page.7.gz", "log.txt.xz", "src-1.2.tar.gz", "model.zip", "rank.txt.bz2"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(gzip.compress(b"text"))
-    said = message(run("inspect", tmp_path))
-    assert "the folder of the rank folders as SRC" in said
-    assert "unpack" not in said
-
-
-@pytest.mark.parametrize(("name", "letters"), [("net.tar.gz", "xzf"), ("all.tgz", "xzf")])
-def test_a_compressed_archive_as_src_is_unpacked_by_tar(name, letters):
-    write_file(Path("net.ckpt"), TENSORS, "ckpt")
-    subprocess.run(["tar", "czf", name, "net.ckpt"], check=True)
-    Path("net.ckpt").unlink()
-    command, _, rest = advice(run("inspect", name)).partition(", then ")
-    assert (command, rest) == (f"tar {letters} {name}", "the checkpoint in it as SRC")
-    subprocess.run(command, shell=True, check=True)
-    run_well("inspect", "net.ckpt")
-
-
-@pytest.fixture
-def sources(tmp_path) -> Path:
-    stages, case = GOLDEN / "safetensors_pipeline", GOLDEN / "reshard_8_to_4"
-    for name, path in {
-        "run": stages / "src",
-        "stages": stages / "src_stage_strategies",
-        "ckpt": case / "src",
-        "s.ckpt": case / "src_strategy.ckpt",
-        "d.ckpt": case / "dst_strategy.ckpt",
-        "-run/ckpt": case / "src",
-    }.items():
-        Path(name).parent.mkdir(exist_ok=True)
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, name)
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9 f", b"\xb2\xe2\\it's"])

@@ -323,10 +323,10 @@ def test_python_takes_paths_weights_and_strategies(tmp_path):
     )
     for number, inputs in enumerate(forms):
         done = ckpttool.average(inputs, tmp_path / f"{number}.ckpt")
-        assert [weight for _, weight in done.averaged] == [0.25, 0.75]
+        assert [one.weight for one in done.averaged.inputs] == [0.25, 0.75]
         assert read(tmp_path / f"{number}.ckpt")["w"] == wanted
     found = ckpttool.average([a, b], tmp_path / "n.ckpt", dry_run=True)
-    assert found.plan.weights == (0.5, 0.5)
+    assert found.planned.weights == (0.5, 0.5)
     make_steps(tmp_path / "run", (2, 4))
     for number, steps in enumerate((range(2, 5, 2), "2..4:2")):
         out = tmp_path / f"s{number}.ckpt"

@@ -234,7 +234,7 @@ def test_outputs_that_a_resumed_run_keeps_count(monkeypatch):
 def test_python_takes_a_type_and_reads_in_it():
     write_source(tensors())
     done = ckpttool.merge("src", "s.ckpt", out="m.ckpt", dtype="bf16", progress=False)
-    assert [*map(str, done.casting.tensors)] == ["6 tensors from Float32 to BFloat16"]
+    assert [*map(str, done.cast.tensors)] == ["6 tensors from Float32 to BFloat16"]
     with ckpttool.open("src", "s.ckpt", dtype=["bf16", "fp16:adam_*"]) as found:
         assert found["w"].stored_dtype == "BFloat16"
         assert found["adam_v.w"].dtype == np.float16

@@ -21,6 +21,8 @@ from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import answer, documents
 from ckpttool.operations.answer import Answer, DiagnosticAnswer, Failure
+from ckpttool.operations.conversion import Conversion
+from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.finalized import Finalized
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
@@ -44,7 +46,9 @@ ANSWERS: dict[str, type[Answer]] = {
     "diagnostic.json": DiagnosticAnswer,
     "diff.json": Difference,
     "error.json": Failure,
+    "explain.json": Explanation,
     "finalize.json": Finalized,
+    "run.json": Conversion,
     "strategy-check.json": StrategyCheck,
     "strategy-diff.json": StrategyComparison,
     "strategy-file.json": WrittenStrategy,

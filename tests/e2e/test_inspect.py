@@ -19,6 +19,7 @@ from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import zeros
+from tests.support.terminals import on_terminal
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 MODEL = GOLDEN / "reshard_8_to_4"
@@ -180,3 +181,25 @@ def test_a_checkpoint_is_one_also_with_its_strategy_beside_the_ranks(tmp_path, c
     for words in ([], ["-s", strategy], ["--ranks"]):
         assert " a strategy for " not in screen(run_folder, *words)
     assert " a strategy for " in screen(strategy)
+
+
+@pytest.mark.parametrize("lost", [[], [3, 7], range(1, 8)])
+def test_what_is_not_complete_has_a_color(lost):
+    shutil.copytree(MODEL / "src", "run")
+    unknown, _ = on_terminal("inspect", "run", raw=True)
+    assert re.search("complete[^y]*\x1b\\[33m *not known", unknown)
+    for rank in lost:
+        shutil.rmtree(f"run/rank_{rank}")
+    shown, _ = on_terminal("inspect", "run", "-s", MODEL / "src_strategy.ckpt", raw=True)
+    assert ("complete\x1b[0m      yes" in shown) != bool(re.search("\x1b\\[31m *no:", shown))
+
+
+@pytest.mark.parametrize(("case", "is_listed"), [("json_strategy", True), (MODEL.name, False)])
+def test_json_confirms_shapes_and_states_that_are_sharded_alike_do_not(case, is_listed):
+    (path,) = (GOLDEN / case).glob("src_strategy.*")
+    checkpoint = ckpttool.resolve(
+        ckpttool.scan(GOLDEN / case / "src"), ckpttool.read_strategy(path)
+    )
+    assert checkpoint.states
+    sharded = {tensor.name for tensor in checkpoint.tensors if tensor.is_sharded}
+    assert sharded & checkpoint.confirmed == (sharded if is_listed else set())

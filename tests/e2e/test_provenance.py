@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -36,10 +35,6 @@ def provenance(path):
     return {key.removeprefix(PROVENANCE): text for key, text in found if key.startswith(PROVENANCE)}
 
 
-def hash_of(*paths):
-    return f"sha256:{hashlib.sha256(b''.join(path.read_bytes() for path in paths)).hexdigest()}"
-
-
 def merge(case, out, *words):
     run_well("merge", case / "src", "-s", case / "src_strategy.ckpt", "-o", out, *words)
     return out
@@ -49,61 +44,6 @@ def reshard(case, out, format):
     strategies = ["-s", case / "src_strategy.ckpt", "-d", case / "dst_strategy.ckpt"]
     run_well("reshard", case / "src", *strategies, "-o", out, "--format", format)
     return out
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_merged_file_says_how_it_was_made(case, tmp_path, suffix):
-    assert provenance(merge(case, tmp_path / f"merged{suffix}")) == {
-        "version": ckpttool.__version__,
-        "source": "src",
-        "step": "2_10",
-        "src_strategy": hash_of(case / "src_strategy.ckpt"),
-    }
-
-
-@pytest.mark.parametrize(("format", "suffix"), WITH_ROOM)
-def test_every_rank_file_names_both_strategies(case, tmp_path, format, suffix):
-    files = sorted(reshard(case, tmp_path / "new", format).rglob(f"*{suffix}"))
-    assert len(files) == 4
-    for file in files:
-        assert provenance(file) == {
-            "version": ckpttool.__version__,
-            "source": "src",
-            "step": "2_10",
-            "src_strategy": hash_of(case / "src_strategy.ckpt"),
-            "dst_strategy": hash_of(case / "dst_strategy.ckpt"),
-        }
-
-
-def test_the_hash_of_several_strategy_files_is_that_of_their_bytes_in_order(tmp_path):
-    case = GOLDEN / "json_strategy_pipeline"
-    files = sorted((case / "src_stage_strategies").iterdir())
-    assert len(files) == 2
-    words = ["-s", case / "src_stage_strategies", "-o", tmp_path / "merged.h5"]
-    run_well("merge", case / "src", *words)
-    assert provenance(tmp_path / "merged.h5")["src_strategy"] == hash_of(*files)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_made_from_a_merged_file_keeps_its_step_and_strategy(case, tmp_path, suffix):
-    full = merge(case, tmp_path / f"merged{suffix}")
-    run_well("merge", full, "-o", tmp_path / f"again{suffix}")
-    kept = {"step": "2_10", "src_strategy": hash_of(case / "src_strategy.ckpt")}
-    assert provenance(tmp_path / f"again{suffix}") == {
-        "version": ckpttool.__version__,
-        "source": full.name,
-        **kept,
-    }
-    words = ["-d", case / "dst_strategy.ckpt", "-o", tmp_path / "cut", "--format", "hdf5"]
-    run_well("split", full, *words)
-    assert provenance(tmp_path / "cut" / "rank_3" / "checkpoint_3.h5") == {
-        "version": ckpttool.__version__,
-        "source": full.name,
-        **kept,
-        "dst_strategy": hash_of(case / "dst_strategy.ckpt"),
-    }
-    run_well("diff", full, tmp_path / f"again{suffix}")
-    run_well("verify", tmp_path / f"again{suffix}")
 
 
 def test_ckpt_has_no_room_for_it(case, tmp_path):

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,9 +29,7 @@ from tests.support.executors import (
     contents,
     dask_cluster,
     dump_state,
-    environment,
     finish,
-    merge_words,
     reshard_words,
     split_words,
     start,
@@ -119,15 +116,6 @@ def test_dask_writes_the_same_bytes(tmp_path, two_workers, output_format, form):
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_dask_writes_numbered_files_on_all_workers(tmp_path, two_workers):
-    run_well(*merge_words(tmp_path / "here", "safetensors"))
-    words = [*COMMAND, *merge_words(tmp_path / "there", "safetensors"), "--engine"]
-    code, errors = finish(start(*words, f"dask:{two_workers.address}"))
-    assert (code, errors.count("\n")) == (0, 1)
-    assert errors.startswith("note: larger than the limit, in files of their own: 27 tensors (")
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
 def test_relative_paths_are_those_of_the_run_not_of_the_workers(tmp_path, two_workers):
     write_source(tmp_path / "src", ranks=2, rank_bytes=64)
     words = [*COMMAND, *split_words(Path("src"), Path("out")), "--engine"]
@@ -137,23 +125,6 @@ def test_relative_paths_are_those_of_the_run_not_of_the_workers(tmp_path, two_wo
     code, errors = finish(start(*merged, f"dask:{two_workers.address}", cwd=tmp_path))
     assert code == 0, errors
     assert (tmp_path / "m.ckpt").read_bytes() == (tmp_path / "src" / "m.ckpt").read_bytes()
-
-
-def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
-    code = (
-        "import ckpttool, sys\n"
-        "src, strategy, out, engine = sys.argv[1:]\n"
-        "plan, destination = ckpttool.plan_split(\n"
-        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out,\n"
-        "    output_options=ckpttool.OutputOptions('ckpt'))\n"
-        "with ckpttool.open_engine(engine) as executor:\n"
-        "    print(len(ckpttool.execute(plan, destination, executor)))\n"
-    )
-    source = write_source(tmp_path, ranks=3, rank_bytes=64)
-    words = [str(source / "m.ckpt"), str(source / "s.json"), str(tmp_path / "out")]
-    command = [sys.executable, "-c", code, *words, f"dask:{two_workers.address}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    assert done.stdout == "3\n"
 
 
 def test_what_has_the_key_on_dask_writes_no_core_dump(two_workers):

@@ -40,7 +40,6 @@ from tests.support.executors import (
     complete_outputs,
     contents,
     finish,
-    merge_words,
     reshard_words,
     split_words,
     start,
@@ -59,14 +58,6 @@ def test_every_engine_of_this_host_writes_the_same_bytes(tmp_path, output_format
         outcomes.append(contents(folder))
     assert len(outcomes[0]) == 4
     assert all(outcome == outcomes[0] for outcome in outcomes)
-
-
-@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
-def test_numbered_files_are_the_same_bytes_too(tmp_path, engine):
-    run_well(*merge_words(tmp_path / "here", "safetensors"), "--engine", "inline")
-    run_well(*merge_words(tmp_path / "there", "safetensors"), "--engine", engine)
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert len(contents(tmp_path / "here")) > 5
 
 
 def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import pickle
@@ -14,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.execution import execute as execute_module
 from ckpttool.execution import grouping
 from ckpttool.execution.copy import CopyOptions, cut_into_tasks, read_amplification
 from ckpttool.execution.execute import execute
@@ -211,29 +209,6 @@ def test_what_is_read_for_a_piece_counts_the_bytes_between_its_runs():
     tensor = next(iter(whole)).tensors[0]
     pieces = list(tensor.pieces(Region.whole(tensor.meta.shape)))
     assert [read_amplification(piece) for piece in pieces] == [1.0] * 8
-
-
-def test_a_failed_group_leaves_nothing_half_written(source, tmp_path, monkeypatch):
-    done = []
-    fill = execute_module.fill
-
-    def fail_later(task):
-        done.append(task)
-        if len(done) > 5:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), "source")
-        return fill(task)
-
-    monkeypatch.setattr(execute_module, "fill", fail_later)
-    with pytest.raises(ckpttool.ExecutionError, match="Input/output error"):
-        execute(*transpose(source, tmp_path), options=OPTIONS)
-    assert files_below(tmp_path) == []
-
-
-def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, tmp_path):
-    execute(*transpose(source, tmp_path / "alone"))
-    odd = replace(OPTIONS, task_bytes=300_000)
-    execute(*transpose(source, tmp_path / "odd"), options=odd)
-    assert contents(tmp_path / "odd") == contents(tmp_path / "alone")
 
 
 def cut_up(outputs, **sizes):

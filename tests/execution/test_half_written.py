@@ -150,19 +150,6 @@ def test_runs_that_are_killed_one_after_the_other_write_each_unit_once(case, tmp
     assert everything_in(out) == everything_in(tmp_path / "wanted")
 
 
-def test_a_note_says_that_a_run_goes_on_inside_files(case, tmp_path):
-    words = words_of(case, tmp_path / "out")
-    assert kill(words, 3)
-    assert "goes on inside 4 half-written outputs" in message(run(*words, "--resume"))
-
-
-def test_without_resume_all_is_written_again(case, tmp_path, written):
-    words = words_of(case, tmp_path / "out")
-    assert kill(words, 3)
-    run_well(*words)
-    assert sum(written) == TOTAL
-
-
 def spoil_contents(path, out):
     data = bytearray(path.read_bytes())
     data[::128] = bytes(byte ^ 1 for byte in data[::128])

@@ -72,7 +72,9 @@ def test_units_of_a_kind_are_planned_once_and_each_is_read_hashed_and_written(
     count_calls(monkeypatch, storage_files, "verify_header", calls)
     plan, assignment = plan_of(source, tmp_path / "out", output_format)
     kinds = {tensor.kind for output in plan for tensor in output.tensors}
-    pieces = sum(len([*one.pieces(one.region)]) for output in plan for one in output.tensors)
+    pieces = sum(
+        len([*tensor.pieces(tensor.region)]) for output in plan for tensor in output.tensors
+    )
     calls.clear()  # those of samples
     execute.execute(plan, assignment)
     assert len(kinds) < TENSORS

@@ -14,7 +14,6 @@ import pytest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     FORMATS,
-    average_words,
     complete_outputs,
     contents,
     environment,
@@ -23,7 +22,6 @@ from tests.support.executors import (
     split_words,
     start,
     wait_until,
-    write_rounded,
     write_source,
 )
 from tests.support.manifests import UNFINISHED
@@ -58,14 +56,6 @@ def start_mpi(*words):
 def test_mpi_writes_the_same_bytes(tmp_path, mpiexec, output_format):
     run_well(*reshard_words(tmp_path / "here", output_format))
     code, errors = finish(start_mpi(*mpiexec, *reshard_words(tmp_path / "there", output_format)))
-    assert code == 0, errors
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_mpi_averages_to_the_same_bytes(tmp_path, mpiexec):
-    other = write_rounded(tmp_path)
-    run_well(*average_words(other, tmp_path / "here", "ckpt"))
-    code, errors = finish(start_mpi(*mpiexec, *average_words(other, tmp_path / "there", "ckpt")))
     assert code == 0, errors
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 

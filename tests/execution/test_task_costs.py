@@ -87,7 +87,8 @@ def one_by_one(plan, options):
     reads, written = Reads(), 0
     for batch in schedule(plan, plan.target.paths, options, by_file=False):
         indexes = [
-            header_of(one).of_file(StoredFile(f"{one.path}.partial")) for one in batch.outputs
+            header_of(output).of_file(StoredFile(f"{output.path}.partial"))
+            for output in batch.outputs
         ]
         for task in batch.tasks(indexes):
             with CountingFiles(task.band_bytes) as files:

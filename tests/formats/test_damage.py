@@ -215,14 +215,14 @@ def strategy_of(path, data):
     """The strategy in these bytes, or None if it is refused as it should be."""
     path.write_bytes(data)
     try:
-        found = read_strategy([str(path)])
+        strategy = read_strategy([str(path)])
     except CkptToolError as error:
         problem, exit_code = str(error), error.exit_code
     else:
-        for layouts in found.layouts.values():
-            for one in layouts:
-                assert math.prod(one.slice_counts) <= len(one.ranks) <= len(found.ranks)
-        return found
+        for layouts in strategy.layouts.values():
+            for layout in layouts:
+                assert math.prod(layout.slice_counts) <= len(layout.ranks) <= len(strategy.ranks)
+        return strategy
     assert str(path) in problem
     assert exit_code == 4
     return None

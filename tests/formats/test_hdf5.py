@@ -216,6 +216,6 @@ def test_strings_with_nul_and_tensors_of_many_axes_are_refused():
 def test_many_tensors_with_the_same_problem_are_one_refusal():
     metas = [TensorMeta(f"w{i}", "Int8", (1,) * 33) for i in range(100)]
     refusals = list(FORMAT.refusals(metas))
-    assert [one.tensor for one in refusals] == [meta.name for meta in metas]
+    assert [refusal.tensor for refusal in refusals] == [meta.name for meta in metas]
     (joined,) = join_alike(refusals)
     assert joined.fact == "w0, w1, w2 and 97 more: 33 axes; HDF5 has at most 32"

@@ -86,8 +86,8 @@ def test_in_a_rank_folder_its_replicas_are_read(tmp_path):
         shutil.rmtree(folder / f"rank_{rank}")
     dst = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "new"]
     assert run("reshard", folder, *words, *dst).exit_code == 3
-    found = json.loads(run("verify", folder, *words, "--json").stdout)["findings"]
-    assert ("damaged", [3]) in [(one["code"], one["ranks"]) for one in found]
+    findings = json.loads(run("verify", folder, *words, "--json").stdout)["findings"]
+    assert ("damaged", [3]) in [(one["code"], one["ranks"]) for one in findings]
 
 
 def test_a_dataset_upon_a_string_or_upon_headers_is_damage(tmp_path):

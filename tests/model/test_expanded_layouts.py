@@ -126,13 +126,6 @@ UNIQUE = Layout((2, 2, 4), ((2,), (1,), (0,), ()), full_shape=(2, 2, 8, 8))
 AMBIGUOUS = Layout((2, 2, 4), ((0,), (1,), (2,)), full_shape=(4, 2, 16))
 
 
-def test_three_device_axes_on_one_tensor_axis_are_folded():
-    found, problems, _ = find(with_names({"w": (2, 8)}, range(16)), strategy_of({"w": UNIQUE}))
-    assert not problems
-    assert spelled(found["w"][0].layout) == (((2, 1, 0), ()), (32, 8))
-    assert found["w"][0].meta.shape == (32, 8)
-
-
 def test_an_expanded_layout_that_may_be_two_names_both():
     _, problems, _ = find(with_names({"w": (1, 8)}, range(16)), strategy_of({"w": AMBIGUOUS}))
     the_one(
@@ -146,16 +139,17 @@ def test_an_expanded_layout_that_may_be_two_names_both():
 
 
 @pytest.mark.parametrize(
-    ("axes", "shape", "is_a_way"),
+    ("listed", "axes", "shape", "full"),
     [
-        ([[0], [1, 2]], (1, 8), True),
-        ([[0, 1], [2]], (1, 8), True),
-        ([[1, 0], [2]], (1, 8), False),
-        ([[0], [1, 2]], (2, 8), False),  # a way of the layout, but not for these slices
+        ([0, 1, 2], [[0], [1, 2]], (1, 8), (4, 32)),
+        ([0, 1, 2], [[0, 1], [2]], (1, 8), (8, 16)),
+        ([0, 1, 2], [[1, 0], [2]], (1, 8), None),
+        ([0, 1, 2], [[0], [1, 2]], (2, 8), None),  # a way, but not for these slices
+        ([0, 1, -1], [[0], [1, -1]], (1, 16), (4, 32)),
     ],
 )
-def test_a_person_may_say_which_of_two_ways_is_meant(tmp_path, axes, shape, is_a_way):
-    stated = {"dev_matrix": [2, 2, 4], "tensor_map": [0, 1, 2], "tensor_shape": [4, 2, 16]}
+def test_a_person_may_say_which_of_two_ways_is_meant(tmp_path, listed, axes, shape, full):
+    stated = {"dev_matrix": [2, 2, 4], "tensor_map": listed, "tensor_shape": [4, 2, 16]}
     paths = [tmp_path / "s.json", tmp_path / "hand.yaml"]
     paths[0].write_text(json.dumps({"parallel_layout_item": {"w": stated}}))
     cut = {"device_matrix": [2, 2, 4], "tensor_map": axes}
@@ -163,17 +157,10 @@ def test_a_person_may_say_which_of_two_ways_is_meant(tmp_path, axes, shape, is_a
     catalog = with_names({"w": shape}, range(16))
     strategy, wrong = read_strategy(list(map(str, paths))).resolve(catalog.metas)
     found, problems, _ = find(catalog, strategy)
-    assert (not wrong and not problems) == is_a_way, (wrong, problems)
-    if is_a_way:
-        full = {2: (4, 32), 1: (8, 16)}[len(axes[1])]
-        assert spelled(found["w"][0].layout) == (tuple(map(tuple, axes)), full)
-
-
-def test_an_undivided_axis_or_a_wrong_size_leaves_one_of_two_ways():
-    layout = Layout((2, 2, 4), ((0,), (1,), (2,)), full_shape=(4, 2, 16))
-    assert len(fold_layout(layout, 2)) == 2
-    assert len(fold_layout(replace(layout, tensor_map=((0,), (1,), ())), 2)) == 1
-    assert len(fold_layout(replace(layout, full_shape=(8, 2, 16)), 2)) == 1
+    assert (not wrong and not problems) == (full is not None), (wrong, problems)
+    if full is not None:
+        tensor_map = tuple(tuple(axis for axis in cut if axis >= 0) for cut in axes)
+        assert spelled(found["w"][0].layout) == (tensor_map, full)
 
 
 @pytest.mark.parametrize(
@@ -192,20 +179,6 @@ def test_none_beside_device_axes_counts_where_there_is_no_other_way(
     found, problems, _ = find(with_names({"w": piece}, range(16)), strategy_of({"w": layout}))
     assert not problems
     assert found["w"][0].layout.tensor_map == way
-
-
-def test_a_person_may_say_that_none_stands_beside_a_device_axis(tmp_path):
-    stated = {"dev_matrix": [2, 2, 4], "tensor_map": [0, 1, -1], "tensor_shape": [4, 2, 16]}
-    paths = [tmp_path / "s.json", tmp_path / "hand.yaml"]
-    paths[0].write_text(json.dumps({"parallel_layout_item": {"w": stated}}))
-    cut = {"device_matrix": [2, 2, 4], "tensor_map": [[0], [1, -1]]}
-    paths[1].write_text(json.dumps({"ckpttool_strategy": 1, "parameters": {"w": cut}}))
-    catalog = with_names({"w": (1, 16)}, range(16))
-    strategy, wrong = read_strategy(list(map(str, paths))).resolve(catalog.metas)
-    found, problems, _ = find(catalog, strategy)
-    assert not wrong
-    assert not problems
-    assert spelled(found["w"][0].layout) == (((0,), (1,)), (4, 32))
 
 
 def test_an_optimizer_shard_is_told_by_the_slices_of_an_expanded_layout():

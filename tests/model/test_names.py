@@ -46,7 +46,7 @@ def test_names_of_statistics_tell_the_parameter_and_the_reduced_axis():
     for text in ("exp_avg_sq_w", "exp_avg.row_w"):
         assert parse_name(text).reduced_axis is None
     moments = ("exp_avg_sq_w", "exp_avg_sq_col_w", "exp_avg.w", "exp_avg_sq.w")
-    assert [parse_name(text).is_second_moment for text in moments] == [True, True, False, False]
+    assert [parse_name(moment).is_second_moment for moment in moments] == [True, True, False, False]
 
 
 def test_a_state_may_be_a_component_of_a_map_parameter():

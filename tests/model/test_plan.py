@@ -59,7 +59,7 @@ def test_an_excerpt_has_none_of_the_slices_of_other_stages():
     assert [one.layout.first_rank for one in (*tensor.copies, *tensor.incomplete)] == [2, 4]
     source = Term(tensor).excerpt(Region((0,), (1,))).source
     assert (source.copies, source.incomplete) == ((), ())
-    assert [rank for held in source.slicing.replicas() for rank in held] == [0]
+    assert [rank for replica in source.slicing.replicas() for rank in replica] == [0]
 
 
 def test_the_digest_tells_names_types_and_terms():
@@ -73,7 +73,7 @@ def test_the_digest_tells_names_types_and_terms():
         {"terms": transfer.terms * 2},
     ]
     plans = [plan, *(with_transfer(plan, **change) for change in others)]
-    assert len({plan_digest(one) for one in plans}) == len(plans)
+    assert len({plan_digest(plan) for plan in plans}) == len(plans)
     assert plan_digest(with_transfer(plan)) == plan_digest(plan)
 
 
@@ -82,7 +82,8 @@ def test_the_digest_of_a_plan_is_that_of_earlier_versions():
     plan = merge_in_memory(slice_catalog(strategy, {"w": (4,), "v": (2,)}), strategy)
     shown = Layout((2,), ((0,),), full_shape=(8,))
     more = (
-        replace(one, name=f"{one.name}2", layouts=(*one.layouts, shown)) for one in plan.transfers
+        replace(transfer, name=f"{transfer.name}2", layouts=(*transfer.layouts, shown))
+        for transfer in plan.transfers
     )
     plan = replace(plan, transfers=(*plan.transfers, *more))
     expected = "dff705fbbdd1456c7fe0b9e57802402b71990c66a07d66f466ecc08b897091a7"

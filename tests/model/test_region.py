@@ -62,11 +62,6 @@ def test_bands_are_contiguous_in_order_and_as_large_as_allowed(shape):
             assert len(bands) == 1
 
 
-def test_bands_of_a_row_that_is_too_long_cut_the_row():
-    bands = list(Region.whole((2, 5)).bands(3))
-    assert [band.shape for band in bands] == [(1, 3), (1, 2), (1, 3), (1, 2)]
-
-
 def test_bands_of_a_band_are_contiguous_in_the_tensor():
     shape = (3, 4, 5)
     for band in Region.whole(shape).bands(7):

@@ -41,7 +41,7 @@ def full(*shape):
 def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     boxes = [box((4, 0), (8, 2), 5), box((0, 0), (4, 2), 7), box((0, 0), (4, 2), 3)]
     described = fill_with_boxes(full(8, 2), boxes)
-    assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
+    assert [[box.rank for box in boxes] for boxes in described.slices] == [[3, 7], [5]]
     assert (described.slice_counts, described.is_grid) == ((2, 1), True)
     (piece,) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
     assert (piece.rank, piece.tensor.file.path) == (3, "rank_3.ckpt")
@@ -66,7 +66,7 @@ def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
     few = described.excerpt(wanted)
     assert list(few.overlaps(wanted, (0, 0))) == list(described.overlaps(wanted, (0, 0)))
     assert few.count_overlaps(wanted) == 2
-    assert sorted(one.rank for held in few.slices for one in held) == [0, 2]
+    assert sorted(box.rank for boxes in few.slices for box in boxes) == [0, 2]
 
 
 def test_a_scalar_and_a_tensor_without_elements_are_described():
@@ -101,9 +101,9 @@ def test_boxes_without_elements_among_others_take_no_part():
 def test_the_regions_of_a_layout_stand_in_the_order_of_their_owners(layout, shape, regions):
     slicing = LayoutSlicing(layout, shape, "w", {})
     slices = [*slicing.holdings()]
-    assert [" ".join(map(str, one.regions)) for one in slices] == regions
-    assert [one.owners for one in slices] == [*slicing.owners()]
-    assert sum(one.size for one in slices) == math.prod(shape)
+    assert [" ".join(map(str, part.regions)) for part in slices] == regions
+    assert [part.owners for part in slices] == [*slicing.owners()]
+    assert sum(part.size for part in slices) == math.prod(shape)
 
 
 def test_boxes_are_held_by_their_ranks():
@@ -116,7 +116,7 @@ def test_boxes_are_held_by_their_ranks():
         Holding((5,), (5,), region=last),
     ]
     few = described.excerpt(Region((5, 0), (6, 2)))
-    assert [one.regions for one in few.holdings()] == [(), (last,)]
+    assert [holding.regions for holding in few.holdings()] == [(), (last,)]
 
 
 def test_each_stage_has_the_ranks_that_should_hold_a_slice_and_those_that_do():

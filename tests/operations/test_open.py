@@ -74,15 +74,6 @@ def test_with_a_target_it_is_the_slices_that_reshard_writes(tmp_path):
             np.testing.assert_array_equal(opened.get_tensor(name), entry.array())
 
 
-def test_a_merged_file_is_split_for_a_rank(tmp_path):
-    run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.h5")
-    merged = ckpttool.open(tmp_path / "m.h5", target=TARGET, rank=5)
-    ranks = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=5)
-    assert [*merged] == [*ranks]
-    for name in merged:
-        np.testing.assert_array_equal(merged[name][...], ranks[name][...])
-
-
 @cache
 def of_shape(folder, shape):
     entries = {name: noise(name, "Int16", size) for name, size in (("w", shape), ("b", (1,)))}
@@ -111,12 +102,6 @@ def test_an_index_out_of_range_is_an_index_error(columns, index):
 def test_what_is_no_basic_index_is_an_index_error(columns, index):
     with pytest.raises(IndexError, match="an index is an integer, a slice, an ellipsis or None"):
         columns()[1]["w"][index]
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (5, 0, 2)])
-def test_a_slice_says_its_shape_as_safetensors_does(tmp_path, shape):
-    tensor, array = of_shape(tmp_path, shape)
-    assert tensor.get_shape() == list(array.shape)
 
 
 @pytest.mark.parametrize("name", [5, None, ("w",)])

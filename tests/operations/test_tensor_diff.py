@@ -24,11 +24,9 @@ from tests.support.checkpoints import (
     strategy_of,
     write_file,
 )
-from tests.support.commands import run, run_well, stay_small
-from tests.support.corpus import GOLDEN
+from tests.support.commands import run, stay_small
 from tests.support.readers import Entry, entry_of
 
-CASE = GOLDEN / "tutorial_8_to_8_retrain"
 COLUMNS = strategy_of({"w": Layout((3,), ((), (0,))), "b": Layout((3,), ((0,), ()))})
 ROW_CUT = strategy_of({"w": ROWS, "b": ROWS})
 W = np.arange(1, 25, dtype="<f4").reshape(8, 3)
@@ -89,16 +87,6 @@ def test_a_checkpoint_is_equal_to_itself_under_any_other_layout(tmp_path_factory
     b = written(folder / "b", move.entries, move.dst, formats[1])
     found = diff(a, b, as_stored(move.src), as_stored(move.dst))
     assert (found.tensors, found.differences) == (len(move.entries), ())
-
-
-@pytest.mark.parametrize("name", ["bfloat16_model", "pipeline_2x4_to_8", "uneven_manual_split",
-                                  "optshard_transposed_cut", "unicode_and_long_names",
-                                  "append_dict_string", "dtypes_all"])  # fmt: skip
-def test_what_was_merged_is_equal_to_what_it_was_merged_from(tmp_path, name):
-    strategy, out = GOLDEN / name / "src_strategy.ckpt", tmp_path / "m.h5"
-    run_well("merge", GOLDEN / name / "src", "-s", strategy, "-o", out)
-    run_well("diff", GOLDEN / name / "src", out, "-s", strategy)
-    run_well("diff", out, GOLDEN / name / "src", "-s", strategy)
 
 
 def test_a_field_sliced_table_is_compared_as_what_it_is(tmp_path):

@@ -30,7 +30,7 @@ from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
 from tests.strategies import examples
 from tests.support.checkpoints import create_file, cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import run, run_well
+from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import Entry, read
 
@@ -196,42 +196,3 @@ def test_of_rows_only_these_are_read(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert 4 * 4096 < few < 16 * 4096
     assert 5 * 4096 < sum(sizes) < 20 * 4096
-
-
-def test_names_that_no_pattern_matches_are_all_named(tmp_path):
-    write_file(tmp_path / "m.ckpt", {n: noise(n, "Int8", (2,)) for n in ("wq", "wk", "b")}, "ckpt")
-    path = tmp_path / "m.ckpt"
-    assert [one.name for one in values_of(path, ["w?", "b"]).tensors] == ["wq", "wk", "b"]
-    with pytest.raises(ckpttool.PlanError) as caught:
-        values_of(path, ["wv", "w*", "x*"])
-    listed = f"`ckpttool inspect --all {path}` lists the names"
-    assert [(one.message, one.hint) for one in caught.value.diagnostics] == [
-        ("no tensor matches 'wv'", listed),
-        ("no tensor matches 'x*'", listed),
-    ]
-
-
-def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path):
-    path = tmp_path / "m.ckpt"
-    write_file(path, {"w": noise("w", "Int8", (2, 2))}, "ckpt")
-    catalog = ckpttool.scan(str(path))
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(ckpttool.PlanError, match="changed"):
-        read_values(catalog, None, ["w"], executor=InlineExecutor())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--rows", "0:4"],
-        ["--replicated"],
-        ["--values", "w", "--all"],
-        ["--values", "w", "--rows", "3"],
-        ["--values", "w", "--rows", "::0"],
-        ["--values", "w", "--rows", "1"],
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(tmp_path, words):
-    path = tmp_path / "m.ckpt"
-    write_file(path, {"w": noise("w", "Int8", (2, 2))}, "ckpt")
-    assert run("inspect", path, *words).exit_code == 2

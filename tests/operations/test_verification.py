@@ -1,7 +1,6 @@
 """``verify``: every kind of trouble is found, named and located, and what is ordinary is not."""
 
 import json
-import os
 import struct
 
 import numpy as np
@@ -11,12 +10,9 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.storage.numbers import decode
 from tests.support.checkpoints import cut, strategy_of, write_file, write_ranks
-from tests.support.commands import message, run, stay_small
-from tests.support.corpus import GOLDEN
+from tests.support.commands import run, stay_small
 from tests.support.readers import Entry, entry_of
 from tests.support.reports import check, ranks_of, the_finding, verify, whole
-
-CASE = GOLDEN / "tutorial_8_to_8_retrain"
 
 
 def numbers(shape, values, fill=1.0):
@@ -124,13 +120,3 @@ def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):
 @pytest.mark.big
 def test_memory_of_a_deep_look_does_not_grow_with_the_tensor(tmp_path):
     stay_small(tmp_path, "verify", str(tmp_path / "src"), "--deep")
-
-
-def test_a_folder_that_cannot_be_read_stops_verify(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise PermissionError(13, os.strerror(13), "src")
-
-    monkeypatch.setattr("ckpttool.discovery.scan._find", fail)
-    result = run("verify", tmp_path)
-    assert result.exit_code == 3
-    assert message(result).startswith("error[unreadable]: src: Permission denied")

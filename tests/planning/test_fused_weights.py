@@ -84,7 +84,7 @@ def test_several_weights_have_their_numbers():
     src = strategy_of({name: layout_of(name, 2) for name in names})
     ranks = {rank: dict.fromkeys(names, (24, 24)) for rank in src.ranks}
     made = plan_in_memory(catalog_of(ranks), src, Target("ckpt", {0: "out/0"}), {})
-    assert "2 fused weights change their number of slices" in [one.message for one in made.notes]
+    assert "2 fused weights change their number of slices" in [note.message for note in made.notes]
 
 
 @pytest.mark.parametrize("name", FUSED)

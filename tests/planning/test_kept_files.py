@@ -66,7 +66,7 @@ def test_the_plan_of_many_ranks_has_a_transfer_for_each_tensor_of_each_header():
     shapes = {f"layers.{i}.w": (8, 4) for i in range(50)}
     few, many = (plan_of(with_names(shapes, range(ranks))) for ranks in (2, 2000))
     assert len(many.transfers) == len(few.transfers) == 50
-    assert [len(one.layouts) for one in many.transfers] == [1] * 50
+    assert [len(transfer.layouts) for transfer in many.transfers] == [1] * 50
     assert len(many.headers) == 1
 
 
@@ -81,11 +81,14 @@ def test_equal_tensors_of_other_ranks_are_another_plan():
 def test_one_tensor_for_all_ranks_is_another_plan_than_one_for_each():
     own = plan_of(with_names(SHAPES))
     terms = [
-        replace(one.terms[0], source=replace(one.source, known_by=Whole((tuple(range(4)),))))
-        for one in own.transfers
+        replace(
+            transfer.terms[0], source=replace(transfer.source, known_by=Whole((tuple(range(4)),)))
+        )
+        for transfer in own.transfers
     ]
     transfers = (
-        replace(one, terms=(term,)) for one, term in zip(own.transfers, terms, strict=True)
+        replace(transfer, terms=(term,))
+        for transfer, term in zip(own.transfers, terms, strict=True)
     )
     assert plan_digest(own) == plan_digest(plan_of(with_names(SHAPES)))
     assert plan_digest(own) != plan_digest(replace(own, transfers=tuple(transfers)))

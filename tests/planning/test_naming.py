@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import ckpttool
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -163,19 +162,3 @@ def test_files_of_ranks_that_a_smaller_set_lacks_are_named(name):
     two = ["--rank", "0-1", "--overwrite", "--format", "ckpt", "--name", name]
     shutil.rmtree("out/.ckpttool")
     assert "2 files of another run out/rank_2/" in message(run_well(*RESHARD, *two))
-
-
-def test_python_takes_the_same_names(tmp_path):
-    words = (CASE / "src", CASE / "src_strategy.ckpt", CASE / "dst_strategy.ckpt", tmp_path / "py")
-    done = ckpttool.reshard(
-        *words, format="safetensors", mindformers=True, name="a_rank_{rank}-1_2"
-    )
-    assert [Path(one.path).name for one in done.outputs][:2] == [
-        "a_rank_0-1_2.safetensors",
-        "a_rank_1-1_2.safetensors",
-    ]
-    for wrong in ({"name": "{x}{rank}"}, {"name": "a"}, {"name": "{rank}", "prefix": "b"}):
-        with pytest.raises(ValueError, match="name"):
-            ckpttool.reshard(*words, **wrong)
-    with pytest.raises(ValueError, match="name"):
-        ckpttool.merge(*words[:2], tmp_path / "m.h5", name="{rank}")

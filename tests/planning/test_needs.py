@@ -22,7 +22,7 @@ from ckpttool.wording import parse_numbers
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts, moves, table_moves
 from tests.support.checkpoints import cut, oracle, strategy_of, write_ranks
-from tests.support.corpus import GOLDEN, conversion, conversions
+from tests.support.corpus import conversion
 
 RANK_LISTS = Path(__file__).with_name("rank_lists.txt").read_text(encoding="utf-8")
 
@@ -72,7 +72,7 @@ def are_hit(groups, ranks):
 
 def smallest(groups):
     groups = {*map(frozenset, groups)}
-    return {one for one in groups if not any(other < one for other in groups)}
+    return {group for group in groups if not any(other < group for other in groups)}
 
 
 @pytest.mark.parametrize("case", sorted({case for case, *_ in rank_lists()}))
@@ -82,22 +82,9 @@ def test_mindspore_reads_the_ranks_that_are_fetched_and_one_of_each_group(case):
             src, dst = strategies(case, kind)
             needs = find_needs(src, dst, None if dst is None else targets)
             assert len(needs.ranks) == len(targets)
-            for one in needs.ranks:
-                assert {*one.fetch} <= sources, one
-                assert are_hit(one.groups, sources), one
-
-
-@pytest.mark.parametrize(
-    "one", conversions("merge", "reshard"), ids=lambda one: f"{one.case}-{one.kind}"
-)
-def test_golden_conversions_need_what_they_take_of_each_tensor(one):
-    src, dst = strategies(one.case, one.kind)
-    needs = find_needs(src, dst)
-    if dst is None:
-        groups = chain(*(layouts[0].slice_owners() for layouts in src.layouts.values()))
-        assert are_hit(groups, needs.together.fetch)
-    assert are_hit(needs.together.groups, needs.together.fetch)
-    assert are_hit([*chain(*(one.groups for one in needs.ranks))], needs.together.fetch)
+            for need in needs.ranks:
+                assert {*need.fetch} <= sources, need
+                assert are_hit(need.groups, sources), need
 
 
 @examples(200)
@@ -128,9 +115,9 @@ def test_needs_of_tables_are_those_of_the_oracle(move):
         (layout,) = move.dst.layouts["table"]
         assert rows % layout.slice_counts[0] or rows != sum(layout.rows)
         return
-    for one in needs.ranks:
-        for (groups,) in taken[one.rank].values():
-            assert are_hit(groups, one.fetch)
+    for need in needs.ranks:
+        for (groups,) in taken[need.rank].values():
+            assert are_hit(groups, need.fetch)
 
 
 @examples(200)
@@ -273,29 +260,6 @@ def compare(folder, some, src, dst, rank):
     for name, tensor in partly.items():
         assert (tensor.shape, tensor.stored_dtype) == (full[name].shape, full[name].stored_dtype)
         assert tensor[...].tobytes() == full[name][...].tobytes()
-
-
-NOT_READ = {
-    "params_outside_strategy",  # ranks hold values of their own
-    "safetensors_remove_redundancy",  # one rank of a group has the slice; no strategy says which
-    "dtypes_saved_not_loaded",  # types that NumPy lacks
-}
-
-
-@pytest.mark.parametrize(
-    "one",
-    [one for one in conversions("reshard") if one.case not in NOT_READ],
-    ids=lambda one: one.case,
-)
-def test_slices_are_read_from_a_folder_of_the_fetched_ranks_alone(one, tmp_path):
-    src, dst = strategies(one.case, "reshard")
-    folder = GOLDEN / one.case / "src"
-    for needs in find_needs(src, dst).ranks[-2:]:
-        some = tmp_path / f"of_{needs.rank}"
-        some.mkdir()
-        for rank in (*needs.fetch, *needs.also):
-            (some / f"rank_{rank}").symlink_to(folder / f"rank_{rank}")
-        compare(folder, some, src, dst, needs.rank)
 
 
 @examples(40)

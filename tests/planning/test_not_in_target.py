@@ -1,7 +1,6 @@
 """What becomes of parameters that the target strategy does not list: one rule on every way."""
 
 import json
-from random import Random
 
 import pytest
 from hypothesis import assume, example, given
@@ -15,7 +14,6 @@ from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
-from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import run_well
@@ -63,18 +61,6 @@ def test_reshard_and_split_do_the_same_and_count_it(tmp_path, choice):
         base = ranks[0][name.removeprefix("adam_m.").removeprefix("adam_v.")]
         assert choice in ("full", "drop") or entry.shape == base.shape
     assert (choice == "drop") == ("adam_m" not in {name.partition(".")[0] for name in ranks[0]})
-
-
-def test_the_python_interface_has_the_choice_too(tmp_path):
-    catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
-    strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
-    plan, _ = ckpttool.plan_reshard(
-        catalog,
-        *strategies,
-        str(tmp_path / "out"),
-        output_options=ckpttool.OutputOptions(not_in_target="drop"),
-    )
-    assert plan.not_listed.sizes["dropped"] == (24, 29056)
 
 
 # --------------------------------------------------------------- split(merge(x)) = reshard(x)
@@ -166,41 +152,6 @@ def test_merge_and_split_give_what_reshard_gives(move, choice):
     reshard = plan_of(catalog, move.src, move.dst, choice, content_groups)
     assert carry_out(split, merged) == carry_out(reshard, ranks)
     assert split.not_listed == reshard.not_listed
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "pipeline_2x4_to_4x2",
-        pytest.param("seed001_fc_4_to_2", marks=pytest.mark.exhaustive),
-        pytest.param("optshard_size2_adam_8_to_4", marks=pytest.mark.exhaustive),
-        pytest.param("tp_conv_4d", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
-    folder, random = GOLDEN / case, Random(case)
-    sides = [read_strategy(str(folder / f"{side}_strategy.ckpt")) for side in ("src", "dst")]
-    owners = match_states(sides[0].layouts, {})
-    assert owners
-    for number, share in enumerate((1.0, 0.5)):
-        paths = []
-        omitted = {name for name in owners.values() if random.random() < share}
-        for side, strategy in zip(("src", "dst"), sides, strict=True):
-            kept = {
-                name: layouts
-                for name, layouts in strategy.layouts.items()
-                if owners.get(name) not in omitted
-            }
-            paths.append(tmp_path / f"{side}{number}.ckpt")
-            ckpttool.write_strategy(replace(strategy, layouts=kept), str(paths[-1]))
-        merged, words = tmp_path / f"m{number}.ckpt", ["-d", paths[1], "--format", "ckpt"]
-        run_well("merge", folder / "src", "-s", paths[0], "-o", merged)
-        for choice in CHOICES:
-            words = ["-d", paths[1], "--format", "ckpt", "--not-in-target", choice]
-            a, b = tmp_path / f"a{number}{choice}", tmp_path / f"b{number}{choice}"
-            run_well("split", merged, *words, "-o", a)
-            run_well("reshard", folder / "src", "-s", paths[0], *words, "-o", b)
-            assert read_ranks(a) == read_ranks(b)
 
 
 def test_a_merged_statistic_follows_like_one_that_is_spread_over_ranks(tmp_path):

@@ -182,24 +182,6 @@ def test_an_index_that_cannot_be_written_is_the_error(tmp_path, monkeypatch, nam
     assert set(PARTS) <= set(files_below(tmp_path))
 
 
-def test_an_index_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    def refuse(fd):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    from ckpttool.storage.files import write_document
-
-    path = tmp_path / "index.json"
-    path.write_text("old", encoding="utf-8")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
-        with pytest.raises(OSError, match="Input/output error"):
-            write_document(str(path), b"new")
-    assert files_below(tmp_path) == ["index.json"]
-    assert path.read_text(encoding="utf-8") == "old"
-    write_document(str(path), b"new")
-    assert path.read_text(encoding="utf-8") == "new"
-
-
 def test_indexes_come_last(tmp_path):
     seen = []
     ckpttool.execute(*plan(tmp_path), on_progress=lambda _: seen.append(files_below(tmp_path)))

@@ -21,7 +21,6 @@ from tests.support.errors import texts_of
 from tests.support.in_memory import plan_in_memory
 
 TWO_ROWS = Layout((2,), ((0,), ()))
-THREE_ROWS = Layout((3,), ((0,), ()))
 
 
 def target_of(strategy=None, ranks=None):
@@ -49,26 +48,6 @@ def pieces_of(plan, rank, within=None):
 
 
 # ------------------------------------------------------------------------------------ pieces
-
-
-def test_pieces_come_from_the_slices_that_overlap_and_no_others():
-    source = strategy_of({"w": TWO_ROWS})
-    made = plan(slice_catalog(source, {"w": (12, 5)}), source, strategy_of({"w": THREE_ROWS}))
-    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 1)] == [
-        ("run/rank_0/net.ckpt", Region((4, 0), (6, 5)), Region((0, 0), (2, 5))),
-        ("run/rank_1/net.ckpt", Region((0, 0), (2, 5)), Region((2, 0), (4, 5))),
-    ]
-    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 2)] == [
-        ("run/rank_1/net.ckpt", Region((2, 0), (6, 5)), Region((0, 0), (4, 5)))
-    ]
-
-
-def test_pieces_of_a_part_fill_that_part_in_coordinates_of_the_output():
-    source = strategy_of({"w": TWO_ROWS})
-    made = plan(slice_catalog(source, {"w": (12, 5)}), source, strategy_of({"w": THREE_ROWS}))
-    (piece,) = pieces_of(made, 1, Region((3, 1), (4, 3)))
-    assert (piece.src, piece.dst) == (Region((1, 1), (2, 3)), Region((3, 1), (4, 3)))
-    assert not pieces_of(made, 1, Region((3, 1), (3, 3)))
 
 
 def test_iterating_a_plan_again_gives_the_same_files():

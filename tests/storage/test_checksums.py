@@ -22,8 +22,8 @@ from ckpttool.problems import FormatError, PlanError
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.checkpoints import create_file, seal_file
-from tests.support.commands import files_below, run, run_well
 from tests.support.commands import message as told
+from tests.support.commands import run, run_well
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
 from tests.support.file_bytes import content, entry, map_record, record, safetensors, write_contents
 from tests.support.readers import read, split_safetensors
@@ -242,44 +242,6 @@ def test_a_checksum_is_not_that_of_several_files_together():
         False,
         True,
     ]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
-    case = GOLDEN / "reshard_8_to_4"
-    contents = []
-    for engine in ("inline", "threads:1", "threads:4", "processes:2"):
-        folder = tmp_path / engine.replace(":", "")
-        plan, destination = ckpttool.plan_reshard(
-            ckpttool.scan(str(case / "src")),
-            ckpttool.read_strategy([str(case / "src_strategy.ckpt")]),
-            ckpttool.read_strategy([str(case / "dst_strategy.ckpt")]),
-            str(folder),
-            output_options=ckpttool.OutputOptions(form, crc=True),
-        )
-        moved = []
-        with ckpttool.open_engine(engine) as executor:
-            options = ckpttool.CopyOptions(task_bytes=1, max_in_flight=2)
-            ckpttool.execute(plan, destination, executor, options=options, on_progress=moved.append)
-        assert sum(moved) == sum(meta.nbytes for output in plan for meta in output.metas)
-        contents.append([(folder / path).read_bytes() for path in files_below(folder)])
-        for path in folder.rglob(f"*.{form}"):
-            assert verify_checksum(read_index(str(path))) is None
-    assert contents == [contents[0]] * 4
-    assert len(contents[0]) == 4
-
-
-def test_a_checksum_that_cannot_be_computed_leaves_no_output(tmp_path, monkeypatch):
-    from ckpttool.execution import execute
-
-    def fail(index, known):
-        raise OSError(5, "Input/output error", index.path)
-
-    monkeypatch.setattr(execute, "compute_checksum", fail)
-    source = SAMPLES / "files" / "plain.ckpt"
-    result = run("merge", source, "-o", tmp_path / "out.ckpt", "--crc")
-    assert result.exit_code == 6
-    assert not files_below(tmp_path)
 
 
 # ------------------------------------------------------------------------ what cannot be

@@ -177,18 +177,24 @@ def expected_facts(entry, differences):
 
 
 def expected_hashes(*entries):
-    return tuple((hashlib.sha256(one.data).hexdigest(),) if one.data else () for one in entries)
+    return tuple(
+        (hashlib.sha256(entry.data).hexdigest(),) if entry.data else () for entry in entries
+    )
 
 
 def rounded(facts):
     """Without the last bits, in which moduli of complex numbers may differ."""
     differences = tuple(
         replace(
-            one,
-            max_abs=None if one.max_abs is None else pytest.approx(one.max_abs, rel=1e-12),
-            max_rel=None if one.max_rel is None else pytest.approx(one.max_rel, rel=1e-12),
+            difference,
+            max_abs=None
+            if difference.max_abs is None
+            else pytest.approx(difference.max_abs, rel=1e-12),
+            max_rel=None
+            if difference.max_rel is None
+            else pytest.approx(difference.max_rel, rel=1e-12),
         )
-        for one in facts.differences
+        for difference in facts.differences
     )
     return replace(facts, differences=differences)
 
@@ -224,22 +230,16 @@ def check_comparison(folder, move, data, tolerance):
 
 
 @examples(30)
-@given(moves(), st.data())
+@given(st.one_of(moves(), table_moves()), st.data())
 def test_bytes_are_compared_across_layouts_and_formats_as_numpy_would(new_folder, move, data):
     check_comparison(new_folder(), move, data, None)
 
 
 @examples(20)
-@given(moves(), st.data())
+@given(st.one_of(moves(), table_moves()), st.data())
 def test_numbers_are_compared_within_a_tolerance_as_numpy_would(new_folder, move, data):
     sizes = st.sampled_from([0.0, 1e-3, 0.5, 1.0, 100.0])
     check_comparison(new_folder(), move, data, Tolerance(data.draw(sizes), data.draw(sizes)))
-
-
-@examples(15)
-@given(table_moves(), st.data())
-def test_tables_that_are_cut_unevenly_are_compared_too(new_folder, move, data):
-    check_comparison(new_folder(), move, data, None)
 
 
 # ---------------------------------------------------------------------------------- replicas
@@ -296,7 +296,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     strategy = as_stored(move.src)
     catalog = ckpttool.scan(str(folder / "a"))
     tensors = checkpoint_in_memory(catalog, strategy, unlisted="first").tensors
-    listed = [one for one in tensors if one.is_listed]
+    listed = [tensor for tensor in tensors if tensor.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
         pairs = compare_replicas(
             (one for tensor in listed for one in slices_of(tensor)), executor, data.draw(options())
@@ -329,18 +329,6 @@ def test_elements_far_into_a_band_are_located(tmp_path):
     assert (facts.infinities, facts.first_infinity) == (1, (2, 80_000))
     (difference,) = facts.differences
     assert (difference.count, difference.first) == (3, (0, 70_000))
-
-
-def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
-    for at in (0, 1, 199):
-        data = np.zeros(200, "<f4")
-        data[at] = 1
-        write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
-        reading = whole(ckpttool.scan(str(tmp_path)), None, "w")
-        options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
-        with ckpttool.open_engine("inline") as executor:
-            ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
-        assert not facts.is_zero
 
 
 def test_facts_of_stretches_add_up():

@@ -231,34 +231,6 @@ def test_a_small_extent_is_one_write_without_a_hint(tmp_path, monkeypatch, traff
 # ------------------------------------------------------------------------ regions
 
 
-REGIONS = [
-    ((6,), (0,), (6,)),
-    ((6,), (2,), (5,)),
-    ((4, 5), (1, 0), (3, 5)),
-    ((4, 5), (0, 1), (4, 3)),
-    ((4, 5), (2, 3), (3, 4)),
-    ((3, 4, 5), (1, 0, 2), (3, 4, 4)),
-    ((3, 4, 5), (0, 1, 0), (3, 2, 5)),
-    ((2, 3, 4, 5), (1, 1, 1, 1), (2, 3, 3, 5)),
-    ((2, 1, 1, 5), (0, 0, 0, 1), (2, 1, 1, 2)),
-    ((), (), ()),
-    ((3, 0, 2), (0, 0, 0), (3, 0, 2)),
-    ((3, 4), (1, 2), (1, 4)),
-]
-
-
-@pytest.mark.parametrize(("shape", "start", "stop"), REGIONS)
-@pytest.mark.parametrize("gap_bytes", [0, 5, 1 << 20])
-@pytest.mark.parametrize("scratch_bytes", [8, 50, 1 << 20])
-def test_regions_are_numpys_regions(
-    shape, start, stop, gap_bytes, scratch_bytes, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
-    array, region = numbered(shape), Region(start, stop)
-    tensor = lay_out(tmp_path / "a", array, cuts=(13, 50))
-    assert np.array_equal(read(tensor, region, scratch_bytes), cut(array, region))
-
-
 @st.composite
 def regions(draw):
     shape = draw(st.lists(st.integers(1, 6), max_size=4))
@@ -287,31 +259,28 @@ def test_any_region_is_numpys_region(tmp_path, monkeypatch, drawn, spread):
     assert np.array_equal(found, expected)
 
 
-def test_the_scratch_buffer_bounds_what_is_read_at_once(tmp_path, monkeypatch):
+@pytest.fixture
+def reads(monkeypatch):
+    """The size of each read."""
+    sizes, preadv = [], os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, parts, at: sizes.append(len(parts[0])) or preadv(fd, parts, at)
+    )
+    return sizes
+
+
+def test_the_scratch_buffer_bounds_what_is_read_at_once(tmp_path, reads):
     array = numbered((1000, 100))
     tensor = lay_out(tmp_path / "a", array)
-    sizes = []
-    preadv = os.preadv
-
-    def noted(fd, parts, at):
-        sizes.append(len(parts[0]))
-        return preadv(fd, parts, at)
-
-    monkeypatch.setattr(os, "preadv", noted)
     region = Region((0, 10), (1000, 60))
     assert np.array_equal(read(tensor, region, 5000), cut(array, region))
-    assert max(sizes) <= 5000
-    assert len(sizes) < 200  # runs are read together, about ten at once
+    assert max(reads) <= 5000
+    assert len(reads) < 200  # runs are read together, about ten at once
 
 
-def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypatch):
+def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypatch, reads):
     array = numbered((10, 100), np.int8)
     tensor = lay_out(tmp_path / "a", array)
-    reads = []
-    preadv = os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
-    )
     for gap_bytes, expected in [(90, [1000]), (89, [10] * 10)]:
         monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
         reads.clear()
@@ -319,14 +288,9 @@ def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypat
         assert reads == expected
 
 
-def test_what_lies_between_runs_is_kept_for_who_wants_it_next(tmp_path, monkeypatch):
+def test_what_lies_between_runs_is_kept_for_who_wants_it_next(tmp_path, reads):
     array = numbered((10, 100), np.uint8)
     tensor, other = lay_out(tmp_path / "a", array), lay_out(tmp_path / "b", array + 1)
-    reads = []
-    preadv = os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
-    )
     with FlatFiles(1000) as files:
         for first in range(0, 100, 20):
             region, out = Region((2, first), (8, first + 20)), np.empty((6, 20, 1), np.uint8)
@@ -382,11 +346,3 @@ def test_a_lower_limit_of_the_system_leaves_fewer_files_open(tmp_path, monkeypat
     before -= most  # a worker that has no file open cannot close one
     with FlatFiles(16) as files, pytest.raises(OSError, match=r"Too many open files.*/0'"):
         files.read_bytes(tensors[0], 0, out.data)
-
-
-def test_a_missing_file_is_an_error_of_the_system(tmp_path):
-    tensor = StoredTensor(
-        TensorMeta("w", "Int8", (4,)), StoredFile(str(tmp_path / "none")), (Extent(0, 4),)
-    )
-    with FlatFiles(16) as files, pytest.raises(FileNotFoundError):
-        files.read_bytes(tensor, 0, np.empty(4, np.uint8).data)

@@ -35,7 +35,6 @@ from ckpttool.storage.files import PartialFile
 from ckpttool.storage.sampling import digest, hash_units, nearness, take_samples
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.checkpoints import write_file as write_checkpoint
-from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN
 from tests.support.readers import Entry, read_ranks
 
@@ -188,21 +187,6 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     stamp = FileStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
     assert index.file.stamp == stamp
     assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
-
-
-def test_verify_gives_no_verdict_on_it(link, monkeypatch):
-    from ckpttool.operations import verification as verify
-
-    check = verify.check_contents
-
-    def flip(*arguments):
-        link.to("b")
-        return check(*arguments)
-
-    monkeypatch.setattr(verify, "check_contents", flip)
-    result = run("verify", link.path, "-s", CASE / "src_strategy.ckpt", "--deep", "-j", "1")
-    assert result.exit_code == 5
-    assert "replaced since its header was read" in message(result)
 
 
 @pytest.mark.parametrize(

@@ -20,25 +20,25 @@ TYPES = ["u1", "i1", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 @given(st.data(), st.sampled_from(TYPES))
 def test_they_are_those_of_the_finite_elements_in_exact_arithmetic(data, dtype):
     numbers = data.draw(arrays.arrays(dtype, st.integers(0, 12)))
-    found = measure(numbers)
+    stats = measure(numbers)
     finite = [one for one in numbers.tolist() if np.isfinite(one)]
-    assert found.elements == len(numbers)
-    assert found.finite == len(finite)
-    assert found.zeros == sum(one == 0 for one in numbers.tolist())
-    assert found.nans == int(np.isnan(numbers).sum())
-    assert found.infinities == int(np.isinf(numbers).sum())
+    assert stats.elements == len(numbers)
+    assert stats.finite == len(finite)
+    assert stats.zeros == sum(one == 0 for one in numbers.tolist())
+    assert stats.nans == int(np.isnan(numbers).sum())
+    assert stats.infinities == int(np.isinf(numbers).sum())
     if not finite:
-        assert (found.minimum, found.maximum, found.mean, found.norm) == (None, None, None, 0)
+        assert (stats.minimum, stats.maximum, stats.mean, stats.norm) == (None, None, None, 0)
         return
     parts = [(Fraction(float(z.real)), Fraction(float(z.imag))) for z in finite]
     squares = sum(part**2 for one in parts for part in one)
-    assert found.norm == pytest.approx(root(squares), rel=1e-12)
+    assert stats.norm == pytest.approx(root(squares), rel=1e-12)
     largest = max(abs(float(part)) for one in parts for part in one)
     mean = complex(*(float(sum(axis) / len(finite)) for axis in zip(*parts, strict=True)))
-    assert abs(complex(found.mean) - mean) <= largest * 1e-14
-    assert isinstance(found.mean, complex) == (dtype[0] == "c")
+    assert abs(complex(stats.mean) - mean) <= largest * 1e-14
+    assert isinstance(stats.mean, complex) == (dtype[0] == "c")
     if dtype[0] != "c":
-        assert (found.minimum, found.maximum) == (min(finite), max(finite))
+        assert (stats.minimum, stats.maximum) == (min(finite), max(finite))
 
 
 def root(squares):
@@ -71,7 +71,7 @@ def test_blocks_may_be_merged_in_any_order():
     ]
     random.Random(1).shuffle(parts)
     merged = Statistics()
-    for one in parts:
-        merged = merged.merged(one)
+    for part in parts:
+        merged = merged.merged(part)
     assert merged == measure(numbers)
     assert merged.mean == pytest.approx(math.fsum(numbers.tolist()) / len(numbers), rel=1e-13)

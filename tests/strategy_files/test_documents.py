@@ -52,20 +52,20 @@ def outcome(how: str, document: bytes) -> Iterator[str]:
         path = Path({"cut": "hand.yaml", "layout": "s.json"}.get(how, how))
         before, after = AROUND.get(how, (b"", b""))
         path.write_bytes(before + document + after)
-        found = read_strategy(str(path))
+        strategy = read_strategy(str(path))
         problems = ()
-        if found.rules is not None:
-            found, problems = found.resolve(SHAPES)
+        if strategy.rules is not None:
+            strategy, problems = strategy.resolve(SHAPES)
         for problem in problems:
             yield on_one_line(problem.text)
-        for name, layouts in found.layouts.items():
+        for name, layouts in strategy.layouts.items():
             yield f"{name}: {'; '.join(map(spell, layouts))}"
-        yield from (note.text for note in found.notes)
+        yield from (note.text for note in strategy.notes)
     except CkptToolError as error:
         if error.exit_code != 4:
             yield f"exit {error.exit_code}"
-        for one in error.diagnostics:
-            yield on_one_line(one.text)
+        for diagnostic in error.diagnostics:
+            yield on_one_line(diagnostic.text)
 
 
 def on_one_line(text: str) -> str:

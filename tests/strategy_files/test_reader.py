@@ -40,8 +40,8 @@ def read(write):
 
 
 def layout_of(read, *items, name="w"):
-    (found,) = read(strategy(*items)).layouts[name]
-    return found
+    (layout,) = read(strategy(*items)).layouts[name]
+    return layout
 
 
 # ------------------------------------------------------------------------ MindSpore's own
@@ -57,15 +57,17 @@ def strategies():
 def test_golden_strategies_are_read_as_recorded(case, side):
     recorded = expected(case)["strategies"][side]
     path = next((GOLDEN / case).glob(f"{side}_strategy.*"))
-    found = read_strategy([str(path)])
-    assert (found.stages, len(found.ranks)) == (len(recorded["stages"]), recorded["devices"])
-    assert set(found.layouts) == {name for stage in recorded["stages"].values() for name in stage}
+    strategy = read_strategy([str(path)])
+    assert (strategy.stages, len(strategy.ranks)) == (len(recorded["stages"]), recorded["devices"])
+    assert set(strategy.layouts) == {
+        name for stage in recorded["stages"].values() for name in stage
+    }
     for stage, entries in recorded["stages"].items():
         for name, entry in entries.items():
-            at = found.stages_of(name).index(int(stage))
-            layout = found.layouts[name][at]
+            at = strategy.stages_of(name).index(int(stage))
+            layout = strategy.layouts[name][at]
             assert layout.device_matrix == tuple(entry["dev_matrix"])
-            assert layout.first_rank == int(stage) * found.stage_ranks
+            assert layout.first_rank == int(stage) * strategy.stage_ranks
             size = entry["opt_size"]
             assert layout.optimizer_shard == {0: 1, -1: layout.replicas}.get(size, size)
             assert layout.rows == tuple(entry.get("param_split_shape", ()))
@@ -76,17 +78,17 @@ def test_golden_strategies_are_read_as_recorded(case, side):
 @pytest.mark.parametrize("run", ["mp2_dp4", "mp2_dp4_opt_all", "multiaxis", "opt_aggregated"])
 def test_all_files_of_one_stage_together_are_the_file_of_any_rank(run):
     folder = SAMPLES / run / "strategy"
-    one = read_strategy([str(folder / "strategy_5.ckpt")])
-    assert read_strategy([str(folder)]).layouts == one.layouts
-    assert one.stages == 1
+    strategy = read_strategy([str(folder / "strategy_5.ckpt")])
+    assert read_strategy([str(folder)]).layouts == strategy.layouts
+    assert strategy.stages == 1
 
 
 def test_a_folder_of_outputs_is_read_without_its_manifest(tmp_path):
     shutil.copy(SAMPLES / "pp2" / "strategy" / "merged.ckpt", tmp_path / "strategy.ckpt")
     (tmp_path / "ckpttool.json").write_text("{}")
     (tmp_path / "merged.h5.ckpttool.json").write_text("{}")
-    one = read_strategy([str(tmp_path / "strategy.ckpt")])
-    assert read_strategy([str(tmp_path)]).layouts == one.layouts
+    strategy = read_strategy([str(tmp_path / "strategy.ckpt")])
+    assert read_strategy([str(tmp_path)]).layouts == strategy.layouts
 
 
 @pytest.mark.parametrize("run", ["pp2", "pp2_opt", "pp2_shared"])
@@ -103,8 +105,8 @@ def test_files_of_all_stages_are_the_merged_file(run):
         ["merged.ckpt", "strategy_4.ckpt"],
         ["."],
     ):
-        found = read_strategy([str(folder / name) for name in names])
-        assert found.layouts == merged.layouts, names
+        strategy = read_strategy([str(folder / name) for name in names])
+        assert strategy.layouts == merged.layouts, names
 
 
 def test_full_shapes_come_from_json_even_if_protobuf_is_there():
@@ -115,8 +117,8 @@ def test_full_shapes_come_from_json_even_if_protobuf_is_there():
         for layout in layouts
     )
     for names in (["merged.json"], ["merged.ckpt", "merged.json"], ["."]):
-        found = read_strategy([str(folder / name) for name in names])
-        assert all(one.full_shape for layouts in found.layouts.values() for one in layouts)
+        strategy = read_strategy([str(folder / name) for name in names])
+        assert all(layout.full_shape for layouts in strategy.layouts.values() for layout in layouts)
 
 
 def test_the_files_of_some_stages_are_not_enough():
@@ -160,8 +162,10 @@ def test_none_beside_device_axes_makes_the_slices_that_mindspore_makes(suffixes)
 
 def test_a_strategy_without_the_optimizer_fields_is_read():
     path = GOLDEN / "broken_inputs" / "strategy_without_opt_fields" / "src_strategy.ckpt"
-    found = read_strategy([str(path)])
-    assert {one.optimizer_shard for layouts in found.layouts.values() for one in layouts} == {1}
+    strategy = read_strategy([str(path)])
+    assert {
+        layout.optimizer_shard for layouts in strategy.layouts.values() for layout in layouts
+    } == {1}
 
 
 # ------------------------------------------------------------------------ protobuf by hand
@@ -286,10 +290,10 @@ def stage(number, *names, ranks=2):
 
 def test_stages_have_their_ranks_one_after_another(write):
     paths = [write(stage(1, "b", "w"), "1.ckpt"), write(stage(0, "a", "w"), "0.ckpt")]
-    found = read_strategy(paths)
-    assert [one.first_rank for one in found.layouts["w"]] == [0, 2]
-    assert [one.first_rank for one in found.layouts["b"]] == [2]
-    assert found.files == tuple(paths)
+    strategy = read_strategy(paths)
+    assert [one.first_rank for one in strategy.layouts["w"]] == [0, 2]
+    assert [one.first_rank for one in strategy.layouts["b"]] == [2]
+    assert strategy.files == tuple(paths)
 
 
 def test_a_merged_file_is_known_by_its_names(read):
@@ -324,8 +328,8 @@ def test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before(path, t
     run = "pp2" if path.name.startswith("pp2") else "mp2_dp4"
     folder = SAMPLES / run / "strategy"
     once = read_strategy([str(folder)])
-    found = read_strategy([str(path)])
-    assert (found.layouts, found.stages, found.notes) == (once.layouts, once.stages, ())
+    strategy = read_strategy([str(path)])
+    assert (strategy.layouts, strategy.stages, strategy.notes) == (once.layouts, once.stages, ())
     shutil.copytree(folder, tmp_path / "strategy")
     shutil.copy(path, tmp_path / "strategy" / f"merged_ckpt_strategy{path.suffix}")
     assert read_strategy([str(tmp_path / "strategy")]).layouts == once.layouts

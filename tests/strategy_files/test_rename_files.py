@@ -30,14 +30,14 @@ RULES = {file: read_renames(file) for file in SHIPPED}
 def follow(file, shapes):
     rules, names = RULES[file], Names(shapes)
     changed = rename(rules, names, {})
-    notes = {one.message: one.facts for one in rename_notes(rules, names, names, {})}
+    notes = {rule.message: rule.facts for rule in rename_notes(rules, names, names, {})}
     return {changed.get(name, name): name for name in shapes}, notes
 
 
 def without_others(names, file, shapes):
     rules = [one for one in RULES[file] if one.note in OF_NEITHER]
     known = Names(shapes)
-    lacking = {it for it in names if any(one.apply(it, known) is not None for one in rules)}
+    lacking = {it for it in names if any(rule.apply(it, known) is not None for rule in rules)}
     return {*names} - lacking
 
 
@@ -169,7 +169,7 @@ def test_a_weight_without_a_bias_is_known_by_its_name_and_axes(name, shape, new)
     assert {*found} == {new or name, "conv.weight"}
     is_kept = new in (None, name)
     assert [*notes.values()] == [name if is_kept else f"{name} to {new}"]
-    assert all(text.startswith("kept") == is_kept for text in notes)
+    assert all(note.startswith("kept") == is_kept for note in notes)
 
 
 def read(tmp_path, text, reverse=True):
@@ -214,8 +214,10 @@ def test_a_wildcard_of_one_character_stays_one(tmp_path):
 def test_rules_without_an_inverse_are_refused_by_line(tmp_path, text, lines):
     with pytest.raises(CkptToolError) as caught:
         read(tmp_path, text)
-    found = [one for one in caught.value.diagnostics if one.code == "invalid_rules"]
-    assert [int(str(one.where).split("line ")[1].split(",")[0]) for one in found] == lines
+    diagnostics = [
+        diagnostic for diagnostic in caught.value.diagnostics if diagnostic.code == "invalid_rules"
+    ]
+    assert [int(str(one.where).split("line ")[1].split(",")[0]) for one in diagnostics] == lines
     assert read(tmp_path, text, reverse=False)
 
 
@@ -223,7 +225,9 @@ def test_rules_without_an_inverse_are_refused_by_line(tmp_path, text, lines):
 def test_the_files_that_come_along_are_the_way_back_of_each_other(files):
     with pytest.raises(CkptToolError, match="the rules have no inverse") as caught:
         read_renames(files[0], reverse=True)
-    assert [one.hint for one in caught.value.diagnostics] == [f"--rename-file {files[1]}"]
+    assert [diagnostic.hint for diagnostic in caught.value.diagnostics] == [
+        f"--rename-file {files[1]}"
+    ]
 
 
 @pytest.mark.parametrize(

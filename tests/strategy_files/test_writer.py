@@ -157,12 +157,6 @@ def test_a_shard_that_mindspore_would_misread_is_spelled_with_a_map_for_each_axi
 # --------------------------------------------------------------------------------- and again
 
 
-@pytest.mark.parametrize("path", stored())
-def test_what_mindspore_wrote_is_the_same_when_it_is_written_and_read_again(path, again):
-    strategy = read_strategy(str(path))
-    assert says_the_same(strategy, again(strategy))
-
-
 def numbers(path):
     """The numbers that a protobuf strategy file has of each name, as they are spelled."""
     found = {}
@@ -200,19 +194,6 @@ def test_every_number_is_the_one_that_mindspore_wrote(path, again, tmp_path):
         for key in (6, 7):  # MindSpore 1.0 wrote none
             item[key] = item[key] or [0]
         assert ours[name] == item, name
-
-
-@examples(200)
-@given(st.one_of(moves(), table_moves()))
-def test_random_layouts_are_the_same_again(tmp_path_factory, move):
-    path = str(tmp_path_factory.getbasetemp() / "random.ckpt")
-    for strategy in (move.src, move.dst):
-        if why_not(strategy):
-            with pytest.raises((StrategyError, CombinedError), match=why_not(strategy)):
-                encode_strategy(strategy, path)
-            continue
-        ckpttool.write_strategy(strategy, path, overwrite=True)
-        assert says_the_same(strategy, read_strategy(path))
 
 
 def why_not(strategy):
@@ -340,8 +321,10 @@ otherwise: replicated
 
 
 def why_not_in(suffix, strategy):
-    """What another form than protobuf cannot say of a strategy, if anything."""
+    """What a form cannot say of a strategy, if anything."""
     held = [layout for of in strategy.layouts.values() for layout in of]
+    if suffix == ".ckpt":
+        return why_not(strategy)
     if suffix == ".json":
         has_lists = any(len(writer._encoded_tensor_maps(one)) > 1 for one in held)
         return why_not(strategy) or ("a list for each axis" if has_lists else None)
@@ -360,7 +343,7 @@ def written_and_read(strategy, path):
     return found
 
 
-@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+@pytest.mark.parametrize("suffix", [".ckpt", ".json", ".yaml"])
 @pytest.mark.parametrize("path", stored())
 def test_what_mindspore_wrote_is_the_same_in_another_form(path, suffix, tmp_path):
     strategy, out = read_strategy(str(path)), str(tmp_path / f"again{suffix}")
@@ -379,7 +362,7 @@ def test_what_mindspore_wrote_is_the_same_in_another_form(path, suffix, tmp_path
 
 
 @examples(200)
-@given(st.one_of(moves(), table_moves()), st.sampled_from([".json", ".yaml"]))
+@given(st.one_of(moves(), table_moves()), st.sampled_from([".ckpt", ".json", ".yaml"]))
 def test_random_layouts_are_the_same_in_every_form(tmp_path_factory, move, suffix):
     path = str(tmp_path_factory.getbasetemp() / f"random{suffix}")
     for strategy in (move.src, move.dst):
@@ -418,8 +401,8 @@ def test_patterns_stay_patterns_in_a_hand_written_file(tmp_path):
     strategy = read_strategy(str(tmp_path / "hand.yaml"))
     ckpttool.write_strategy(strategy, str(tmp_path / "again.yml"))
     again = read_strategy(str(tmp_path / "again.yml"))
-    for one, other in zip(strategy.rules.rules, again.rules.rules, strict=True):
-        assert replace(one, place="") == replace(other, place="")
+    for rule, other in zip(strategy.rules.rules, again.rules.rules, strict=True):
+        assert replace(rule, place="") == replace(other, place="")
     assert again.rules.replicates_rest
     lines = (tmp_path / "again.yml").read_text().splitlines()
     for line in HAND.splitlines():
@@ -436,9 +419,9 @@ def test_what_lines_leave_open_is_refused_by_pattern_and_key(tmp_path, suffix):
     names = "'*.table', '*.w', '*.bias': 3 lines for patterns of names"
     axes = "'embedding', '*.table', '*.w' and 1 more: 4 lines for any number of axes"
     rest = "otherwise: 1 line for all other parameters"
-    for one, found in zip((names, axes, rest), said, strict=True):
-        assert found.startswith(f"hand.yaml: {one}, and MindSpore's files list each")
-        assert found.endswith("; split or reshard with --write-strategy")
+    for name, name in zip((names, axes, rest), said, strict=True):
+        assert name.startswith(f"hand.yaml: {name}, and MindSpore's files list each")
+        assert name.endswith("; split or reshard with --write-strategy")
     assert files_below(tmp_path) == ["hand.yaml"]
 
 

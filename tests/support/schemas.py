@@ -53,6 +53,8 @@ def _without_aside(document: type[Answer]) -> type[msgspec.Struct]:
 def _hook(kind: type) -> dict[str, Any]:
     if kind is Reported:
         return {"type": "array", "items": {"$ref": "diagnostic.json"}}
+    if kind is range:
+        return {"type": "array", "items": {"type": "integer", "minimum": 0}}
     raise NotImplementedError
 
 
@@ -81,7 +83,8 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
     text = inspect.getdoc(struct) or ""
     words = {
         name: " ".join(of.split())
-        for names, of in _FIELD.findall(text.partition("----------\n")[2] + "\n")
+        for kind in reversed(struct.__mro__)
+        for names, of in _FIELD.findall(f"{inspect.getdoc(kind)}\n".partition("----------\n")[2])
         for name in names.split(", ")
     }
     infos = {one.encode_name: one for one in msgspec.inspect.type_info(struct).fields}

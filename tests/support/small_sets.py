@@ -53,24 +53,20 @@ class SmallSet:
 
     @property
     def target(self) -> Path:
-        """What ``inspect``, ``verify`` and ``finalize`` are given."""
         return self.out / f"{self.stem}{self._suffix}" if self.command == "file" else self.out
 
     @property
     def manifest(self) -> Path:
-        """The manifest of the set."""
         name = f"{self.target.name}.{MANIFEST}" if self.command == "file" else MANIFEST
         return self.out / name
 
     @property
     def record(self) -> Path:
-        """The folder with the record of a run."""
         name = f".{self.target.name}.ckpttool" if self.command == "file" else RECORD
         return self.out / name
 
     @property
     def outputs(self) -> list[Path]:
-        """The outputs, in the order in which they are written."""
         if self.command == "file":
             return [self.target]
         if self.command in ("split", "reshard"):
@@ -99,18 +95,15 @@ class SmallSet:
         return with_options(words, *more)
 
     def _ranks(self) -> Path:
-        """Return the checkpoint as files of ranks."""
         folder = self.source.parent / "ranks"
         if not folder.exists():
             run_well("split", self.source, "-o", folder, "-d", self.strategy)
         return folder
 
     def run(self, *more: str | Path) -> Result:
-        """Run the command, with more options."""
         return run(*self.words(*more))
 
     def run_well(self, *more: str | Path) -> Result:
-        """Run the command, which has to succeed."""
         return run_well(*self.words(*more))
 
     def stop(self, *more: str | Path, output: int = 2) -> None:
@@ -175,11 +168,9 @@ class SmallSet:
         wait_until(is_noted, f"{names} in a log")
 
     def read(self) -> dict[int, bytes]:
-        """Return the outputs that are there, by number."""
         return {n: path.read_bytes() for n, path in enumerate(self.outputs) if path.is_file()}
 
     def wanted(self) -> dict[int, bytes]:
-        """Return the outputs as a run writes them to an empty folder."""
         name = self.source.parent.name
         key = (name, self.command, self.output_format)
         if key not in WANTED:
@@ -188,6 +179,35 @@ class SmallSet:
             WANTED[key] = clean.read()
             rmtree(clean.folder)
         return WANTED[key]
+
+
+def in_parts(small: SmallSet) -> None:
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+
+
+def then(*acts: Callable[[SmallSet], object]) -> Callable[[SmallSet], None]:
+    def act(small: SmallSet) -> None:
+        for each in acts:
+            each(small)
+
+    return act
+
+
+def to_output(act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    return lambda small: act(small.outputs[0])
+
+
+def to_outputs(act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    return lambda small: [act(path) for path in small.outputs]
+
+
+def in_record(name: str, act: Callable[[Path], object]) -> Callable[[SmallSet], object]:
+    return lambda small: act(small.record / name)
+
+
+def without_record(small: SmallSet) -> None:
+    rmtree(small.record)
 
 
 @contextmanager
@@ -231,7 +251,6 @@ class Other:
         self._thread = Thread(target=self._run)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Give it a host of its own, and have it wait."""
         host, fill = socket.gethostname(), execute_module.fill
         monkeypatch.setattr(socket, "gethostname", lambda: "node7" if self.is_this() else host)
         monkeypatch.setattr(
@@ -241,16 +260,13 @@ class Other:
         )
 
     def is_this(self) -> bool:
-        """Return whether this run asks."""
         return current_thread() is self._thread
 
     def start(self) -> None:
-        """Return when it waits, or has ended."""
         self._thread.start()
         assert self._stands.wait(60)
 
     def end(self) -> None:
-        """Let it go on, and wait for its end."""
         self._may_end.set()
         self._thread.join()
 
@@ -269,7 +285,6 @@ class Other:
 
 
 def execute_split(small: SmallSet) -> None:
-    """Split from Python; raises what ends the run."""
     source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
     options = ckpttool.OutputOptions("ckpt")
     plan = ckpttool.plan_split(

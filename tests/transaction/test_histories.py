@@ -17,25 +17,20 @@ import pytest
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
-from tests.support.small_sets import SmallSet
+from tests.support.small_sets import (
+    SmallSet,
+    in_parts,
+    in_record,
+    to_output,
+    to_outputs,
+    without_record,
+)
 
+finished, stopped = SmallSet.run_well, SmallSet.stop
 PAST, FUTURE = 1, 4_000_000_000  # seconds
 
 
 # -------------------------------------------------------------------- what is left of a run
-
-
-def finished(small):
-    small.run_well()
-
-
-def stopped(small):
-    small.stop()
-
-
-def in_parts(small):
-    for part in ("1/2", "2/2"):
-        small.run_well("--part", part)
 
 
 def half_in_parts(small):
@@ -48,10 +43,6 @@ def half_in_parts(small):
 def finished_file(small):
     small.command = "file"
     small.run_well()
-
-
-def nothing(small):
-    pass
 
 
 def copy_to(small, name, **how):
@@ -95,14 +86,6 @@ def moved(small):
     small.out = small.out.rename(small.folder / "moved")
 
 
-def in_record(name, act):
-    return lambda small: act(small.record / name)
-
-
-def to_output(act):
-    return lambda small: act(small.outputs[0])
-
-
 def to_manifest(act):
     return lambda small: act(small.manifest)
 
@@ -110,15 +93,6 @@ def to_manifest(act):
 def half_deleted(small):
     for path in small.outputs[:2]:
         path.unlink()
-
-
-def all_outputs_deleted(small):
-    for path in small.outputs:
-        path.unlink(missing_ok=True)
-
-
-def record_deleted(small):
-    shutil.rmtree(small.record)
 
 
 def set_times(seconds, *names):
@@ -271,6 +245,14 @@ def flip_in_the_middle(path):
 # --------------------------------------------------------------- what is said, of each history
 
 
+def nothing(small):
+    pass
+
+
+def remove(path):
+    path.unlink(missing_ok=True)
+
+
 class History(NamedTuple):
     """What is left, what is done to it, and what commands say: an exit code and words.
 
@@ -315,6 +297,8 @@ DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5
            "resume": "5 checkpoint_0"}  # fmt: skip
 CHANGED = {**DAMAGED, "merge": "7 checkpoint_0 + --ignore-manifest"}
 ANOTHER_SET = {"inspect": "5 --ignore-manifest", "merge": "5 --ignore-manifest"}
+NO_MANIFEST = {"verify": "1 ckpttool.json", "finalize": "3 ckpttool.json", "rerun": EXIST,
+               "resume": "5 ckpttool.json + --overwrite"}  # fmt: skip
 NO_PLAN = {"rerun": "5 plan.json + --overwrite", "resume": "5 plan.json + --overwrite",
            "inspect": "0 plan.json", "verify": "1 plan.json", "merge": "5",
            "finalize": "3 plan.json + --overwrite"}  # fmt: skip
@@ -358,16 +342,20 @@ HISTORIES = {
         rerun="5 2 outputs exist already", resume="0 2 kept, 2 written",
     ),
     "all outputs deleted": History(
-        finished, all_outputs_deleted, "5", "5", "5", "7 missing", "0", "0"
+        finished, to_outputs(remove), "5", "5", "5", "7 missing", "0", "0"
     ),
     "ckpttool.json deleted": History(
         finished, to_manifest(Path.unlink), finalize="5", rerun=EXIST, resume=EXIST
     ),
-    "ckpttool.json cut": History(
-        finished, to_manifest(cut_short), verify="1 ckpttool.json", finalize="3 ckpttool.json",
-        rerun=EXIST, resume="5 ckpttool.json + --overwrite",
+    "ckpttool.json cut": History(finished, to_manifest(cut_short), **NO_MANIFEST),
+    "ckpttool.json changed": History(
+        finished, to_manifest(lambda path: flip_byte(path, at=20)), **NO_MANIFEST
     ),
-    ".ckpttool deleted": History(finished, record_deleted, rerun=NO_STAMPS, resume=NO_STAMPS),
+    "ckpttool.json a pipe": History(
+        finished, to_manifest(in_its_place(os.mkfifo)), verify="0", finalize="3 a pipe or a device",
+        **in_the_way("ckpttool.json is a device or a pipe"),
+    ),
+    ".ckpttool deleted": History(finished, without_record, rerun=NO_STAMPS, resume=NO_STAMPS),
     "stamps.json deleted": History(
         finished, in_record("stamps.json", Path.unlink), rerun=NO_STAMPS, resume=NO_STAMPS
     ),
@@ -439,7 +427,7 @@ HISTORIES = {
         stopped, in_record("plan.json", Path.unlink),
     ),
     "stopped, .ckpttool deleted": History(
-        stopped, record_deleted, "0", "1", "5", "5",
+        stopped, without_record, "0", "1", "5", "5",
         "5 2 outputs exist already", "5 2 outputs exist already",
     ),
     "stopped, plan.json cut": History(stopped, in_record("plan.json", cut_short), **NO_PLAN),
@@ -449,6 +437,14 @@ HISTORIES = {
     "stopped, plan.json a folder": History(
         stopped, in_record("plan.json", in_its_place(Path.mkdir)),
         **{**NO_PLAN, **in_the_way("plan.json", finalize="5 plan.json + move it away")},
+    ),
+    "stopped, plan.json.partial a folder": History(
+        stopped, in_record("plan.json.partial", in_its_place(Path.mkdir)),
+        **in_the_way("plan.json.partial", finalize="5 plan.json.partial: in the way"),
+    ),
+    "stopped, stamps.json.partial a link": History(
+        stopped, in_record("stamps.json.partial", in_its_place(link_to_folder)),
+        **in_the_way("stamps.json.partial", finalize="5 stamps.json.partial: in the way"),
     ),
     "stopped, plan.json a pipe": History(
         stopped, in_record("plan.json", in_its_place(os.mkfifo)),
@@ -485,7 +481,7 @@ HISTORIES = {
         stopped, killed_before_a_rename, rerun="5 checkpoint_1", resume="5 checkpoint_1"
     ),
     "stopped, outputs deleted": History(
-        stopped, all_outputs_deleted, "5 did not end here", rerun="0", resume="0"
+        stopped, to_outputs(remove), "5 did not end here", rerun="0", resume="0"
     ),
     "stopped, outputs of the past": History(stopped, set_times(PAST, "outputs")),
     "stopped, record of the future": History(stopped, set_times(FUTURE)),
@@ -508,6 +504,17 @@ HISTORIES = {
     "parts, a log deleted": History(
         in_parts, in_record("2-of-2.log", Path.unlink), finalize="5 2 of 4 outputs",
         rerun="5 exist", resume="5 exist",
+    ),
+    "parts, a log changed": History(
+        in_parts, in_record("1-of-2.log", flip_in_the_middle), rerun="5 1-of-2.log + --overwrite",
+        resume="5 1-of-2.log + --overwrite", finalize="3 1-of-2.log + --overwrite",
+    ),
+    "parts, plan.json changed": History(
+        in_parts, in_record("plan.json", flip_in_the_middle), **NO_PLAN
+    ),
+    "parts, a log a pipe": History(
+        in_parts, in_record("1-of-2.log", in_its_place(os.mkfifo)),
+        **in_the_way("1-of-2.log", finalize="5 1-of-2.log + move it away"),
     ),
     "half of the parts": History(half_in_parts, nothing),
     "file": History(finished_file, nothing),
@@ -567,7 +574,7 @@ def foreign(small):
     return {number: data for number, data in small.read().items() if data != wanted[number]}
 
 
-def broken_rules(command, small, exit_code, before, others, had_manifest):
+def broken_rules(command, small, exit_code, before, foreign_before, had_manifest):
     """Yield what a command must not do to a folder, whatever its history is."""
     after = everything_below(small.folder)
     if command in ("inspect", "verify", "merge"):
@@ -576,7 +583,7 @@ def broken_rules(command, small, exit_code, before, others, had_manifest):
         return
     if elsewhere(after, small) != elsewhere(before, small):
         yield "changes another set"
-    if command != "overwrite" and not others.items() <= foreign(small).items():
+    if command != "overwrite" and not foreign_before.items() <= foreign(small).items():
         yield "replaces bytes that nothing else holds"
     if exit_code:
         if small.manifest.exists() != had_manifest:
@@ -598,16 +605,16 @@ def test_a_folder_with_a_history_is_neither_believed_nor_lost(tmp_path, quick, n
             small = SmallSet(tmp_path / f"made-for-{number}")
             history.left(small)
             history.done(small)
-            others, had_manifest = foreign(small), small.manifest.exists()
+            foreign_before, had_manifest = foreign(small), small.manifest.exists()
             before = everything_below(small.folder)
         result = run(*words_of(command, small))
         expected = getattr(history, command) or getattr(UNTOUCHED[history.left], command)
         code, _, words = expected.partition(" ")
-        text = message(result)
-        missing = [one for one in words.split(" + ") if one not in text]
+        printed = message(result)
+        missing = [part for part in words.split(" + ") if part not in printed]
         if str(result.exit_code) != code or missing:
-            problems.append(f"{command}: expected {expected}, found {result.exit_code} {text}")
-        rules = broken_rules(command, small, result.exit_code, before, others, had_manifest)
+            problems.append(f"{command}: expected {expected}, found {result.exit_code} {printed}")
+        rules = broken_rules(command, small, result.exit_code, before, foreign_before, had_manifest)
         problems += (f"{command}: {rule}" for rule in rules)
     assert not problems, "\n".join(problems)
 

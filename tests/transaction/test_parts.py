@@ -17,9 +17,7 @@ from ckpttool.transaction.parts import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import CASE, Threads, contents, make_plan, reshard_words
-from tests.support.manifests import PLAN, RECORD, listing_of, reseal
-
-PART_LOG = f"{RECORD}/{{}}-of-{{}}.log"
+from tests.support.manifests import PLAN, listing_of, reseal
 
 
 def run_parts(folder, numbers, count, output_format="ckpt", *more):
@@ -37,8 +35,8 @@ def test_parts_are_balanced_and_always_the_same(sizes, count):
     dealt = balance(sizes, count)
     assert dealt == balance(sizes, count)
     assert len(dealt) == len(sizes)
-    held = [sum(s for s, part in zip(sizes, dealt, strict=True) if part == n) for n in range(count)]
-    assert max(held) - min(held) <= max(sizes, default=0)
+    sums = [sum(s for s, part in zip(sizes, dealt, strict=True) if part == n) for n in range(count)]
+    assert max(sums) - min(sums) <= max(sizes, default=0)
 
 
 def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
@@ -98,19 +96,6 @@ def commit_fails(folder, code):
     return message(result)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_outputs_are_named_by_rank_in_whichever_order_threads_completed_them(tmp_path, number):
-    run_parts(tmp_path, (1, 2), 2)
-    log = tmp_path / PART_LOG.format(number, 2)
-    begin, one, its_stamp, other, other_stamp, done = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join((begin, other, other_stamp, one, its_stamp, done)))
-    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (number - 1, number + 1)]
-    for name in names:
-        (tmp_path / name).unlink()
-    text = commit_fails(tmp_path, 7)
-    assert f"{names[0]} and 1 more: missing also {tmp_path / names[1]}" in text
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
@@ -158,29 +143,3 @@ def test_a_plan_that_is_none_is_a_format_error(recorded, tmp_path, change, reaso
         ckpttool.finalize(str(tmp_path / "out"))
     assert caught.value.path == str(path)
     assert commit_fails(tmp_path / "out", 3)
-
-
-@pytest.mark.parametrize("name", [PLAN, PART_LOG.format(1, 1)])
-def test_a_record_cut_anywhere_is_never_committed(recorded, tmp_path, name):
-    folder, _ = recorded
-    shutil.copytree(folder, tmp_path / "out")
-    path = tmp_path / "out" / name
-    data = path.read_bytes()
-    ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (-1, 0, 1)]
-    kind = ckpttool.FormatError if name == PLAN else ckpttool.PlanError
-    for stop in sorted({*range(0, len(data), 199), *ends} - {len(data)}):
-        path.write_bytes(data[:stop])
-        with pytest.raises(kind):
-            ckpttool.finalize(str(tmp_path / "out"))
-    path.write_bytes(data)
-    assert len(ckpttool.finalize(str(tmp_path / "out")).outputs) == 4
-
-
-def test_logs_that_do_not_tell_of_all_outputs_are_refused(recorded, tmp_path):
-    folder, _ = recorded
-    shutil.copytree(folder, tmp_path / "out")
-    path = tmp_path / "out" / PART_LOG.format(1, 1)
-    lines = path.read_bytes().splitlines(keepends=True)
-    name = json.loads(lines[1].rpartition(b" ")[0])["path"]
-    path.write_bytes(b"".join([lines[0], *lines[3:]]))  # without an output and its stamp
-    assert f"1 of 4 outputs missing {name}" in commit_fails(tmp_path / "out", 5)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from pathlib import Path
 
 import pytest
 
 import ckpttool
 from ckpttool.model.manifest import UnitHashes, count_units
-from ckpttool.storage.files import stamp_at
 from ckpttool.transaction.record import Transaction
-from ckpttool.transaction.states import Record, State, look
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
-from tests.support.manifests import MANIFEST, STAMPS
 
 CASE = GOLDEN / "safetensors_pipeline"
 
@@ -28,10 +24,6 @@ def plan_to(folder, **options):
     return ckpttool.plan_reshard(
         catalog, *sides, str(folder), output_options=ckpttool.OutputOptions("ckpt", **options)
     )
-
-
-def state_of(folder):
-    return look(Record(folder / MANIFEST)).state
 
 
 def kill(transaction):
@@ -56,30 +48,6 @@ def complete_first(transaction, plan):
     transaction.record_placed(output)
 
 
-def test_a_complete_set_is_kept_whole_and_neither_locked_nor_touched(tmp_path):
-    out = tmp_path / "out"
-    ckpttool.execute(*plan_to(out))
-    before = {path: stamp_at(path) for path in tmp_path.rglob("*")}
-    plan, assignment = plan_to(out, resume=True)
-    assert assignment.destination.state is State.COMPLETE
-    assert len(assignment.kept) == len(assignment.ranks)
-    transaction = Transaction(plan, assignment)
-    assert transaction.kept == {*assignment.ranks}
-    assert state_of(out) is State.COMPLETE
-    transaction.finish()
-    assert {path: stamp_at(path) for path in tmp_path.rglob("*")} == before
-
-
-def test_what_changes_after_preflight_is_refused_under_the_lock(tmp_path):
-    plan, assignment = plan_to(tmp_path / "out")
-    path = plan.target.paths[0]
-    Path(path).parent.mkdir(parents=True)
-    Path(path).write_text("of another run")
-    with pytest.raises(ckpttool.PlanError, match="another run has written it since this one began"):
-        Transaction(plan, assignment)
-    assert os.listdir(tmp_path / "out") == ["rank_0"]  # noqa: PTH208
-
-
 def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_path):
     out = tmp_path / "out"
     mine, other = plan_to(out, part=(1, 2)), plan_to(out, part=(2, 2), prefix="other_")
@@ -88,19 +56,6 @@ def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_pat
         Transaction(*other)
     first.abandon()
     assert files_below(tmp_path) == []
-
-
-def test_a_manifest_goes_with_the_first_output_that_is_replaced_and_not_before(tmp_path):
-    out = tmp_path / "out"
-    ckpttool.execute(*plan_to(out))
-    plan, assignment = plan_to(out, overwrite=True)
-    transaction = Transaction(plan, assignment)
-    assert state_of(out) is State.COMPLETE
-    complete_first(transaction, plan)
-    assert not (out / MANIFEST).exists()
-    assert not (out / STAMPS).exists()
-    transaction.abandon()
-    assert state_of(out) is State.STOPPED
 
 
 def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_path):

@@ -89,8 +89,8 @@ class Case:
         elif verb == "strategy" and more == ["copied"]:
             small.strategy = Path(shutil.copy(small.strategy, small.folder / "copy.json"))
         elif verb == "strategy":
-            text = small.strategy.read_text().strip()
-            small.strategy.write_text(text + " " * (more == ["other"]))
+            content = small.strategy.read_text().strip()
+            small.strategy.write_text(content + " " * (more == ["other"]))
         elif verb == "copy":
             place = small.folder / "copy"
             small.out = Path(shutil.copytree(small.out, place, copy_function=shutil.copyfile))
@@ -131,12 +131,12 @@ class Case:
         numbers = [str(n) for n, path in enumerate(small.outputs) if path.name in filled]
         head = f"exit {result.exit_code}"
         head += f", fills {' '.join(numbers)}" if numbers and broken is None else ""
-        text = self.screen.normalise(everything(result))
-        if done := WROTE.search(text):  # the outputs that it names are those of the plan
-            text = text.replace(done[0], "")
+        printed = self.screen.normalise(everything(result))
+        if done := WROTE.search(printed):  # the outputs that it names are those of the plan
+            printed = printed.replace(done[0], "")
             head += f", keeps {done[1]}" if done[1] else ""
         yield head
-        yield from WRITER.sub("process N on HOST", text).splitlines()
+        yield from WRITER.sub("process N on HOST", printed).splitlines()
 
     def strategy(self):
         return ["-s", self.small.strategy] * (self.small.command in ("split", "reshard"))
@@ -150,7 +150,7 @@ class Case:
         small = self.small
         whole = SmallSet(small.folder / "whole", name, small.command, small.output_format)
         whole.run_well()
-        sets = [files_below(one.out, manifests=True) for one in (small, whole)]
+        sets = [files_below(made.out, manifests=True) for made in (small, whole)]
         assert sets[0] == sets[1]
         for name in sets[0]:
             assert (small.out / name).read_bytes() == (whole.out / name).read_bytes(), name

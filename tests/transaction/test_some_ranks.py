@@ -17,5 +17,5 @@ def test_the_data_of_tensors_that_are_not_all_there_are_looked_at(tmp_path):
     words = ["split", tmp_path / "m.ckpt", "-d", tmp_path / "s.json", "-o", tmp_path / "out"]
     run_well(*words, "--format", "ckpt", "--rank", "1")
     words = [tmp_path / "out", "-s", tmp_path / "s.json", "--deep", "--ignore", "zero"]
-    (found,) = verify_document(*words)["findings"]
-    assert (found["code"], found["ranks"], found["count"]) == ("nan", [1], 4)
+    (finding,) = verify_document(*words)["findings"]
+    assert (finding["code"], finding["ranks"], finding["count"]) == ("nan", [1], 4)

@@ -47,7 +47,7 @@ def case(tmp_path, request):
         layouts = dict.fromkeys(entries, layout)
         (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": layouts}))
         rows = [slice(0, 4), slice(4, 8)] * 2
-        ranks = [{name: one.excerpt(part) for name, one in entries.items()} for part in rows]
+        ranks = [{name: entry.excerpt(part) for name, entry in entries.items()} for part in rows]
         write_ranks(tmp_path / "src", dict(enumerate(ranks)), "ckpt")
         words = ["-s", tmp_path / "s.json", *words]
     else:
@@ -80,15 +80,15 @@ def test_a_run_goes_on_after_a_read_error_with_a_note(tmp_path, case, is_first):
         with unread(name):
             result = run_well(*words, "--resume")
     assert "2 kept, 2 written" in message(result)
-    text = f"{name} could {'not ' if is_first else ''}be read before"
+    note = f"{name} could {'not ' if is_first else ''}be read before"
     assert "the run that is resumed read other replicas" in message(result)
-    assert text in message(result)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")}
-    assert found == wanted
+    assert note in message(result)
+    outputs = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")}
+    assert outputs == wanted
     with unread(name):
         assert "4 kept, 0 written" in message(run_well(*words, "--resume"))
     inputs = json.loads((tmp_path / "out" / MANIFEST).read_text())["inputs"]
-    assert any(one["path"].endswith(name) for one in inputs) is is_first
+    assert any(file["path"].endswith(name) for file in inputs) is is_first
 
 
 def test_a_file_that_was_not_read_and_has_changed_since_is_another_source(tmp_path, case):
@@ -107,4 +107,6 @@ def test_the_record_names_what_could_not_be_read(tmp_path, case):
     with unread(name):
         run_well(*words)
     stamps = json.loads((tmp_path / "out" / RECORD / "stamps.json").read_text())
-    assert [one["path"].endswith(name) for one in stamps["inputs"] if not one["is_read"]] == [True]
+    assert [file["path"].endswith(name) for file in stamps["inputs"] if not file["is_read"]] == [
+        True
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from shutil import rmtree
 from zlib import crc32
 
 import pytest
@@ -17,7 +17,17 @@ from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
 from tests.support.manifests import reseal
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
-from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+from tests.support.small_sets import (
+    SmallSet,
+    filled_outputs,
+    in_parts,
+    in_record,
+    then,
+    to_output,
+    to_outputs,
+    while_filling,
+    without_record,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/development/states.md"
 
@@ -25,43 +35,6 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 # --------------------------------------------------- how each row of the table comes to be
-
-
-def nothing(small):
-    small.out.mkdir()
-
-
-def files_of_others(small):
-    finished(small)
-    small.manifest.unlink()
-    remove_record(small)
-
-
-def failed_at_once(small):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute_module, "fill", fail)
-        assert small.run().exit_code == 6
-    assert not small.record.exists()
-
-
-def fail(task):
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def half_file_of_others(small):
-    killed(small)
-    remove_record(small)
-    for path in small.outputs:
-        path.unlink(missing_ok=True)
-
-
-def remove_record(small):
-    rmtree(small.record)
-
-
-def killed_and_removed(small):
-    small.stop()
-    remove_record(small)
 
 
 OUTPUTS_OF = {"1/1": (0, 1, 2), "1/2": (0, 2), "2/2": (1, 3)}  # the last is in work
@@ -91,7 +64,7 @@ def running_removed(small, command):
 
     def remove_and_act():
         small.wait_for(0)
-        remove_record(small)
+        without_record(small)
         return command()
 
     with while_filling(small.outputs[2], remove_and_act) as seen:
@@ -109,69 +82,31 @@ def running_over(small, command):
     return seen[0]
 
 
-def killed(small):
-    small.stop()
+def fail(task):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def killed_and_changed(small):
-    small.stop()
-    flip_byte(small.outputs[0])
+def failed_at_once(small):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute_module, "fill", fail)
+        assert small.run().exit_code == 6
+    assert not small.record.exists()
 
 
-def killed_in_a_line(small):
-    small.stop()
-    log = small.record / "whole.log"
+def torn(log):
+    """Leave an entry without its stamp, and a line of which only the beginning came to the disk."""
     lines = log.read_bytes().splitlines(keepends=True)
     assert lines[-1].startswith(b'{"path"')
     log.write_bytes(b"".join(lines[:-1]) + b'{"rank": 2, "path": "rank_2/ch')
 
 
-def killed_inside(small):
-    small.stop_inside()
-
-
-def killed_before_this_version(small):
-    small.stop()
+def of_the_version_before(small):
+    """Leave a plan and a log as they were before the record had a version."""
     reseal(small.record / "plan.json", ('"record": 2, ', ""))
     log = small.record / "whole.log"
     begin, *lines = log.read_bytes().splitlines(keepends=True)
-    text = begin.rpartition(b" ")[0].replace(b'"record": 2, ', b"")
-    log.write_bytes(b"".join([text, b" %08x\n" % crc32(text), *lines]))
-
-
-def killed_other(small):
-    SmallSet(small.folder, "other").stop()
-
-
-def killed_at_once(small):
-    small.stop(output=0)
-
-
-def killed_part(small):
-    small.stop("--part", "1/2")
-
-
-def one_part(small):
-    small.run_well("--part", "2/2")
-
-
-def one_part_and_half(small):
-    small.run_well("--part", "2/2")
-    small.stop("--part", "1/2")
-
-
-def all_parts(small):
-    for part in ("1/2", "2/2"):
-        small.run_well("--part", part)
-
-
-def all_parts_other(small):
-    all_parts(SmallSet(small.folder, "other"))
-
-
-def all_parts_changed(small):
-    all_parts(small)
-    flip_byte(small.outputs[0])
+    line = begin.rpartition(b" ")[0].replace(b'"record": 2, ', b"")
+    log.write_bytes(b"".join([line, b" %08x\n" % crc32(line), *lines]))
 
 
 def killed_over_finished(small):
@@ -180,75 +115,49 @@ def killed_over_finished(small):
     assert not small.manifest.exists()
 
 
-def damaged_plan(small):
-    small.stop()
-    cut_short(small.record / "plan.json")
-
-
-def damaged_log(small):
-    small.stop()
-    flip_byte(small.record / "whole.log", at=100)
-
-
-def finished(small):
-    small.run_well()
-
-
-def finished_other(small):
-    SmallSet(small.folder, "other").run_well()
-
-
 def killed_at_the_end(small):
-    all_parts(small)
+    """Leave logs and plan beside the manifest, as a crash does before they are removed."""
+    in_parts(small)
     left = {path: path.read_bytes() for path in small.record.iterdir()}
     assert run("finalize", small.out).exit_code == 0
     for path, data in left.items():
         path.write_bytes(data)
 
 
-def finished_without_record(small):
-    finished(small)
-    remove_record(small)
+def closed(small):
+    """Give the record to another user, who keeps it closed."""
+    give_away(small.record, 0o700)
 
 
-def closed(act):
-    def close(small):
-        act(small)
-        give_away(small.record, 0o700)
-
-    return close
+def written_anew(path):
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
 
 
-def copied(small):
-    finished(small)
-    for path in small.outputs:
-        data = path.read_bytes()
-        path.unlink()
-        path.write_bytes(data)
+def remove(path):
+    path.unlink(missing_ok=True)
 
 
-def output_gone(small):
-    finished(small)
-    small.outputs[0].unlink()
+def other(act):
+    """Return what does something with the set of another checkpoint."""
+    return lambda small: act(SmallSet(small.folder, "other"))
 
 
-def output_changed(small):
-    finished(small)
-    flip_byte(small.outputs[0])
+def part(words):
+    """Return what stops a run of a part, or lets it end."""
+    number, end = words.split()
+    how = SmallSet.stop if end == "killed" else SmallSet.run_well
+    return lambda small: how(small, "--part", number)
 
 
-def outputs_gone(small):
-    finished(small)
-    for path in small.outputs:
-        path.unlink()
-
-
+finished, killed = SmallSet.run_well, SmallSet.stop
 STATES = {
-    "empty folder": nothing,
+    "empty folder": lambda small: small.out.mkdir(),
     "a run failed, nothing complete": failed_at_once,
-    "outputs, no record": files_of_others,
-    "half-written file, no record": half_file_of_others,
-    "a run was killed, `.ckpttool` removed": killed_and_removed,
+    "outputs, no record": then(finished, lambda small: small.manifest.unlink(), without_record),
+    "half-written file, no record": then(killed, without_record, to_outputs(remove)),
+    "a run was killed, `.ckpttool` removed": then(killed, without_record),
     "`.ckpttool` removed while a run writes": running_removed,
     "a whole run": running(),
     "part 1/2": running("--part", "1/2"),
@@ -256,33 +165,33 @@ STATES = {
     "part 1/1 of the same plan": running("--part", "1/1"),
     "part 2/2 of another plan": running("--part", "2/2", name="other"),
     "killed, half-written file left": killed,
-    "killed, nothing complete": killed_at_once,
-    "killed inside an output": killed_inside,
-    "killed, entry without stamp, last line torn": killed_in_a_line,
-    "a record of the version before": killed_before_this_version,
-    "killed, another plan": killed_other,
-    "an output changed since": killed_and_changed,
+    "killed, nothing complete": lambda small: small.stop(output=0),
+    "killed inside an output": SmallSet.stop_inside,
+    "killed, entry without stamp, last line torn": then(killed, in_record("whole.log", torn)),
+    "a record of the version before": then(killed, of_the_version_before),
+    "killed, another plan": other(killed),
+    "an output changed since": then(killed, to_output(flip_byte)),
     "killed with `--overwrite`, 2 old outputs left": killed_over_finished,
-    "`plan.json` damaged": damaged_plan,
-    "`whole.log` damaged": damaged_log,
-    "part 1/2 killed": killed_part,
-    "part 2/2 done": one_part,
-    "part 2/2 done, 1/2 killed": one_part_and_half,
-    "all parts done": all_parts,
-    "all parts done, an output changed": all_parts_changed,
-    "all parts done, another plan": all_parts_other,
+    "`plan.json` damaged": then(killed, in_record("plan.json", cut_short)),
+    "`whole.log` damaged": then(killed, in_record("whole.log", partial(flip_byte, at=100))),
+    "part 1/2 killed": part("1/2 killed"),
+    "part 2/2 done": part("2/2 done"),
+    "part 2/2 done, 1/2 killed": then(part("2/2 done"), part("1/2 killed")),
+    "all parts done": in_parts,
+    "all parts done, an output changed": then(in_parts, to_output(flip_byte)),
+    "all parts done, another plan": other(in_parts),
     "this command": finished,
     "killed, plan and logs left": killed_at_the_end,
     "a run with `--overwrite` has begun": running_over,
-    "copied with `cp -r`": copied,
-    "`.ckpttool` removed": finished_without_record,
-    "an output gone": output_gone,
-    "an output changed": output_changed,
-    "all outputs gone": outputs_gone,
-    "another command": finished_other,
-    "a finished set": closed(finished),
-    "parts that are done": closed(all_parts),
-    "a run that was killed": closed(killed),
+    "copied with `cp -r`": then(finished, to_outputs(written_anew)),
+    "`.ckpttool` removed": then(finished, without_record),
+    "an output gone": then(finished, to_output(remove)),
+    "an output changed": then(finished, to_output(flip_byte)),
+    "all outputs gone": then(finished, to_outputs(remove)),
+    "another command": other(finished),
+    "a finished set": then(finished, closed),
+    "parts that are done": then(in_parts, closed),
+    "a run that was killed": then(killed, closed),
 }
 
 
@@ -358,20 +267,20 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
     else:
         build(small)
         result, filled, is_unchanged = command()
-    text = message(result)
-    assert str(result.exit_code) == code, text
+    printed = message(result)
+    assert str(result.exit_code) == code, printed
     numbers = re.search(r"(goes on in (\d), )?writes (\d)", what)
     goes_on, written = (int(number or 0) for number in numbers.groups()[1:]) if numbers else (0, 0)
     written += goes_on
     assert filled == written
-    assert (f"goes on inside {goes_on} half-written output" in text) == (goes_on > 0)
+    assert (f"goes on inside {goes_on} half-written output" in printed) == (goes_on > 0)
     if "keeps" in what:
-        assert f", {what[6]} kept, {written} written, " in text
+        assert f", {what[6]} kept, {written} written, " in printed
     elif "writes" not in what:
-        assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
+        assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), printed), printed
         assert is_unchanged or is_running or (code == "0" and column == "finalize")
     if is_running and "writing" in what:
-        assert not re.search("left over|half-written", text)  # or somebody removes it
+        assert not re.search("left over|half-written", printed)  # or somebody removes it
     if code == "0" and not is_running and column in ("plain", "--resume", "--overwrite"):
         assert small.read() == small.wanted()
 
@@ -399,17 +308,17 @@ def test_a_command_does_what_the_table_says_with_a_record_that_is_closed(tmp_pat
     STATES[state](small)
     before = contents(small)
     done = run_without_rights(" ".join(map(str, words_of(small, column))), tmp_path)
-    text = " ".join((done.stdout + done.stderr).split())
+    printed = " ".join((done.stdout + done.stderr).split())
     code, _, what = CELLS[state, column].partition(" ")
-    assert str(done.returncode) == code, text
-    assert text.count("Permission denied") <= 1 or state != "a finished set", text
-    assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
+    assert str(done.returncode) == code, printed
+    assert printed.count("Permission denied") <= 1 or state != "a finished set", printed
+    assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), printed), printed
     assert contents(small) == before
 
 
 def test_without_deep_verify_looks_at_sizes_and_headers(tmp_path):
     small = SmallSet(tmp_path)
-    output_changed(small)
+    STATES["an output changed"](small)
     words = ["verify", small.out, "-s", small.strategy]
     assert "the headers and samples are right" in message(run(*words))
     assert run(*words, "--deep").exit_code == 1

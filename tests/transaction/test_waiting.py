@@ -105,9 +105,9 @@ def test_a_run_that_dies_meanwhile_is_resumed(tmp_path, monkeypatch, held, comma
     result = run(*words, "--wait", "10m", "--json")
     assert result.exit_code == 0, message(result)
     document = json.loads(result.stdout)
-    kept = [one["kept"] for one in document["outputs"]]
+    kept = [output["kept"] for output in document["outputs"]]
     assert kept == [True] * (len(kept) - 1) + [False]
-    (note,) = [one for one in document["notes"] if one["code"] == "waited"]
+    (note,) = [note for note in document["notes"] if note["code"] == "waited"]
     assert note["facts"] == f"process {process.pid} on {socket.gethostname()}; 0:10:00 at most"
     assert small.read() == small.wanted()
 
@@ -120,10 +120,10 @@ def test_a_time_that_is_over_ends_with_the_code_of_a_run_that_is_busy(tmp_path, 
     assert result.exit_code == 9
     error = json.loads(result.stdout)["error"]
     assert (error["exit_code"], error["retry"]) == (9, True)
-    (one,) = error["diagnostics"]
-    assert (one["code"], one["path"]) == ("busy", str(small.record / "whole.log"))
+    (diagnostic,) = error["diagnostics"]
+    assert (diagnostic["code"], diagnostic["path"]) == ("busy", str(small.record / "whole.log"))
     by = f"process {process.pid} on {socket.gethostname()}"
-    assert one["facts"] == f"{by}; waited for 0:00:00"
+    assert diagnostic["facts"] == f"{by}; waited for 0:00:00"
 
 
 def test_finalize_waits_for_the_parts(tmp_path, monkeypatch, held):
@@ -155,18 +155,31 @@ def test_another_command_that_was_waited_for_is_not_overwritten(tmp_path, monkey
     assert small.read() == other.small.wanted()
 
 
-def test_a_run_that_another_one_overtakes_tries_again(tmp_path, monkeypatch):
-    small, look = SmallSet(tmp_path), resume.look
-    small.out.mkdir()
+def overtaken(small, monkeypatch, *more):
+    """Run a command that another run overtakes behind its look at the destination."""
+    look = resume.look
 
     def look_once(record):
-        found = look(record)
+        destination = look(record)
         monkeypatch.setattr(resume, "look", look)
         small.run_well()
-        return found
+        return destination
 
     monkeypatch.setattr(resume, "look", look_once)
-    assert "Kept" in message(small.run_well("--wait", "1m"))
+    return small.run(*more)
+
+
+def test_a_run_that_another_one_overtakes_is_to_be_tried_again(tmp_path, monkeypatch):
+    small = SmallSet(tmp_path)
+    small.out.mkdir()
+    result = overtaken(small, monkeypatch, "--resume")
+    assert result.exit_code == 9
+    advice = "another run has written it since this one began Try: the same command"
+    assert advice in message(result)
+    small.out = tmp_path / "again"
+    small.out.mkdir()
+    result = overtaken(small, monkeypatch, "--wait", "1m")
+    assert (result.exit_code, "Kept" in message(result)) == (0, True)
 
 
 def test_what_else_is_wrong_is_not_worth_a_retry(tmp_path, monkeypatch):
@@ -215,23 +228,23 @@ def test_python_waits_as_the_command_does(tmp_path, monkeypatch):
     done = ckpttool.split(
         small.source, small.strategy, small.out, format="ckpt", wait_seconds="10m"
     )
-    assert all(one.is_kept for one in done.outputs)
-    assert [one.code for one in done.notes] == ["waited"]
+    assert all(output.kept for output in done.outputs)
+    assert [note.code for note in done.notes] == ["waited"]
     for wrong in (-1, True, "soon"):
         with pytest.raises((TypeError, ValueError), match="wait_seconds"):
             ckpttool.split(small.source, small.strategy, small.out, wait_seconds=wrong)
 
 
 def test_the_documents_of_two_jobs_can_be_told_apart(tmp_path):
-    found = []
+    results = []
     for name in ("ckpt", "hdf5"):
         small = SmallSet(tmp_path, output_format=name)
         small.out = tmp_path / f"out {name}"
-        found.append(json.loads(small.run_well("--json").stdout))
-        assert found[-1]["plan"] == json.loads(small.manifest.read_text())["plan"]
-        assert found[-1]["ckpttool"] == ckpttool.__version__
-        assert f"-o '{small.out}'" in found[-1]["command"]
-    assert found[0]["plan"] != found[1]["plan"]
+        results.append(json.loads(small.run_well("--json").stdout))
+        assert results[-1]["plan"] == json.loads(small.manifest.read_text())["plan"]
+        assert results[-1]["ckpttool"] == ckpttool.__version__
+        assert f"-o '{small.out}'" in results[-1]["command"]
+    assert results[0]["plan"] != results[1]["plan"]
     result = run("inspect", small.source, "--dec-key-file", "0123456789abcdef", "--json")
     document = json.loads(result.stdout)
     assert document["command"] == f"ckpttool inspect {small.source} --dec-key-file ... --json"
