@@ -42,8 +42,8 @@ def fit_to_slices(
         metas = catalog.metas_of(name) if name in catalog.holders else {}
         return {meta.shape for rank, meta in metas.items() if rank in layout.ranks}
 
-    strategy, unfit = strategy.settle_splits(
-        lambda name, layout: layout.settled_by_slices(shapes(name, layout))
+    strategy, unfit = strategy.decide_split_shapes(
+        lambda name, layout: layout.decided_by_slices(shapes(name, layout))
     )
     problems = list(_patterns_without_prefix(strategy.rules, catalog.metas))
     problems += [
@@ -75,11 +75,11 @@ def fit_to_full_tensors(
     def settle(name: str, layout: Layout) -> Layout | None:
         if name not in full:
             return replace(layout, split_shape=())
-        return layout.settled_by_full_shape(full[name].shape)
+        return layout.decided_by_full_shape(full[name].shape)
 
     strategy = align_names(strategy, full, src)
     strategy = _with_all_axes(strategy, full)
-    strategy, unfit = strategy.settle_splits(settle)
+    strategy, unfit = strategy.decide_split_shapes(settle)
     problems = [
         _split_problem(name, layout, [full[name].shape])
         for name, layout in unfit.items()

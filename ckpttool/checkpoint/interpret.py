@@ -37,8 +37,8 @@ from ckpttool.model.slicing import (
     Tensor,
     Unlisted,
     Whole,
-    described_state_shapes,
     follow,
+    unlike_state_shapes,
     why_not_sliced,
 )
 from ckpttool.model.strategy import Strategy
@@ -323,7 +323,7 @@ class _Ranks(Struct, frozen=True):
         parameter = self._described_parameter(name)
         if parameter is None or parse_name(name).parameter is None:
             return ""
-        return described_state_shapes(parameter, meta) or ""
+        return unlike_state_shapes(parameter, meta) or ""
 
 
 def find_rank_slices(catalog: Catalog) -> dict[str, str]:

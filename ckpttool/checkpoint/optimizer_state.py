@@ -307,7 +307,9 @@ def _mismatched_full_shapes(
 
 @lru_cache(maxsize=4096)  # a thousand parameters have few layouts
 def _are_equal_without_shard(a: Layout, b: Layout) -> bool:
-    return replace(a, optimizer_shard=1, rows=()).cuts_like(replace(b, optimizer_shard=1, rows=()))
+    return replace(a, optimizer_shard=1, rows=()).has_same_slices(
+        replace(b, optimizer_shard=1, rows=())
+    )
 
 
 def _fold_for_slice(layout: Layout, slice_shape: tuple[int, ...] | None) -> Layout | None:

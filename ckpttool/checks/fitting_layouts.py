@@ -35,7 +35,7 @@ def fitting_layouts(layout: Layout, groups: RankGroups) -> tuple[Layout, ...]:
     for candidate in _candidates(layout, len(groups)):
         owners = (present.intersection(ranks) for ranks in candidate.slice_owners())
         if sorted(tuple(sorted(ranks)) for ranks in owners) == sorted(groups):
-            known = any(candidate.cuts_like(other) for other in fitting)
+            known = any(candidate.has_same_slices(other) for other in fitting)
             fitting += [] if known else [candidate]
     return tuple(fitting)
 

@@ -261,7 +261,7 @@ class _Comparison(Struct):
         for file in files:
             telling = {
                 unit: nbytes
-                for unit, nbytes in file.output.alike.telling_units(file.output).items()
+                for unit, nbytes in file.output.alike.distinguishing_units(file.output).items()
                 if unit[0] in file.index.tensors  # a partial file lacks some
             }
             if sum(telling.values()) <= left:
@@ -324,7 +324,7 @@ class _Comparison(Struct):
             return ""
         known = dict(hashes)
         for output in alike.find_holders(hashes):
-            telling = alike.telling_units(output)
+            telling = alike.distinguishing_units(output)
             unknown = self._submit(file, [unit for unit in telling if unit not in known])
             known |= {unit: bytes.fromhex(wait_result(sha)) for unit, sha in unknown.items()}
             is_same = all(known[unit] == output.digest(unit) for unit in telling)

@@ -47,7 +47,7 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
-    Claim,
+    TemporaryFile,
     create,
     is_there,
     name_attempt,
@@ -269,8 +269,8 @@ class FileTask(Struct, frozen=True):
     batch: Batch
 
 
-class RemoteFile(Claim):
-    """A claim whose output a worker writes as an attempt; ends with `rename` or `Claim.discard`.
+class RemoteFile(TemporaryFile):
+    """A temporary file that a worker writes; ends with `rename` or `TemporaryFile.discard`.
 
     Attributes
     ----------

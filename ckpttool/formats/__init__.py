@@ -1,7 +1,9 @@
 """File formats: one module for each, and the registry that finds the right one.
 
 A format is a codec of headers only.  It gives the bytes of a tensor as extents, and
-`ckpttool.storage.region_io` moves the bytes for all formats.
+`ckpttool.storage.region_io` moves the bytes for all formats.  This module decides which format a
+file is in, and reads the headers of many files: in threads, with a cache of equal headers, and HDF5
+in a process of its own.  Discovery decides what the files of a folder are to each other.
 """
 
 from __future__ import annotations
@@ -108,14 +110,8 @@ def format_of_content(path: str) -> str | None:
 def read_index(path: str | os.PathLike[str], key: bytes | Secret | None = None) -> FileIndex:
     """Return the header of a file of any format; its content decides, then its suffix.
 
-    A ``.ckpt`` lacks a magic number: its suffix decides, or else its first byte.
-
-    Parameters
-    ----------
-    path
-        The file.
-    key
-        The key of an encrypted ``.ckpt``, as given to MindSpore (``enc_key``).
+    A ``.ckpt`` lacks a magic number: its suffix decides, or else its first byte.  An encrypted one
+    needs its ``key``, as given to MindSpore (``enc_key``).
 
     Raises
     ------
@@ -186,7 +182,7 @@ def _read_index(
     try:
         try:
             with counting_reads() as count:
-                index = _read_cached(path, cache, key, sandbox)
+                index = read_as(_find_format(path), identify_file(path), cache, key, sandbox)
             return replace(index, reads=index.reads + count())
         except FormatError as error:
             kind = None if isinstance(error, UnsupportedError) else identify_foreign(path)
@@ -194,12 +190,6 @@ def _read_index(
     except OSError as error:
         error.filename = error.filename or path  # errors of reading lack it
         return unreadable(path, error)
-
-
-def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:
-    """Return the header of a file, from the cache if it equals another; raise its error."""
-    name = _find_format(path)
-    return read_as(name, identify_file(path), cache, key, sandbox)
 
 
 def read_as(

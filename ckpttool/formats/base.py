@@ -1,4 +1,9 @@
-"""The protocol of file formats, which are codecs of headers."""
+"""The protocol of file formats, which are codecs of headers.
+
+A format says what it cannot hold, reads a header, and makes one without a file.  What all formats
+share is here: a header is a `FileIndex` and the bytes between the contents, so that any two headers
+can be compared, cached and written alike.  Contents are left to `ckpttool.storage`.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +47,8 @@ HeaderPart: TypeAlias = tuple[bytes, str, int]
 class Header(Struct, frozen=True):
     """All of a file but the contents of its tensors; several files may have equal headers.
 
-    Attributes
-    ----------
-    index
-        Where the contents lie.  The files that it and its tensors name do not count.
-    starts, gaps
-        The bytes that are not contents of tensors, in parts, and the offset of each part.
+    ``index`` says where the contents lie; the files that it and its tensors name do not count.
+    ``gaps`` are the bytes that are not contents of tensors, in parts, and ``starts`` their offsets.
     """
 
     index: FileIndex
@@ -134,28 +135,12 @@ def refusal(meta: TensorMeta, reason: str) -> Diagnostic:
 
 
 class Format(Protocol):
-    """A file format.
+    """A file format."""
 
-    Attributes
-    ----------
-    name
-        The name in ``--format``, in reports and in ``FileIndex.format``.
-    word
-        The name in sentences.
-    has_checksum
-        Whether files have a place for MindSpore's checksum ``crc_num``.
-    max_header_bytes
-        The largest header that is read and written; None without a limit.
-    """
-
-    name: str
-    word: str
-    has_checksum: bool = False
-
-    @property
-    def max_header_bytes(self) -> int | None:
-        """Largest header."""
-        return None
+    name: str  # the name in ``--format``, in reports and in ``FileIndex.format``
+    word: str  # the name in sentences
+    has_checksum: bool = False  # whether files have a place for MindSpore's checksum ``crc_num``
+    max_header_bytes: int | None = None  # the largest header that is read and written
 
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}

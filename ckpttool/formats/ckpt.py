@@ -1,4 +1,8 @@
-"""MindSpore ``.ckpt``.
+"""MindSpore ``.ckpt``: a codec of the chain of records that is the file.
+
+Headers are read, made and written here; contents are left to `ckpttool.storage`, and blocks of
+ciphertext to `ckpttool.formats.encryption`.  Records with the usual header are read by a pattern,
+because a model has thousands; all others field by field.
 
 Bytes
 -----
@@ -135,13 +139,7 @@ _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more mem
 
 
 class Ckpt(Format):
-    """The `Format` of MindSpore's own checkpoints.
-
-    Parameters
-    ----------
-    cache
-        Headers of earlier files.
-    """
+    """The `Format` of MindSpore's own checkpoints; ``cache`` has headers of earlier files."""
 
     name, word, has_checksum = "ckpt", ".ckpt", True
 
@@ -206,7 +204,8 @@ class Ckpt(Format):
         start = at = 0
         with WireReader(index.file) as reader:
             for record in reader.fields(0, end if as_saved and index.cipher is None else 0):
-                if _is_map_record(reader, record):
+                inner = reader.fields(record.start, record.stop) if record.number == 1 else ()
+                if any(subfield.number == 3 for subfield in inner):
                     yield Extent(start, at - start)
                     start = record.stop
                 at = record.stop
@@ -282,7 +281,8 @@ def _read_tensors(
             if item.number != 1:
                 continue
             record = _read_record(reader, item, start)
-        if _continues(record, current):
+        are_alike = record.tag == current.tag and len(record.tensors) == len(current.tensors)
+        if are_alike and record.tensors[0].dtype != TEXT:  # a string is never split
             current.join(reader.path, record)
             continue
         tensors |= _finish_all(reader, current, file)
@@ -297,12 +297,6 @@ def _read_tensors(
         raise _cut_short(reader, file, tensors, current, cut)
     tensors |= _finish_all(reader, current, file)
     return tensors, stop
-
-
-def _continues(record: _Record, before: _Record) -> bool:
-    """Return whether two consecutive records hold one parameter; strings are never split."""
-    are_alike = record.tag == before.tag and len(record.tensors) == len(before.tensors)
-    return are_alike and record.tensors[0].dtype != TEXT
 
 
 def _finish_all(reader: WireReader, record: _Record, file: StoredFile) -> dict[str, StoredTensor]:
@@ -339,7 +333,6 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
 
 
 def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
-    """Return the string of ``nbytes`` bytes in a tensor of type ``str``."""
     if tensor.dims not in ([0], []) or nbytes < 4 or nbytes % 4:
         facts = "expected dims [0] and four bytes for each character, found "
         facts += f"dims {tensor.dims} and {nbytes} bytes"
@@ -357,12 +350,6 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
         raise tensor.wrong(reader.path, "the string is not UTF-32") from error
 
 
-def _is_map_record(reader: WireReader, record: Field) -> bool:
-    return record.number == 1 and any(
-        subfield.number == 3 for subfield in reader.fields(record.start, record.stop)
-    )
-
-
 # ------------------------------------------------------------------------------ reading: one record
 
 
@@ -377,7 +364,7 @@ class _RecordTensor(Struct):
     meta: TensorMeta | None = None  # None if the header was unusual, or there are several records
 
     def wrong(self, path: str, reason: str, facts: str = "") -> FormatError:
-        """Return the error for what is wrong with the tensor."""
+        """Return the error of the tensor."""
         return FormatError(path, self.start, f"{self.name}: {reason}", facts=facts)
 
     def of_unknown_type(self, path: str) -> UnsupportedError:
@@ -426,7 +413,12 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
         raise FormatError(reader.path, start, f"a record has no {missing}")
     if body.number == 2:
         return _Record(name, [_read_tensor(reader, body, start, name)])
-    components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
+    names = map_component_names(name)
+    fields = [field for field in reader.fields(body.start, body.stop) if field.number == 1]
+    if len(fields) != len(names) or any(field.wire_type != LENGTH for field in fields):
+        reason = f"{name}: expected keys, values and statuses, found {len(fields)} tensors"
+        raise FormatError(reader.path, start, reason)
+    components = zip(names, fields, strict=True)
     tensors = [_read_tensor(reader, field, start, intern(label)) for label, field in components]
     _check_map(reader, name, start, tensors)
     return _Record(name, tensors)
@@ -463,14 +455,6 @@ def _type_name(word: str) -> str:
     is_other_spelling = re.fullmatch(r"(mindspore\.)?[a-z0-9_]+", word) is not None
     dtype = find_dtype(word) or (find_word(word) if is_other_spelling else None)
     return intern(word) if dtype is None else dtype.name
-
-
-def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
-    tensors = [field for field in reader.fields(body.start, body.stop) if field.number == 1]
-    if len(tensors) != len(map_component_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
-        reason = f"{tag}: expected keys, values and statuses, found {len(tensors)} tensors"
-        raise FormatError(reader.path, start, reason)
-    return tensors
 
 
 def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTensor]) -> None:
@@ -604,12 +588,7 @@ def _find_cut(reader: WireReader, start: int, end: int) -> _Cut | None:
 def _take_length(data: bytes, at: int, keys: bytes) -> tuple[int, int]:
     """Return the length behind a key at byte ``at``, one of ``keys``, and the byte behind it.
 
-    Raises
-    ------
-    IndexError
-        The data end before that byte.
-    ValueError
-        Another key is there, or no number.
+    Raise IndexError if the data end before that byte, ValueError if no such key or number is there.
     """
     if data[at] not in keys:
         raise ValueError
@@ -659,7 +638,7 @@ def _cut_short(
 
 
 def _is_unfinished(record: _Record) -> bool:
-    """Return whether a tensor lacks records: it has only the largest ones, and too few bytes."""
+    # A tensor lacks records if it has only the largest ones, and too few bytes.
     (tensor, *rest) = record.tensors or [_RecordTensor("", 0, TEXT, [])]
     dtype = find_dtype(tensor.dtype)
     if rest or dtype is None or tensor.dtype == TEXT or tensor.meta is not None:
@@ -703,7 +682,6 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
 
 
 def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[HeaderPart]:
-    """Yield the records of a file and its trailer, from its first byte to its last."""
     maps = find_maps(tensors)
     tags = {name: tag for tag, components in maps.items() for name in components}
     for meta in tensors:
@@ -728,35 +706,26 @@ def _tensor_parts(meta: TensorMeta) -> Iterator[HeaderPart]:
 
 
 def _map_parts(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[HeaderPart]:
-    """Yield the records of a map parameter; one if it has no entries.
-
-    `map_problems` has found ``components`` complete.
-    """
+    """Yield the records of a complete map parameter; one if it has no entries."""
     metas = [components[name] for name in map_component_names(tag)]
     count = metas[0].shape[0]
     row_nbytes = [math.prod(meta.shape[1:]) * meta.itemsize for meta in metas]
+    dtypes = [DTYPES[meta.dtype] for meta in metas]
+    words = [dtype.name if dtype.hdf5 == "bytes" else dtype.hdf5 for dtype in dtypes]
     rows = max(1, MAX_RECORD_BYTES // max(1, sum(row_nbytes)))
     for first in range(0, count or 1, rows):
         n = min(rows, count - first)
-        heads = [_map_tensor_header(meta, n) for meta in metas]
         sizes = [n * nbytes for nbytes in row_nbytes]
-        inner = [
-            encode_key(1, LENGTH) + encode_varint(len(head) + size) + head
-            for head, size in zip(heads, sizes, strict=True)
-        ]
+        inner = []
+        for meta, word, size in zip(metas, words, sizes, strict=True):
+            head = _tensor_header((n, *meta.shape[1:]), word, size)
+            inner.append(encode_key(1, LENGTH) + encode_varint(len(head) + size) + head)
         body = sum(map(len, inner)) + sum(sizes)
         name = encode_bytes(1, tag.encode()) + encode_key(3, LENGTH) + encode_varint(body)
         lead = encode_key(1, LENGTH) + encode_varint(len(name) + body) + name
         for meta, head, size in zip(metas, inner, sizes, strict=True):
             yield lead + head, meta.name, size
             lead = b""
-
-
-def _map_tensor_header(meta: TensorMeta, count: int) -> bytes:
-    dtype = DTYPES[meta.dtype]
-    word = meta.dtype if dtype.hdf5 == "bytes" else dtype.hdf5
-    dims = (count, *meta.shape[1:])
-    return _tensor_header(dims, word, math.prod(dims) * dtype.itemsize)
 
 
 def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
@@ -782,7 +751,6 @@ def _around_name(
 
 
 def _tensor_header(dims: tuple[int, ...], word: str, nbytes: int) -> bytes:
-    """Return the bytes of a tensor before its content; ``word`` is its ``tensor_type``."""
     fields = b"".join(encode_number(1, size) for size in dims) + encode_bytes(2, word.encode())
     return fields + encode_key(3, LENGTH) + encode_varint(nbytes)
 

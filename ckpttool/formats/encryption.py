@@ -1,5 +1,9 @@
 """Encrypted ``.ckpt`` files: what ``save_checkpoint(..., enc_key=..., enc_mode=...)`` writes.
 
+It finds the blocks of ciphertext, checks the key, and decrypts from any byte on.  So encrypted
+tensors are read like others, in fixed memory.  `ckpttool.formats.ckpt` reads the records in the
+plaintext.  Nothing is encrypted.
+
 Bytes
 -----
 The records of a ``.ckpt`` (the plaintext) are cut into blocks.  MindSpore makes them 64 MiB large,
@@ -100,19 +104,10 @@ def mode_of(head: bytes) -> str | None:
 
 
 def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) -> Ciphertext:
-    """Locate the blocks of an encrypted file and check that the key fits.
+    """Locate the blocks of an encrypted file between two bytes, and check that the key fits.
 
     Read the headers of the blocks, the first bytes of the plaintext, and with CBC the end of each
     block.  `find_forged` checks the tags of AES-GCM later.
-
-    Parameters
-    ----------
-    file
-        The file; see `open_source`.
-    start, end
-        First byte of the blocks, and the byte behind them.
-    key
-        The key as given to MindSpore, or None.
 
     Raises
     ------
@@ -158,8 +153,6 @@ def _find_blocks(fd: int, path: str, start: int, end: int) -> tuple[str, list[Bl
 
 
 def _parse_block(path: str, at: int, end: int, head: bytes) -> tuple[str, Block]:
-    """Return mode and block from the header ``head`` at byte ``at`` of the file."""
-
     def wrong(reason: str, facts: str) -> FormatError:
         return FormatError(path, at, reason, facts=facts)
 
@@ -185,31 +178,30 @@ def _parse_block(path: str, at: int, end: int, head: bytes) -> tuple[str, Block]
 
 
 def _decipher(
-    fd: int, path: str, start: int, mode: str, key: Secret, ciphertext: Sequence[Block]
+    fd: int, path: str, start: int, mode: str, key: Secret, located: Sequence[Block]
 ) -> Ciphertext:
     """Return how a file is encrypted, from its blocks; check the key and the paddings."""
-    paddings = [_padding_nbytes(fd, path, Ciphertext(mode, key, (block,))) for block in ciphertext]
-    sizes = (block.nbytes - (n or 0) for block, n in zip(ciphertext, paddings, strict=True))
+    paddings = [_padding_nbytes(fd, path, Ciphertext(mode, key, (block,))) for block in located]
+    sizes = (block.nbytes - (n or 0) for block, n in zip(located, paddings, strict=True))
     ends = pairwise(accumulate(sizes, initial=0))
-    blocks = (
-        replace(block, start=a, stop=b) for block, (a, b) in zip(ciphertext, ends, strict=True)
-    )
+    blocks = (replace(block, start=a, stop=b) for block, (a, b) in zip(located, ends, strict=True))
     cipher = Ciphertext(mode, key, tuple(blocks))
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
-    if not _begins_a_record(head, cipher.nbytes):
+    match = _RECORD.match(head)  # 1 of 30,000 random strings begins as a record does
+    if match is None or decode_varint(match[1]) > cipher.nbytes - match.end(1):
         reason = f"the wrong key ({mode}), or the file is damaged"
         raise AuthenticityError(path, start, reason, _RIGHT_KEY)
     if None in paddings:
         number = paddings.index(None)
-        at = ciphertext[number].offset - _WITHOUT_TAG.size
-        facts = f"encrypted block {number + 1} of {len(ciphertext)} does not end in a padding"
+        at = located[number].offset - _WITHOUT_TAG.size
+        facts = f"encrypted block {number + 1} of {len(located)} does not end in a padding"
         raise FormatError(path, at, "an encrypted block is damaged", facts=facts)
     return cipher
 
 
 def _padding_nbytes(fd: int, path: str, cipher: Ciphertext) -> int | None:
-    """Return the bytes of padding behind the plaintext of a block; None if they are wrong."""
+    # None stands for a padding that is wrong.
     if cipher.has_tags:
         return 0
     end = bytearray(UNIT)
@@ -219,23 +211,11 @@ def _padding_nbytes(fd: int, path: str, cipher: Ciphertext) -> int | None:
     return padding if is_right else None
 
 
-def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
-    """Return whether ``nbytes`` of plaintext may be records; 1 of 30,000 random strings may."""
-    match = _RECORD.match(head)
-    return match is not None and decode_varint(match[1]) <= nbytes - match.end(1)
-
-
 # --------------------------------------------------------------------------------------- decrypting
 
 
 class DecryptedFile:
-    """The plaintext of a file, addressed by byte offset, for `ckpttool.formats.wire`.
-
-    Attributes
-    ----------
-    size
-        Bytes of the plaintext.
-    """
+    """The plaintext of a file, addressed by byte offset, for `ckpttool.formats.wire`."""
 
     def __init__(self, file: StoredFile, cipher: Ciphertext) -> None:
         self.size = cipher.nbytes
@@ -248,10 +228,6 @@ class DecryptedFile:
         data = bytearray(max(0, min(nbytes, self.size - offset)))
         read_plain(self._file.fileno(), self._path, self._cipher, offset, memoryview(data))
         return bytes(data)
-
-    def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
-        """Return what several calls of `pread` return."""
-        return [*map(self.pread, sizes, offsets)]
 
     def close(self) -> None:
         """Close the file."""

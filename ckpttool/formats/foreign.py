@@ -1,5 +1,9 @@
 """Files beside checkpoints that are not checkpoints: their kinds, and the reader of rank tables.
 
+It identifies a file by its first bytes, so that a user reads what it is and what to name instead.
+Nothing is read of it but the devices of a rank table.  The readers of checkpoints and strategies
+decide whether a file is one of theirs.
+
 Kinds
 -----
 The keys of a JSON document show its kind.  Compressed files, archives, NumPy arrays, web pages, Git
@@ -111,24 +115,12 @@ _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 
 
 class ForeignKind(Struct, frozen=True):
-    """A kind of file that is not read as a checkpoint.
-
-    Attributes
-    ----------
-    kind
-        A word for programs.
-    noun
-        Name of the kind in messages.
-    src
-        What to name as SRC instead of FILE; "" if ``hint`` helps.
-    hint
-        What makes a checkpoint of FILE; by default it has to be copied again.
-    """
+    """A kind of file that is not read as a checkpoint; the noun is for messages."""
 
     kind: str
     noun: str
-    src: str = ""
-    hint: str = COPY_AGAIN
+    src: str = ""  # what to name as SRC instead of FILE; "" if ``hint`` helps
+    hint: str = COPY_AGAIN  # what makes a checkpoint of FILE; by default it has to be copied again
 
     def error(self, path: str, facts: str = "", *, is_src: bool = False) -> ForeignError:
         """Return the error of a file or a folder of this kind; ``is_src`` if a user named it."""
@@ -202,7 +194,6 @@ def identify_foreign(path: str) -> ForeignKind | None:
 
 
 def _kind_of_bytes(head: bytes) -> str:
-    """Return the kind that the first bytes of a file show; "" if they show none."""
     if head.startswith(_ZIP):
         name = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
         return next((kind for end, kind in _IN_ZIP if name.endswith(end)), "zip")
@@ -240,7 +231,6 @@ def is_split_info(document: object) -> bool:
 
 
 def _json_kind(data: bytes) -> str:
-    """Return the kind of a JSON document, from its keys; "" for what is not JSON."""
     try:
         document = parse_json(data)
     except ValueError:
@@ -254,10 +244,7 @@ def _json_kind(data: bytes) -> str:
 def _message_kind(path: str) -> str:
     """Return the kind of a protobuf message, from its first fields; "" for other fields.
 
-    Raises
-    ------
-    FormatError
-        The message is damaged, or of none of the kinds.
+    Raise FormatError if the message is damaged.
     """
     with WireReader(StoredFile(path)) as reader:
         fields = list(islice(reader.fields(0, reader.size), 5))
@@ -272,7 +259,6 @@ def _message_kind(path: str) -> str:
 
 
 def _is_group_info(reader: WireReader) -> bool:
-    """Return whether a message has groups of a name and ranks, and a list of ranks."""
     is_listed = False
     for field in reader.fields(0, reader.size):
         if field.wire_type != LENGTH:
@@ -343,7 +329,6 @@ class ForeignFile(Struct, frozen=True):
 
 
 def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
-    """Yield the devices of a rank table in either form."""
     if "server_list" in table:
         for server in _entries(table, "server_list"):
             for device in _entries(server, "device"):
@@ -367,7 +352,6 @@ def _table_device(
 
 
 def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:
-    """Return the value of a key: a list of objects."""
     value = entry.get(key)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"{key}: expected a list of objects, found {value!r:.40}")
@@ -375,7 +359,6 @@ def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:
 
 
 def _number(entry: Mapping[str, object], key: str) -> int:
-    """Return the value of a key: a number or a decimal string."""
     value = entry.get(key)
     if not str(value).isdecimal() or not isinstance(value, int | str):
         raise ValueError(f"{key}: expected a number, found {value!r:.40}")

@@ -1,5 +1,9 @@
 """``.h5``: one dataset for each parameter, at the path that is the parameter's exact name.
 
+libhdf5 reads and makes the headers; this module decides which of its files are read, and how a
+tensor is laid out in a new one.  Contents are left to `ckpttool.storage`: a dataset is an extent of
+the file.  Damaged files are left to `ckpttool.formats.sandbox`, because libhdf5 may crash on them.
+
 Bytes
 -----
 An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout: its bytes are one extent
@@ -100,13 +104,7 @@ _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
 class Hdf5(Format):
-    """The `Format` of HDF5 files.
-
-    Parameters
-    ----------
-    on_object
-        Called before each dataset of a file is read, as a sign of progress.
-    """
+    """The `Format` of HDF5 files; ``on_object`` is called before each dataset of a file is read."""
 
     name, word = "hdf5", "HDF5"
 
@@ -124,7 +122,11 @@ class Hdf5(Format):
             clash = next((group for group in groups if group in names), None)
             if clash is not None:
                 yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
-            elif "\0" in meta.name or not all(map(_is_component, parts)):
+            elif (
+                "\0" in meta.name
+                or not {"", "."}.isdisjoint(parts)
+                or max(len(part.encode()) for part in parts) > MAX_PATH_COMPONENT_BYTES
+            ):
                 yield refusal(meta, "HDF5 cannot keep this name exactly")
             if meta.text is not None and "\0" in meta.text:
                 yield refusal(meta, "an HDF5 string cannot hold NUL")
@@ -191,7 +193,9 @@ class Hdf5(Format):
                 root = h5g.open(opened.id, b"/")
                 for name, value in sorted(attrs.items()):
                     if name.startswith(PROVENANCE):
-                        _write_variable_text(root, name, value)
+                        kind = h5t.py_create(h5py.string_dtype(), logical=True)
+                        attribute = _create_attribute(root, name, kind)
+                        attribute.write(np.array(value, h5py.string_dtype()))
                 for meta in tensors:
                     _create_groups(opened.id, meta.name, groups)
                     dataset = _create_dataset(opened.id, meta)
@@ -204,10 +208,6 @@ class Hdf5(Format):
     def memory_bytes(self, tensors: int) -> int:
         """Return the bytes of libhdf5's cache."""
         return min(tensors * _CACHED_BYTES, _CACHE_BYTES)
-
-
-def _is_component(part: str) -> bool:
-    return part not in ("", ".") and len(part.encode()) <= MAX_PATH_COMPONENT_BYTES
 
 
 # -------------------------------------------------------------------------------------------- types
@@ -246,27 +246,17 @@ def _fixed_string(nbytes: int) -> h5t.TypeID:
     return kind
 
 
-def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, value: str) -> None:
-    data = np.array(value.encode())
-    kind = _fixed_string(data.itemsize)
-    attribute = h5a.create(owner, name.encode(), kind, h5s.create(h5s.SCALAR))
-    attribute.write(data, kind)
-
-
-def _write_variable_text(root: h5g.GroupID, name: str, value: str) -> None:
-    kind = h5t.py_create(h5py.string_dtype(), logical=True)
-    attribute = h5a.create(root, name.encode(), kind, h5s.create(h5s.SCALAR))
-    attribute.write(np.array(value, h5py.string_dtype()))
+def _create_attribute(
+    owner: h5d.DatasetID | h5g.GroupID, name: str, kind: h5t.TypeID
+) -> h5a.AttrID:
+    return h5a.create(owner, name.encode(), kind, h5s.create(h5s.SCALAR))
 
 
 def _has_whole_heaps(data: bytes) -> bool:
     """Return whether the objects of each heap of strings fill it, as libhdf5 assumes."""
     for signature in re.finditer(_HEAP_SIGNATURE, data):
-        start, size = (
-            signature.start(),
-            int.from_bytes(data[signature.end() + 4 : signature.end() + 12], "little"),
-        )
-        at, end = start + _HEAP_HEADER_BYTES, start + size
+        size = int.from_bytes(data[signature.end() + 4 : signature.end() + 12], "little")
+        at, end = signature.start() + _HEAP_HEADER_BYTES, signature.start() + size
         while at + _HEAP_OBJECT_BYTES <= end <= len(data):
             number = int.from_bytes(data[at : at + 2], "little")
             nbytes = int.from_bytes(data[at + 8 : at + 16], "little")
@@ -279,42 +269,47 @@ def _has_whole_heaps(data: bytes) -> bool:
     return True
 
 
-def _read_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str) -> str | None:
-    """Return the text of an existing attribute; None if it is not a string of fixed length."""
-    attribute = h5a.open(owner, name.encode())
+def _read_attribute(
+    owner: h5d.DatasetID | h5g.GroupID, name: bytes, *, may_vary: bool = False
+) -> str | None:
+    """Return the text of an existing attribute; None if it is not a scalar string.
+
+    A string of variable length is read only if ``may_vary``: its heap may be damaged.
+    """
+    attribute = h5a.open(owner, name)
     kind = attribute.get_type()
-    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
+    if not isinstance(kind, h5t.TypeStringID) or attribute.shape != ():
         return None
-    data = np.empty((), f"S{kind.get_size()}")
-    attribute.read(data, kind)
+    if not kind.is_variable_str():
+        data = np.empty((), f"S{kind.get_size()}")
+        attribute.read(data, kind)
+    elif may_vary:
+        data = np.empty((), h5py.string_dtype())
+        attribute.read(data)
+    else:
+        return None
     return str(data.item().decode(errors="replace"))
 
 
-def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
-    by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
-    for dtype in DTYPES.values():
-        if dtype.hdf5 != "bytes":
-            by_size.setdefault(dtype.itemsize, []).append((_TYPES[dtype.hdf5], dtype.name))
-    return by_size
-
-
 _TYPES = _hdf5_types()
-_DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
+_DTYPES_BY_SIZE = {  # a comparison of types takes a microsecond
+    size: [
+        (_TYPES[dtype.hdf5], dtype.name)
+        for dtype in DTYPES.values()
+        if dtype.itemsize == size and dtype.hdf5 != "bytes"
+    ]
+    for size in {dtype.itemsize for dtype in DTYPES.values()}
+}
 
 
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
     """Return MindSpore's name of a dataset's type; None if MindSpore lacks the type."""
-    for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
-        if kind == known:
-            return _read_dtype(dataset) or name if known is _TYPES["bytes"] else name
-    return None
-
-
-def _read_dtype(dataset: h5d.DatasetID) -> str | None:
-    if not h5a.exists(dataset, _DTYPE_ATTRIBUTE.encode()):
-        return None
-    named = _read_attribute(dataset, _DTYPE_ATTRIBUTE)
-    return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
+    known_types = _DTYPES_BY_SIZE.get(kind.get_size(), ())
+    known, name = next((pair for pair in known_types if kind == pair[0]), (None, None))
+    if known is _TYPES["bytes"] and h5a.exists(dataset, _DTYPE_ATTRIBUTE.encode()):
+        word = _read_attribute(dataset, _DTYPE_ATTRIBUTE.encode())
+        return word if word in DTYPES and DTYPES[word].hdf5 == "bytes" else name
+    return name
 
 
 def _read_provenance(root: h5g.GroupID, head: bytes) -> dict[str, str]:
@@ -327,25 +322,13 @@ def _read_provenance(root: h5g.GroupID, head: bytes) -> dict[str, str]:
     ours = [name for name in names if name.startswith(PROVENANCE.encode())]
     if not ours or not _has_whole_heaps(head):
         return {}
-    texts = {name.decode(errors="replace"): _read_variable_text(root, name) for name in ours}
-    return {name: value for name, value in texts.items() if value is not None}
-
-
-def _read_variable_text(root: h5g.GroupID, name: bytes) -> str | None:
-    """Return the text of an attribute of a group; None if it is not a scalar string."""
-    attribute = h5a.open(root, name)
-    kind = attribute.get_type()
-    if not isinstance(kind, h5t.TypeStringID) or not kind.is_variable_str():
-        return _read_attribute(root, name.decode())
-    if attribute.shape != ():
-        return None
-    data = np.empty((), h5py.string_dtype())
-    attribute.read(data)
-    return str(data.item().decode(errors="replace"))
+    texts = {name: _read_attribute(root, name, may_vary=True) for name in ours}
+    return {
+        name.decode(errors="replace"): value for name, value in texts.items() if value is not None
+    }
 
 
 def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedError:
-    """Return the error of a type that cannot be read."""
     if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
         hint = "write the dataset again in little-endian order"
         return _unread(path, name, "stored big-endian", hint)
@@ -365,15 +348,6 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
 
 
 def _refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
-    """Raise FormatError if two parts of a file overlap.
-
-    Parameters
-    ----------
-    path
-        The file.
-    places
-        Start, stop and name of each part, in any order.
-    """
     end, last = 0, ""
     for start, stop, what in sorted(places):
         if start < end:
@@ -485,7 +459,6 @@ def _repack(
 
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
-    """Return the string in a dataset."""
     if dataset.shape != ():
         raise _unread(path, name, "an array of strings", "write each string as its own dataset")
     if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
@@ -531,7 +504,6 @@ def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
 
 
 def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
-    """Create the dataset of a tensor; write it if it is a string."""
     space = _space(meta.shape)
     nbytes = max(1, meta.nbytes)  # of a string
     kind = _fixed_string(nbytes) if meta.text is not None else _TYPES[DTYPES[meta.dtype].hdf5]
@@ -541,14 +513,15 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
         data = np.array(meta.text.encode(), dtype=f"S{nbytes}")
         dataset.write(h5s.ALL, h5s.ALL, data, kind)
     elif DTYPES[meta.dtype].hdf5 == "bytes":
-        _write_attribute(dataset, _DTYPE_ATTRIBUTE, meta.dtype)
+        word = np.array(meta.dtype.encode())
+        kind = _fixed_string(word.itemsize)
+        _create_attribute(dataset, _DTYPE_ATTRIBUTE, kind).write(word, kind)
     return dataset
 
 
 # libhdf5 copies these objects, and takes a third of the time of a dataset to make them.
 @lru_cache(maxsize=1)
 def _contiguous() -> h5p.PropDCID:
-    """Return the properties of datasets: allocated at once, in one extent, without fill values."""
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_layout(h5d.CONTIGUOUS)
     options.set_alloc_time(h5d.ALLOC_TIME_EARLY)
@@ -582,29 +555,22 @@ def _as_format_error(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-        number = _find_errno(error)
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (match := re.search(r"errno = ([1-9]\d{0,3})\b", str(error))):
+            number = int(match[1])
         if number is not None:
             raise OSError(number, os.strerror(number), path) from error
         if _is_open_for_write(path):
             reason = "a program writes this HDF5 file, or ended without closing it"
             hint = f"cp {quote(path)} COPY.h5 && h5clear -s COPY.h5"
             raise UnsupportedError(path, _FLAGS_AT, reason, hint, f"libhdf5: {error}") from error
-        raise FormatError(
-            path, None, "not a readable HDF5 file", facts=f"libhdf5: {error}"
-        ) from error
+        facts = f"libhdf5: {error}"
+        raise FormatError(path, None, "not a readable HDF5 file", facts=facts) from error
 
 
 def _is_open_for_write(path: str) -> bool:
-    """Return whether the superblock is marked: by a writer, or by one that readers may follow."""
+    # The flags are those of a writer, and of a writer that readers may follow.
     with open_file(path) as file:
         head = file.read(_FLAGS_AT + 1)
     is_new = head.startswith(HDF5_SIGNATURE + b"\x03")
     return is_new and any(byte & _WRITE_FLAGS for byte in head[_FLAGS_AT:])
-
-
-def _find_errno(error: Exception) -> int | None:
-    """Return the errno of an error of h5py, from its attribute or its text; None without one."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    match = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
-    return int(match[1]) if match else None

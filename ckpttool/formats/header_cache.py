@@ -23,17 +23,9 @@ MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for e
 
 
 class HeaderCache:
-    """A cache of the headers of files.  Threads may share it.
+    """A cache of the headers of files, at most ``most`` of them.  Threads may share it.
 
-    Parameters
-    ----------
-    most
-        The number of headers that are kept, at most `MAX_HEADERS`.
-
-    Attributes
-    ----------
-    metas
-        Tensors by name; those that are equal in parsed headers are these objects.
+    Tensors that are equal in parsed headers are one object in ``metas``.
     """
 
     def __init__(self, most: int = MAX_HEADERS) -> None:

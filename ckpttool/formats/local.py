@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import compress, repeat
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from ckpttool.model.tensors import FileId, FileStamp, Reads, StoredFile
 from ckpttool.problems import Diagnostic, PlanError, UnreadableError
@@ -44,30 +44,29 @@ T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
-class _Listed:
+class _Listings(NamedTuple):
     """The folders that were listed, and which paths in them are files and no links."""
 
-    def __init__(self) -> None:
-        self.folders: dict[str, list[Path]] = {}
-        self.files: set[Path] = set()
+    folders: dict[str, list[Path]]
+    files: set[Path]
 
 
-_LISTED: ContextVar[_Listed | None] = ContextVar("listed", default=None)
+_LISTINGS: ContextVar[_Listings | None] = ContextVar("listings", default=None)
 
 
 @contextmanager
 def listing_once() -> Iterator[None]:
     """List each folder once inside: many kinds of checkpoints are looked for in the same one."""
-    token = _LISTED.set(_LISTED.get() or _Listed())
+    token = _LISTINGS.set(_LISTINGS.get() or _Listings({}, set()))
     try:
         yield
     finally:
-        _LISTED.reset(token)
+        _LISTINGS.reset(token)
 
 
 def list_folder(folder: AnyPath) -> list[Path]:
     """Return the sorted paths of all entries of a folder."""
-    known, key = _LISTED.get(), os.fspath(folder)
+    known, key = _LISTINGS.get(), os.fspath(folder)
     if known is not None and key in known.folders:
         return [*known.folders[key]]
     parent = Path(folder)
@@ -98,7 +97,7 @@ def _as_path(path: AnyPath) -> Path:
 
 
 def _is_listed_file(path: AnyPath) -> bool:
-    known = _LISTED.get()
+    known = _LISTINGS.get()
     return known is not None and path in known.files
 
 
@@ -227,7 +226,6 @@ class ReadFile(io.FileIO):
 
 
 def _require_read(result: T | None, path: AnyPath) -> T:
-    """Return the result of a read; raise BlockingIOError for None, a read that has to wait."""
     if result is None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
     return result
@@ -280,17 +278,12 @@ def identify_file(path: str) -> StoredFile:
     The file is opened, because a network file system then asks its server for the stamp.
     """
     with ReadFile(path) as file:
-        return StoredFile(path, stamp_of(file.fileno()))
+        return StoredFile(path, as_stamp(os.fstat(file.fileno())))
 
 
 def claimed_file(path: str, fd: int) -> StoredFile:
     """Return the output that is open as ``fd``; each later opening compares the file with it."""
     return StoredFile(path, claimed=_id_of(os.fstat(fd)))
-
-
-def stamp_of(fd: int) -> FileStamp:
-    """Return the stamp of an open file."""
-    return as_stamp(os.fstat(fd))
 
 
 def as_stamp(status: os.stat_result) -> FileStamp:
@@ -363,9 +356,9 @@ def unreadable(path: str, error: OSError) -> UnreadableError:
     """Return the error of a file or a folder that the system cannot open or read."""
     hint = "chmod +rX as the owner, or run as the owner"
     hint = hint if isinstance(error, PermissionError) else more_files_hint(error)
-    unread = UnreadableError(path, None, describe_os_error(error), hint)
-    unread.__cause__ = error
-    return unread
+    unreadable_error = UnreadableError(path, None, describe_os_error(error), hint)
+    unreadable_error.__cause__ = error
+    return unreadable_error
 
 
 def more_files_hint(error: OSError) -> str:
@@ -392,7 +385,6 @@ def describe_os_error(error: OSError) -> str:
 
 
 def _describe_owner(path: str) -> str:
-    """Return the owner and the mode of a file, or of the folder that hides it, and the user."""
     import pwd
 
     def name_of(number: int) -> str:

@@ -1,5 +1,8 @@
 """``.safetensors``, as MindSpore writes and accepts it.
 
+Headers are read, checked and made here; contents are left to `ckpttool.storage`.  The checks are
+those of the standard, because MindSpore's reader and the library refuse different files.
+
 Bytes
 -----
 ::
@@ -108,11 +111,7 @@ class Safetensors(Format):
 
     name = word = "safetensors"
     has_checksum = True
-
-    @property
-    def max_header_bytes(self) -> int:
-        """Largest header, as of the safetensors library."""
-        return MAX_HEADER_BYTES
+    max_header_bytes = MAX_HEADER_BYTES
 
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
@@ -130,10 +129,8 @@ class Safetensors(Format):
     def notes(self, dtypes: Collection[str], attrs: Mapping[str, str]) -> Iterator[Diagnostic]:
         """Yield a diagnostic for types that MindSpore does not load, and does not verify."""
         if not_loaded := NOT_LOADED_FROM_SAFETENSORS.intersection(dtypes):
-            message = (
-                f"MindSpore 2.10 does not load {', '.join(sorted(not_loaded))} from safetensors"
-            )
-            yield Diagnostic("format", message)
+            words = ", ".join(sorted(not_loaded))
+            yield Diagnostic("format", f"MindSpore 2.10 does not load {words} from safetensors")
         if "crc_num" in attrs and "BFloat16" in dtypes:
             message = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
             yield Diagnostic("format", message, hint="load these without crc_check")
@@ -159,14 +156,14 @@ class Safetensors(Format):
             for name, entry in header.items()
         }
         attrs = {
-            key: value
-            for key, value in attrs.items()
-            if not (key in tensors and value in ALL_DTYPES)
+            key: word for key, word in attrs.items() if not (key in tensors and word in ALL_DTYPES)
         }
         index = FileIndex((file,), self.name, size, tensors, attrs)
         entries = cast("Mapping[str, Mapping[str, Sequence[int]]]", header)
         starts = {name: 8 + nbytes + entry["data_offsets"][0] for name, entry in entries.items()}
-        _check_coverage(index, 8 + nbytes, starts, are_offsets_proven=_is_usual(document))
+        bare_bytes = len(document.rstrip())
+        is_usual = len(document) == bare_bytes + -bare_bytes % 8
+        _check_coverage(index, 8 + nbytes, starts, are_offsets_proven=is_usual)
         return index
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
@@ -240,7 +237,7 @@ def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> byt
 
 
 def _entry_bytes(meta: TensorMeta) -> int:
-    """Return the most bytes of a tensor's entry in a header; MindSpore's words are the longest."""
+    # MindSpore's words are the longest.
     entry = {"dtype": meta.dtype, "shape": list(meta.header_shape), "data_offsets": [_MOST] * 2}
     note = {meta.name: meta.dtype} if meta.dtype == "Int4" else {}
     return len(_to_json({meta.name: entry})) + (len(_to_json(note)) if note else 0)
@@ -251,7 +248,6 @@ def _to_json(header: Mapping[str, object]) -> bytes:
 
 
 def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
-    """Return the value of a non-negative integer without axes; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
     file.seek(tensor.extents[0].offset)
@@ -287,7 +283,6 @@ def _parse_metadata(path: str, metadata: object) -> dict[str, str]:
 
 
 def _refuse_disguised(path: str, attrs: Mapping[str, str], tensors: int) -> None:
-    """Raise UnsupportedError if the tensors are not what their names and shapes say."""
     if "__encryption__" in attrs:
         hint = "load it with cryptotensors and save it with safetensors.torch.save_file"
         raise UnsupportedError(path, None, "encrypted by cryptotensors", hint)
@@ -338,15 +333,9 @@ def _parse_entry(
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    """Return a list of sizes; None if the value is anything else."""
     if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
         return None
     return tuple(value)
-
-
-def _is_usual(document: bytes) -> bool:
-    nbytes = len(document.rstrip())
-    return len(document) == nbytes + -nbytes % 8
 
 
 def _check_coverage(

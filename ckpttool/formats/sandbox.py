@@ -156,7 +156,6 @@ class Sandbox:
 
 
 def _start() -> _Child:
-    """Start the limited process."""
     from multiprocessing import Pipe
 
     ours, theirs = Pipe()

@@ -1,4 +1,8 @@
-"""JSON without ambiguity: names are unique in their object, and strings are valid text."""
+"""JSON without ambiguity: names are unique in their object, and strings are valid text.
+
+All documents are parsed here, into values or records, so that what one reader refuses all refuse.
+Limits on size are those of the caller, and so is what the values mean.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import json
 import re
 from contextlib import suppress
 from typing import TypeVar
+
+import msgspec
 
 from ckpttool.formats.local import open_file
 from ckpttool.problems import FormatError
@@ -19,13 +25,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them 
 def parse_json(data: bytes, halves: str = "strict") -> object:
     """Return the value of a JSON document in UTF-8.
 
-    Parameters
-    ----------
-    data
-        The document.
-    halves
-        Treatment of half characters in strings: ``strict`` refuses them, ``surrogateescape`` takes
-        them for the bytes of a file name that is not UTF-8.
+    ``halves`` is the treatment of half characters in strings: ``strict`` refuses them,
+    ``surrogateescape`` takes them for the bytes of a file name that is not UTF-8.
 
     Raises
     ------
@@ -75,15 +76,11 @@ def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
     Examples
     --------
     >>> from ckpttool.model.manifest import StrategyFile
-    >>> parse_as(StrategyFile, b'{"path": "s.ckpt", "nbytes": 7, "sha256": "12"}')
-    StrategyFile(path='s.ckpt', nbytes=7, sha256='12', role=None)
     >>> parse_as(StrategyFile, b'{"path": "s.ckpt", "nbytes": "7", "sha256": "12"}')
     Traceback (most recent call last):
     ...
     ValueError: nbytes: expected int, got str
     """
-    import msgspec  # most commands read no such document
-
     with suppress(msgspec.DecodeError, RecursionError):  # raised again below, with a better message
         value = msgspec.json.decode(data, type=kind)
         # It holds what the text says if it makes the text again: then no name came twice.  This
@@ -110,8 +107,6 @@ def convert_as(kind: type[T], value: object) -> T:
     ...
     ValueError: [1]: expected int, got null
     """
-    import msgspec
-
     try:
         return msgspec.convert(value, kind, from_attributes=True)
     except msgspec.ValidationError as error:
@@ -125,14 +120,10 @@ def to_json(value: object) -> bytes:
 
     It takes a third of the time; a manifest may list millions of tensors.
 
-    Examples
-    --------
     >>> from ckpttool.model.tensors import Extent
     >>> to_json([Extent(0, 8), ""])
     b'[{"offset": 0, "nbytes": 8}, ""]'
     """
-    import msgspec
-
     document = msgspec.json.format(msgspec.json.encode(value), indent=0)
     if document.isascii() and b"\x7f" not in document:  # which msgspec does not escape
         return document
@@ -163,7 +154,6 @@ def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the object of names and values; raise ValueError if a name comes twice."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         seen: set[str] = set()

@@ -1,5 +1,8 @@
 """The index files of a merged checkpoint in several files: tensor name to file.
 
+It reads and writes the index alone.  Discovery, which knows the folder, checks that the files are
+there and have what the index names.
+
 Bytes
 -----
 A JSON object in UTF-8, of any indentation::
@@ -61,17 +64,7 @@ MAX_INDEX_BYTES = 256 << 20
 
 
 class WeightIndex(Struct, frozen=True):
-    """The content of an index file.
-
-    Attributes
-    ----------
-    file
-        The index file.
-    files
-        Name of a tensor to the path of its file, from the folder of the index.
-    total_size
-        Recorded bytes of all tensors, or None.
-    """
+    """The content of an index file; ``files`` has the file of each tensor, from its folder."""
 
     file: StoredFile
     files: Mapping[str, str]
@@ -86,8 +79,6 @@ class WeightIndex(Struct, frozen=True):
 def is_index_name(name: str) -> bool:
     """Return whether a file of this name is an index of checkpoint files.
 
-    Examples
-    --------
     >>> is_index_name("model.safetensors.index.json"), is_index_name("pytorch_model.bin.index.json")
     (True, False)
     """
@@ -120,8 +111,6 @@ def read_index_file(path: str) -> WeightIndex:
 def is_inside(name: str) -> bool:
     """Return whether a path in an index stays inside the folder of the index.
 
-    Examples
-    --------
     >>> is_inside("sub/part0.safetensors"), is_inside("../part0.safetensors"), is_inside("/etc/a")
     (True, False, False)
     """
@@ -130,15 +119,7 @@ def is_inside(name: str) -> bool:
 
 
 def index_text(files: Mapping[str, str], total_size: int) -> str:
-    """Return the text of an index file.
-
-    Parameters
-    ----------
-    files
-        Name of a tensor to the name of its file.
-    total_size
-        Bytes of all tensors.
-    """
+    """Return the text of an index file; ``total_size`` are the bytes of all tensors."""
     document = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(files.items()))}
     return json.dumps(document, indent=2) + "\n"
 
@@ -146,8 +127,6 @@ def index_text(files: Mapping[str, str], total_size: int) -> str:
 def index_names(format: str) -> tuple[str, str]:
     """Return the names of the two index files of a checkpoint in several files of a format.
 
-    Examples
-    --------
     >>> index_names("ckpt")
     ('param_name_map.json', 'model.ckpt.index.json')
     """
@@ -155,17 +134,8 @@ def index_names(format: str) -> tuple[str, str]:
 
 
 def shard_file_name(number: int | None, count: int, format: str) -> str:
-    """Return the name of a file of a checkpoint in several files.
+    """Return the name of a numbered file, from 0; None is for the file that goes to every rank.
 
-    Parameters
-    ----------
-    number
-        From 0; None for the file that goes to every rank.
-    count
-        Number of numbered files.
-
-    Examples
-    --------
     >>> shard_file_name(0, 3, "safetensors"), shard_file_name(None, 3, "ckpt")
     ('model-00001-of-00003.safetensors', 'hyper_param.ckpt')
     """

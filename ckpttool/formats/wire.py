@@ -1,5 +1,8 @@
 """Protocol buffers wire format, read with seeks: only requested values are fetched.
 
+It knows fields and no message, so ``.ckpt`` files, strategy files and foreign messages are read
+with the same limits.  The reader of a message knows what its fields mean.
+
 A message is a sequence of fields.  A field is a key, the varint ``number << 3 | wire type``, and a
 value: wire type 0 a varint, 1 eight bytes, 2 a varint length and that many bytes, 5 four bytes.
 MindSpore's files never have groups (3, 4), a construct of the first protobuf version.  A varint has
@@ -20,7 +23,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-from ckpttool.formats.local import open_source
+from ckpttool.formats.local import ReadFile, open_source
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import FormatError
 from ckpttool.wording import count
@@ -61,10 +64,6 @@ class ByteSource(Protocol):
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         ...
 
-    def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
-        """Return what several calls of `pread` return."""
-        ...
-
     def close(self) -> None:
         """Close the file."""
         ...
@@ -81,10 +80,6 @@ class Memory:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         return self._data[offset : offset + nbytes]
 
-    def preads(self, sizes: Sequence[int], offsets: Sequence[int]) -> list[bytes]:
-        """Return what several calls of `pread` return."""
-        return [*map(self.pread, sizes, offsets)]
-
     def close(self) -> None:
         """Do nothing: there is no file."""
 
@@ -92,14 +87,9 @@ class Memory:
 class Parts:
     """Bytes at offsets of a file, to compare with many files.
 
-    Parts that lie close together are read in one call, with what lies between them.
-
-    Attributes
-    ----------
-    near
-        The first byte, the number of bytes, and the parts of each call; the function picks these.
-    starts, sizes, far
-        The offsets of all other parts, their numbers of bytes, and these.
+    Parts that lie close together, ``near``, are read in one call, with what lies between them: its
+    first byte, the number of bytes, the function that picks the parts, and these.  All other parts
+    are ``far``.
     """
 
     def __init__(self, starts: Iterable[int], parts: Iterable[bytes]) -> None:
@@ -133,14 +123,8 @@ class Parts:
 class WireReader:
     """A file of protobuf messages, addressed by byte offset; one window of it is in memory.
 
-    Use as a context manager, in one thread.
-
-    Parameters
-    ----------
-    file
-        The file; see `open_source`.
-    source
-        The bytes, if they differ from those on disk, or there is no file; the reader closes it.
+    Use as a context manager, in one thread.  ``source`` has the bytes if they differ from those on
+    disk, or if there is no file; the reader closes it.
 
     Raises
     ------
@@ -174,16 +158,17 @@ class WireReader:
         return data
 
     def has(self, parts: Parts) -> bool:
-        """Return whether the file has all these bytes at these offsets."""
+        """Return whether the file, which is plain, has all these bytes at these offsets."""
         # A thousand ranks have millions of parts, so the loops run in C.
-        pread = self._source.pread
+        file = self._source
+        assert isinstance(file, ReadFile), "only headers of plain files are cached"
+        pread = file.pread
         near = (pick(pread(nbytes, start)) == wanted for start, nbytes, pick, wanted in parts.near)
-        if not all(near):
-            return False
-        for some in (slice(1), slice(1, None)):  # if headers differ, the first bytes do, mostly
-            if self._source.preads(parts.sizes[some], parts.starts[some]) != parts.far[some]:
-                return False
-        return True
+        # If headers differ, the first bytes do, mostly.
+        return all(near) and all(
+            file.preads(parts.sizes[some], parts.starts[some]) == parts.far[some]
+            for some in (slice(1), slice(1, None))
+        )
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
         """Return bytes of the file, and the index of byte ``start`` in them.
@@ -292,8 +277,6 @@ def _signed(value: int) -> int:
 def encode_varint(value: int) -> bytes:
     """Return a varint; of a negative number as 64-bit two's complement, ten bytes long.
 
-    Examples
-    --------
     >>> encode_varint(300).hex(), len(encode_varint(-1))
     ('ac02', 10)
     """
@@ -309,8 +292,6 @@ def encode_varint(value: int) -> bytes:
 def decode_varint(data: bytes) -> int:
     """Return the unsigned number that a complete varint stands for.
 
-    Examples
-    --------
     >>> decode_varint(bytes.fromhex("ac02"))
     300
     """

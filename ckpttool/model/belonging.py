@@ -2,8 +2,8 @@
 
 A parameter is more than a tensor.  What chooses, casts, averages, renames or shows tensors takes
 the answer from here, so that no half of a parameter is left behind.  Names, element types and full
-shapes decide.  Only a single number that may count something needs its value (`may_count`).  Which
-layout a state has is left to `ckpttool.model.names.match_states`.
+shapes decide.  Only a single number that may count something needs its value (`may_count`).
+`ckpttool.model.names.match_states` finds the parameter whose layout a state has.
 
 Source
 ------
@@ -36,23 +36,15 @@ LEAST_COUNT = 256  # BFloat16 has all whole numbers up to here, so no cast would
 class Belonging(Struct, frozen=True):
     """What a tensor is, and the parameter that it belongs to.
 
-    Attributes
-    ----------
-    role
-        ``"state"`` of an optimizer, accumulated gradients or a master copy; ``"scale"`` of a Float8
-        weight; ``"copy"``, an average of weights; ``"counter"``, a single value of training.
-    of
-        The parameter, which may be absent; None for what belongs to no single one.
-    scale
-        The tensor that has the scale of a Float8 weight.
-    is_guessed
-        Whether only the value of a counter shows that it counts something.
+    A ``"state"`` is of an optimizer, accumulated gradients or a master copy; a ``"scale"`` of a
+    Float8 weight; a ``"copy"`` is an average of weights, a ``"counter"`` a single value of
+    training.  The parameter ``of`` may be absent; it is None for what belongs to no single one.
     """
 
     role: Role = "weight"
     of: str | None = None
-    scale: str | None = None
-    is_guessed: bool = False
+    scale: str | None = None  # the tensor that has the scale of a Float8 weight
+    is_guessed: bool = False  # whether only the value of a counter shows that it counts something
 
     @property
     def is_model(self) -> bool:

@@ -1,9 +1,8 @@
 """The catalog of a checkpoint: the headers of its files, and what was found beside them.
 
-Discovery fills it from any kind of folder, and what is foreign in that folder ends there.  All that
-follows from headers alone is answered here, once for the ranks that share a header, because
-thousands of ranks have a few different headers.  The meaning of tensors is left to
-`ckpttool.checkpoint`.
+Discovery fills it from any kind of folder, and what is foreign in that folder ends there.
+Thousands of ranks have few different headers.  So what follows from headers alone is computed here,
+once for the ranks that share a header.  `ckpttool.checkpoint` decides what the tensors are.
 """
 
 from __future__ import annotations
@@ -127,9 +126,7 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
         """Return the diagnostics that are errors for a command."""
         column = severities(command)
-        return tuple(
-            diagnostic for diagnostic in self.diagnostics if column[diagnostic.code] == "error"
-        )
+        return tuple(problem for problem in self.diagnostics if column[problem.code] == "error")
 
     @property
     def common_attrs(self) -> dict[str, str]:

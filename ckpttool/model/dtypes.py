@@ -21,12 +21,8 @@ class DType(Struct, frozen=True):
 
     Attributes
     ----------
-    name
-        MindSpore's name; safetensors' word if MindSpore lacks the type.
     itemsize
         Bytes per element.  1 where several elements share a byte: a shape then counts bytes.
-    safetensors
-        Its word in a safetensors header, or None if that format has none.
     hdf5
         Its HDF5 type as `ckpttool.formats.hdf5` names it.  ``"bytes"`` is an unsigned byte with
         an attribute that names the type, for types that HDF5 lacks.
@@ -34,9 +30,9 @@ class DType(Struct, frozen=True):
         Bits per element where several elements share a byte; None for other types.
     """
 
-    name: str
+    name: str  # MindSpore's name; safetensors' word if MindSpore lacks the type
     itemsize: int
-    safetensors: str | None
+    safetensors: str | None  # its word in a safetensors header, or None if that format has none
     hdf5: str
     packed_bits: int | None = None
 

@@ -1,5 +1,9 @@
 """How a tensor is sharded over the ranks of a stage: all of the layout arithmetic.
 
+It decides which rank holds which elements, and why a shape cannot be cut.  Strategies and contents
+decide which layout a tensor has; `ckpttool.model.slicing` knows the files of its slices.  Every
+command uses this one arithmetic, so no two can disagree on a slice.
+
 The ranks of a stage form a grid, the device matrix, in row-major order: the last device axis
 varies fastest.  Device axes are counted from the right; axis 0 is the last entry of the matrix.
 The tensor map gives the device axes that shard each tensor axis, outermost split first.  Device
@@ -47,7 +51,7 @@ from itertools import combinations, islice, pairwise, product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+from ckpttool.model.region import Region, count_overlaps, flat_index, grid_overlaps
 
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
@@ -60,17 +64,11 @@ _MAX_WAYS = 10_000  # ways to fold; ten device axes have 252, a damaged file has
 class Grid(Struct, frozen=True):
     """The slices of a layout.
 
-    Attributes
-    ----------
-    slice_counts
-        Number of slices along each tensor axis.
-    index
-        Position of each rank's slice along each axis; ranks of the stage ascending.
-    owners
-        Position of a slice to the ranks that hold it, ascending; slices in C order.
+    ``index`` has the position of each rank's slice along each axis, ranks of the stage ascending;
+    ``owners`` the ranks that hold the slice at a position, ascending, slices in C order.
     """
 
-    slice_counts: tuple[int, ...]
+    slice_counts: tuple[int, ...]  # number of slices along each tensor axis
     index: tuple[tuple[int, ...], ...]
     owners: dict[tuple[int, ...], tuple[int, ...]]
 
@@ -93,9 +91,9 @@ def make_grid(
     index: list[tuple[int, ...]] = []
     owners: dict[tuple[int, ...], list[int]] = {}
     for local, coords in enumerate(product(*(range(size) for size in device_matrix))):
-        at = [_mixed_radix(cut, coords, device_matrix) for cut in axes]
+        at = [flat_index(coords, device_matrix, cut) for cut in axes]
         if optimizer_shard > 1:
-            position = _mixed_radix(free, coords, device_matrix)  # in the replica group
+            position = flat_index(coords, device_matrix, free)  # in the replica group
             at[0] = at[0] * optimizer_shard + position % optimizer_shard
         index.append(tuple(at))
         owners.setdefault(tuple(at), []).append(first_rank + local)
@@ -104,26 +102,6 @@ def make_grid(
         slice_counts[0] *= optimizer_shard
     ordered = {at: tuple(ranks) for at, ranks in sorted(owners.items())}
     return Grid(tuple(slice_counts), tuple(index), ordered)
-
-
-def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    value = 0
-    for i in axes:
-        value = value * sizes[i] + coords[i]
-    return value
-
-
-def nearest_divisors(size: int, slices: int) -> tuple[int, ...]:
-    """Return the divisors of ``size`` nearest to ``slices``: one below and one above.
-
-    Examples
-    --------
-    >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
-    ((4, 8), (4,))
-    """
-    candidates = divisors(size)
-    at = bisect_left(candidates, slices)
-    return tuple(candidates[max(0, at - 1) : at + 1])
 
 
 def divisors(number: int) -> list[int]:
@@ -145,8 +123,10 @@ class UnevenAxis(Struct, frozen=True):
 
     @property
     def nearest(self) -> tuple[int, ...]:
-        """The nearest numbers of slices that divide it."""
-        return nearest_divisors(self.size, self.slices)
+        """The nearest numbers of slices that divide it: one below and one above."""
+        candidates = divisors(self.size)
+        at = bisect_left(candidates, self.slices)
+        return tuple(candidates[max(0, at - 1) : at + 1])
 
 
 class Layout(Struct, frozen=True, dict=True):
@@ -160,18 +140,14 @@ class Layout(Struct, frozen=True, dict=True):
         Device axes that shard each tensor axis, outermost split first; ``()`` if none does.
     optimizer_shard
         Slices into which the replicas split axis 0 of their slice; 1 for none.
-    first_rank
-        The stage's lowest rank.
     full_shape
         Shape of the full tensor from the strategy file, to be checked against the slices.  Only
         JSON files have it.
     rows
         Rows of each slice along axis 0, before an optimizer shard, if they are not equal.
-    fields
-        Fields of a field-sliced embedding; 1 for every other tensor.
     split_shape
         Numbers in a strategy file that are the rows of a manual split, or a shape that says
-        nothing; `settled_by_slices` and `settled_by_full_shape` decide.
+        nothing; `decided_by_slices` and `decided_by_full_shape` decide.
 
     Raises
     ------
@@ -182,10 +158,10 @@ class Layout(Struct, frozen=True, dict=True):
     device_matrix: tuple[int, ...]
     tensor_map: tuple[tuple[int, ...], ...]
     optimizer_shard: int = 1
-    first_rank: int = 0
+    first_rank: int = 0  # the stage's lowest rank
     full_shape: tuple[int, ...] | None = None
     rows: tuple[int, ...] = ()
-    fields: int = 1
+    fields: int = 1  # fields of a field-sliced embedding; 1 for every other tensor
     split_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -195,18 +171,18 @@ class Layout(Struct, frozen=True, dict=True):
         for axis in used:
             if not 0 <= axis < len(self.device_matrix):
                 raise ValueError(
-                    f"tensor map {_listed(self.tensor_map)} names device axis {axis}; the device "
+                    f"tensor map {_lists(self.tensor_map)} names device axis {axis}; the device "
                     f"matrix {list(self.device_matrix)} has axes 0 to {len(self.device_matrix) - 1}"
                 )
             if used.count(axis) > 1:
                 raise ValueError(
-                    f"tensor map {_listed(self.tensor_map)} uses device axis {axis} twice"
+                    f"tensor map {_lists(self.tensor_map)} uses device axis {axis} twice"
                 )
         if self.optimizer_shard < 1 or self.replicas % self.optimizer_shard:
             raise ValueError(
                 f"optimizer shard of {self.optimizer_shard} does not divide the replica group of "
                 f"{self.replicas} (device matrix {list(self.device_matrix)}, "
-                f"tensor map {_listed(self.tensor_map)})"
+                f"tensor map {_lists(self.tensor_map)})"
             )
         if self.optimizer_shard > 1 and not self.tensor_map:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
@@ -316,15 +292,13 @@ class Layout(Struct, frozen=True, dict=True):
         """Yield the ranks that hold each slice, slices in C order, ranks ascending."""
         return iter(self._grid.owners.values())
 
-    def cuts_like(self, other: Layout) -> bool:
+    def has_same_slices(self, other: Layout) -> bool:
         """Return whether every rank has the same slice, whatever the device matrices.
 
-        >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
+        >>> Layout((2, 2), ((1,), ())).has_same_slices(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
-        mine, its = (
-            (layout.ranks, layout.rows, layout.fields, layout._grid) for layout in (self, other)
-        )
+        mine, its = ((side.ranks, side.rows, side.fields, side._grid) for side in (self, other))
         return mine == its
 
     def unseen_shard(self, ranks: Collection[int]) -> int:
@@ -445,7 +419,7 @@ class Layout(Struct, frozen=True, dict=True):
         """Return whether slices of ``slice_shape`` form the full shape that the strategy gives."""
         return self.implied_shape(slice_shape) == self.full_shape
 
-    def settled_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
+    def decided_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shapes of all stored slices.
 
         It is a manual split if the slices differ.  It says nothing if the slices have these rows,
@@ -453,7 +427,7 @@ class Layout(Struct, frozen=True, dict=True):
         for each axis.  The result is None if it is neither.
 
         >>> layout = Layout((2,), ((0,), ()), split_shape=(6, 4))
-        >>> layout.settled_by_slices([(6, 4)]).rows, layout.settled_by_slices([(6, 3), (4, 3)]).rows
+        >>> layout.decided_by_slices([(6, 4)]).rows, layout.decided_by_slices([(6, 3), (4, 3)]).rows
         ((), (6, 4))
         """
         split, even = self.split_shape, replace(self, split_shape=())
@@ -465,7 +439,7 @@ class Layout(Struct, frozen=True, dict=True):
         are_rows = self.may_be_rows and {*split} == {shape[0] * self.optimizer_shard}
         return even if are_rows or len(split) in (len(shape), len(self.tensor_map)) else None
 
-    def settled_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
+    def decided_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shape of the full tensor.
 
         It says nothing if it is that shape, or the shape of a slice.  Otherwise it is a manual
@@ -474,12 +448,8 @@ class Layout(Struct, frozen=True, dict=True):
         """
         split, even = self.split_shape, replace(self, split_shape=())
         unsplit = replace(even, optimizer_shard=1)
-        possible = (layout for layout in (even, unsplit) if not layout.why_not(shape))
-        if split in {
-            (),
-            shape,
-            *(layout.slice_shape(self.first_rank, shape) for layout in possible),
-        }:
+        possible = (way for way in (even, unsplit) if not way.why_not(shape))
+        if split in {(), shape, *(way.slice_shape(self.first_rank, shape) for way in possible)}:
             return even
         if self.may_be_rows and sum(split) == shape[0]:
             return replace(even, rows=split)
@@ -514,7 +484,7 @@ class Layout(Struct, frozen=True, dict=True):
         ndim = len(self.tensor_map)
         if len(shape) != ndim:
             axes = "axis" if ndim == 1 else "axes"
-            return f"tensor map {_listed(self.tensor_map)} is for {ndim} {axes}, not shape {shape}"
+            return f"tensor map {_lists(self.tensor_map)} is for {ndim} {axes}, not shape {shape}"
         if self.full_shape is not None and self.full_shape != shape:
             return f"the strategy lists full shape {self.full_shape}, the slices form {shape}"
         if self.rows and sum(self.rows) != shape[0]:
@@ -569,7 +539,7 @@ def _few_overlaps(
     return overlaps if len(overlaps) <= _FEW_OVERLAPS else None
 
 
-def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+def _lists(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
     return [list(axes) for axes in tensor_map]
 
 
@@ -616,7 +586,7 @@ def may_be_expanded(layout: Layout) -> bool:
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(
-        f"{way.full_shape} with tensor map {_listed(way.tensor_map)}" for way in ways[:3]
+        f"{way.full_shape} with tensor map {_lists(way.tensor_map)}" for way in ways[:3]
     )
     shown += f" or {len(ways) - 3} more" if len(ways) > 3 else ""
     return f"expanded shape {layout.full_shape} may stand for {shown}"

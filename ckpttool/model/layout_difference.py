@@ -1,7 +1,7 @@
 """What differs between the layouts that two strategies give to a name.
 
 Two layouts are equal if every rank holds the same slice, whatever their device matrices are.  The
-kinds of difference are those that `strategy diff` shows; folding equal ones is left to it.
+kinds of difference are those that ``strategy diff`` shows; folding equal ones is left to it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layou
 
 def layouts_of_rest(strategy: Strategy, ndim: int) -> Layouts:
     """Return the layouts that ``otherwise`` gives; () without it."""
-    if not (
-        strategy.replicates_rest or (strategy.rules is not None and strategy.rules.replicates_rest)
-    ):
+    if not strategy.covers_rest:
         return ()
     return tuple(
         Layout.unsharded(ndim, strategy.stage_ranks, strategy.ranks_of(stage)[0])

@@ -1,5 +1,9 @@
 """The provenance of outputs: the document ``ckpttool.json`` beside them.
 
+These records say what a run read and wrote, and the hashes by which it can be verified.  Reading,
+writing and comparing them is left to `ckpttool.transaction` and `ckpttool.checks`: they know
+files.  What other programs rely on is the document, so it has its own specification here.
+
 The document
 ------------
 ``DIR/ckpttool.json`` for a folder of files, ``FILE.ckpttool.json`` for a single file.  It is JSON
@@ -157,13 +161,6 @@ class AveragedInput(Struct, frozen=True):
 class LayoutTable(Struct, frozen=True):
     """The layouts of the tensors of a set, each kind once.
 
-    Attributes
-    ----------
-    kinds
-        The layouts of a tensor, one for each stage that has it.
-    tensors
-        Name in the outputs to the number of the kind.
-
     Raises
     ------
     ValueError
@@ -172,8 +169,8 @@ class LayoutTable(Struct, frozen=True):
 
     stages: int
     stage_ranks: int
-    kinds: tuple[tuple[Layout, ...], ...]
-    tensors: Mapping[str, int]
+    kinds: tuple[tuple[Layout, ...], ...]  # the layouts of a tensor, one for each stage that has it
+    tensors: Mapping[str, int]  # name in the outputs to the number of the kind
 
     def __post_init__(self) -> None:
         firsts = range(0, self.stages * self.stage_ranks, max(1, self.stage_ranks))
@@ -183,11 +180,8 @@ class LayoutTable(Struct, frozen=True):
             raise ValueError("a table of layouts that ckpttool does not write")
         for layout in chain(*self.kinds):
             is_small = max(len(layout.device_matrix), len(layout.tensor_map)) <= MAX_LAYOUT_AXES
-            if (
-                not is_small
-                or layout.first_rank not in firsts
-                or len(layout.ranks) != self.stage_ranks
-            ):
+            has_stage = layout.first_rank in firsts
+            if not is_small or not has_stage or len(layout.ranks) != self.stage_ranks:
                 raise ValueError(f"a layout that is not of a stage of {self.stage_ranks} ranks")
 
     @classmethod
@@ -206,8 +200,7 @@ class LayoutTable(Struct, frozen=True):
     def entry(self) -> Mapping[str, object]:
         """Return the JSON object of the document."""
         kinds = [
-            [{key: getattr(layout, key) for key in _OF_LAYOUT} for layout in of]
-            for of in self.kinds
+            [{key: getattr(way, key) for key in _OF_LAYOUT} for way in of] for of in self.kinds
         ]
         sizes = {"stages": self.stages, "stage_ranks": self.stage_ranks}
         return {**sizes, "kinds": kinds, "tensors": self.tensors}
@@ -216,16 +209,9 @@ class LayoutTable(Struct, frozen=True):
 class Provenance(Struct, frozen=True):
     """What a run reads and does; equal provenance gives equal outputs.
 
-    The names are those of the document at the top of this module; what follows has no key there.
-
-    Attributes
-    ----------
-    crc
-        Whether the outputs store a checksum; None if only a manifest tells of the run.
-    command
-        The command line, for the user; empty if only a manifest tells of the run.
-    weight_block
-        Rows and columns of Float8 weights that share a scale, as a config.json of the source says.
+    The names are those of the document at the top of this module.  ``crc``, whether the outputs
+    store a checksum, is None if only a manifest tells of the run.  ``weight_block`` are the rows
+    and columns of Float8 weights that share a scale, as a config.json of the source says.
     """
 
     ckpttool: str
@@ -235,7 +221,7 @@ class Provenance(Struct, frozen=True):
     strategies: tuple[StrategyFile, ...]
     dst_strategies: tuple[StrategyFile, ...] = ()
     crc: bool | None = None
-    command: str = ""
+    command: str = ""  # the command line, for the user; empty if only a manifest tells of the run
     renamed: Mapping[str, str] = {}
     averaged: tuple[AveragedInput, ...] = ()
     left_out: LeftOut | None = None
@@ -270,11 +256,7 @@ class Provenance(Struct, frozen=True):
             "strategies": [file.entry() for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
             **({"renamed": self.renamed} if self.renamed else {}),
-            **(
-                {"averaged": [to_builtins(source) for source in self.averaged]}
-                if self.averaged
-                else {}
-            ),
+            **({"averaged": [*map(to_builtins, self.averaged)]} if self.averaged else {}),
             **({"left_out": to_builtins(self.left_out)} if self.left_out else {}),
             **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
@@ -299,22 +281,15 @@ class TensorEntry(Struct, frozen=True):
 class CastStats(Struct, frozen=True):
     """What a cast to another floating-point type did to some elements.
 
-    Attributes
-    ----------
-    elements
-        Their number.
-    infinities, largest
-        How many finite ones became Inf, and the largest magnitude among these.
-    zeros
-        How many became 0 that were not.
-    max_abs, max_rel
-        The largest ``|x - y|``, and the largest ``|x - y| / |x|``, where both are finite.
+    ``largest`` is the largest magnitude of those finite ones that became Inf (``infinities``).
+    ``max_abs`` is the largest ``|x - y|``, ``max_rel`` the largest ``|x - y| / |x|``, where both
+    are finite.
     """
 
-    elements: int = 0
+    elements: int = 0  # their number
     infinities: int = 0
     largest: float = 0.0
-    zeros: int = 0
+    zeros: int = 0  # how many became 0 that were not
     max_abs: float = 0.0
     max_rel: float = 0.0
 
@@ -376,43 +351,36 @@ Unit: TypeAlias = "tuple[str, int]"  # name of a tensor, and the number of a uni
 class AlikeOutputs(Struct, eq=False):
     """The outputs of a manifest whose tensors have the same names, element types and shapes.
 
-    Attributes
-    ----------
-    tensors
-        The tensors, without hashes.
-    numbers
-        The units of each tensor, as numbers of hashes in `ListedOutput.digests`.
-    outputs
-        The outputs, in the order of the manifest.
+    ``numbers`` has the units of each tensor, as numbers of hashes in `ListedOutput.digests`.
     """
 
-    tensors: tuple[TensorEntry, ...]
+    tensors: tuple[TensorEntry, ...]  # the tensors, without hashes
     numbers: Mapping[str, range]
-    outputs: list[ListedOutput] = []
-    _telling: dict[bytes, dict[Unit, int]] = {}  # by digests
+    outputs: list[ListedOutput] = []  # the outputs, in the order of the manifest
+    _distinguishing: dict[bytes, dict[Unit, int]] = {}  # by digests
 
-    def telling_units(self, output: ListedOutput) -> Mapping[Unit, int]:
+    def distinguishing_units(self, output: ListedOutput) -> Mapping[Unit, int]:
         """Return units that together distinguish an output from all others alike, with their bytes.
 
         The smallest unit that differs between the outputs is mostly enough.  If all outputs are
         equal, it is the largest unit, which says most of the file.
         """
-        if not self._telling:
+        if not self._distinguishing:
             nbytes = {
-                (tensor.name, number): size
-                for tensor in self.tensors
-                for number, size in enumerate(
-                    islice(_sizes(tensor), len(self.numbers[tensor.name]))
-                )
+                (entry.name, number): size
+                for entry in self.tensors
+                for number, size in enumerate(islice(_sizes(entry), len(self.numbers[entry.name])))
             }
             in_order = sorted(nbytes, key=lambda unit: nbytes[unit])
             distinct = {output.digests: output for output in self.outputs}
-            self._telling = {digests: {} for digests in distinct}
-            for unit, member in _tell_apart(list(distinct.values()), in_order):
-                self._telling[member.digests][unit] = nbytes[unit]
+            self._distinguishing = {digests: {} for digests in distinct}
+            for unit, member in _distinguish(list(distinct.values()), in_order):
+                self._distinguishing[member.digests][unit] = nbytes[unit]
             if len(distinct) == 1:
-                self._telling = {output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}}
-        return self._telling[output.digests]
+                self._distinguishing = {
+                    output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}
+                }
+        return self._distinguishing[output.digests]
 
     def find_holders(self, hashes: Mapping[Unit, bytes]) -> Iterator[ListedOutput]:
         """Yield the outputs that list all these hashes."""
@@ -421,7 +389,7 @@ class AlikeOutputs(Struct, eq=False):
                 yield output
 
 
-def _tell_apart(
+def _distinguish(
     outputs: list[ListedOutput], in_order: Iterable[Unit]
 ) -> Iterator[tuple[Unit, ListedOutput]]:
     """Yield the units that split outputs into ever smaller groups, until each is by itself."""
@@ -439,21 +407,11 @@ def _tell_apart(
 
 
 class ListedOutput(Struct, frozen=True, eq=False):
-    """A complete output as a manifest lists it, with its hashes in few bytes.
+    """A complete output as a manifest lists it, with its hashes in few bytes."""
 
-    Attributes
-    ----------
-    entry
-        Its entry, without hashes.
-    alike
-        The outputs with the same tensors, this one among them.
-    digests
-        The SHA-256 of all units, 32 bytes each.
-    """
-
-    entry: OutputEntry
-    alike: AlikeOutputs
-    digests: bytes
+    entry: OutputEntry  # its entry, without hashes
+    alike: AlikeOutputs  # the outputs with the same tensors, this one among them
+    digests: bytes  # the SHA-256 of all units, 32 bytes each
 
     def digest(self, unit: Unit) -> bytes:
         """Return the SHA-256 of a unit; empty if it is not listed."""
@@ -479,10 +437,7 @@ def list_outputs(entries: Iterable[OutputEntry]) -> list[ListedOutput]:
     outputs: list[ListedOutput] = []
     groups: dict[object, AlikeOutputs] = {}
     for entry in entries:
-        key = tuple(
-            (tensor.name, tensor.dtype, tensor.shape, len(tensor.sha256))
-            for tensor in entry.tensors
-        )
+        key = tuple((t.name, t.dtype, t.shape, len(t.sha256)) for t in entry.tensors)
         if key not in groups:
             tensors = tuple(replace(tensor, sha256=()) for tensor in entry.tensors)
             ends = accumulate((len(tensor.sha256) for tensor in entry.tensors), initial=0)
@@ -565,7 +520,7 @@ class UnitHashes:
             yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(hashes))
 
 
-def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:
+def find_unequal_reads(mine: Provenance, other: Provenance) -> Iterator[str]:
     """Yield the files of the source that only one of two runs could read, with which it was."""
     was_read = {file.path: file.is_read for file in other.inputs}
     for file in mine.inputs:

@@ -1,8 +1,8 @@
 """Names of tensors: optimizer state, statistics with one axis less, and map parameters.
 
-A name alone is parsed here, once, with the tables of MindSpore's prefixes.  To what a tensor of the
-name belongs is left to `ckpttool.model.belonging`, how it is sharded to `ckpttool.checkpoint`:
-these know shapes and strategies.
+A name alone is parsed here, once, with the tables of MindSpore's prefixes.
+`ckpttool.model.belonging` decides to what a tensor of the name belongs, and `ckpttool.checkpoint`
+how it is sharded: these know shapes and strategies.
 
 AdaFactor and CAME store means of a parameter's second moments: over its last axis (rows) and over
 the axis before it (columns).  A rank computes them from its own slice.  So the remaining axes give
@@ -81,18 +81,12 @@ _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 class Name(Struct, frozen=True):
     """What the name of a tensor alone shows.
 
-    Attributes
-    ----------
-    prefix
-        The prefix of MindSpore's optimizers that it begins with; "" if it has none.
-    parameter
-        The rest: the parameter whose state or statistic it would be; None without a prefix.
-    reduced_axis
-        The axis of the parameter that a statistic lacks; None for all other names.
+    The rest behind the prefix, ``parameter``, is the parameter whose state or statistic it would
+    be.  A statistic lacks the ``reduced_axis`` of the parameter; all other names have None.
     """
 
     text: str
-    prefix: str = ""
+    prefix: str = ""  # the prefix of MindSpore's optimizers that it begins with; "" if it has none
     parameter: str | None = None
     reduced_axis: int | None = None
 
@@ -154,22 +148,19 @@ class _Known(dict[str, Name]):
     def __missing__(self, key: str) -> Name:
         if len(self) >= self.MOST:
             self.clear()
-        self[key] = name = _parse_name(key)
+        prefix = _DOTTED_PREFIXES.get(key[: key.find(".") + 1], "")
+        prefix = prefix or next(filter(key.startswith, _SECOND_MOMENTS), "")
+        if prefix in ("", key):
+            self[key] = name = Name(key)
+            return name
+        parameter = key.removeprefix(prefix)
+        if parameter in self:
+            parameter = self[parameter].text  # the same string, which large models have 50,000 of
+        self[key] = name = Name(key, prefix, parameter, _REDUCED_AXES.get(prefix))
         return name
 
 
 _KNOWN = _Known()
-
-
-def _parse_name(name: str) -> Name:
-    prefix = _DOTTED_PREFIXES.get(name[: name.find(".") + 1], "")
-    prefix = prefix or next((moment for moment in _SECOND_MOMENTS if name.startswith(moment)), "")
-    if prefix in ("", name):
-        return Name(name)
-    parameter = name.removeprefix(prefix)
-    if parameter in _KNOWN:
-        parameter = _KNOWN[parameter].text  # the same string, which large models have 50,000 of
-    return Name(name, prefix, parameter, _REDUCED_AXES.get(prefix))
 
 
 def forget_names() -> None:

@@ -2,8 +2,8 @@ r"""Patterns of names, for options and rules.
 
 A pattern is a glob such as ``*.weight``, in which ``*`` also stands for dots, or ``re:`` and a
 regular expression such as ``re:layers\.[0-3]\.``, which may begin and end anywhere in a name.  This
-module says what a pattern matches, and words the problem of one that matches nothing.  What follows
-from a match is left to the caller.
+module says what a pattern matches, and words the problem of one that matches nothing.  The caller
+decides what a match means.
 """
 
 from __future__ import annotations

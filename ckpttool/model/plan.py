@@ -35,23 +35,14 @@ NotInTarget = Literal["follow", "full", "drop"]
 class Term(Struct, frozen=True, gc=False):
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
-    Attributes
-    ----------
-    source
-        A full tensor, with the stored name and element type.
-    weight
-        The factor of every element.
-    input
-        The number of its checkpoint in ``Plan.inputs``.
-    block
-        None for elements that are added.  Else the term is a scale: what was added before it is
-        multiplied, each element by that of its block.  A block has so many elements of the output
-        along each axis; further axes are not cut into blocks.
+    A term with a ``block`` is a scale and is not added: what was added before it is multiplied,
+    each element by that of its block.  A block has so many elements of the output along each axis;
+    further axes are not cut into blocks.
     """
 
-    source: FullTensor
-    weight: float = 1.0
-    input: int = 0
+    source: FullTensor  # a full tensor, with the stored name and element type
+    weight: float = 1.0  # the factor of every element
+    input: int = 0  # the number of its checkpoint in ``Plan.inputs``
     block: tuple[int, ...] | None = None
 
     def of_rank(self, rank: int) -> Term:
@@ -103,28 +94,20 @@ def last_source(terms: Sequence[Term]) -> FullTensor:
 class OutputTensor(Struct, frozen=True, gc=False):
     """One tensor of an output file.
 
-    Attributes
-    ----------
-    meta
-        Name, element type and shape of the output slice.
-    region
-        The region of the full tensor that the output slice holds.
-    terms
-        The sources.  An `excerpt` for another process has only the slices that it needs.
-    kind
-        Equal for tensors of a plan whose equal regions are read from equal places of equal slices;
-        None if nobody has compared them.
+    An `excerpt` for another process has only the sources' slices that it needs.  ``kind`` is equal
+    for tensors of a plan whose equal regions are read from equal places of equal slices; None if
+    nobody has compared them.
     """
 
-    meta: TensorMeta
-    region: Region
+    meta: TensorMeta  # name, element type and shape of the output slice
+    region: Region  # the region of the full tensor that the output slice holds
     terms: tuple[Term, ...]
     kind: int | None = None
 
     @classmethod
     def full(cls, tensor: FullTensor, dtype: str = "") -> OutputTensor:
         """Return a copy of a full tensor, cast to ``dtype`` if that is given."""
-        meta = tensor.meta.of_dtype(dtype) if dtype else tensor.meta
+        meta = replace(tensor.meta, dtype=dtype) if dtype else tensor.meta
         return cls(meta, Region.whole(meta.shape), (Term(tensor),))
 
     @property
@@ -189,29 +172,17 @@ class OutputFile(Struct, frozen=True):
 class Target(Struct, frozen=True):
     """The outputs of a run, and how they are sharded.
 
-    Attributes
-    ----------
-    paths
-        Rank to output file, ascending; only the ranks to write.
-    ranks
-        Number of all ranks of the target.
-    strategy
-        The layouts of rank files; None if full tensors are written.
-    attrs
-        Attributes of every header, as formats take them: ``"crc_num"`` for a checksum, and the mark
-        of safetensors files.  `Plan.provenance` has more.
-    is_numbered
-        Whether the output is a folder of numbered files.
-    folder
-        The folder that holds the rank folders, if the names of the outputs do not show it.
+    ``attrs`` are those of every header, as formats take them: ``"crc_num"`` for a checksum, and the
+    mark of safetensors files; `Plan.provenance` has more.  ``folder`` holds the rank folders, if
+    the names of the outputs do not show it.
     """
 
     format: str
-    paths: Mapping[int, str]
-    ranks: int = 1
-    strategy: Strategy | None = None
+    paths: Mapping[int, str]  # rank to output file, ascending; only the ranks to write
+    ranks: int = 1  # number of all ranks of the target
+    strategy: Strategy | None = None  # the layouts of rank files; None if full tensors are written
     attrs: Mapping[str, str] = {}
-    is_numbered: bool = False
+    is_numbered: bool = False  # whether the output is a folder of numbered files
     folder: str | None = None
 
     @classmethod
@@ -284,21 +255,14 @@ class Document(Struct, frozen=True):
 
 
 class Transfer(Struct, frozen=True, gc=False):
-    """One parameter, with its sources and its layouts in the target.
+    """One parameter, with its name and type in the outputs, and its sources.
 
-    Attributes
-    ----------
-    name, dtype
-        Name and element type in the outputs.
-    terms
-        The sources, with stored names and element types.
-    layouts
-        The layouts in the target, one for each stage that has the parameter.
+    It has a layout in the target for each stage that has the parameter.
     """
 
     name: str
     dtype: str
-    terms: tuple[Term, ...]
+    terms: tuple[Term, ...]  # the sources, with stored names and element types
     layouts: tuple[Layout, ...]
 
     @classmethod
@@ -309,9 +273,7 @@ class Transfer(Struct, frozen=True, gc=False):
     @property
     def read_kind(self) -> Hashable:
         """A value that is equal for transfers whose elements are in equal places of slices."""
-        places = (
-            (term.source.slicing.key, term.source.meta.dtype, term.block) for term in self.terms
-        )
+        places = ((t.source.slicing.key, t.source.meta.dtype, t.block) for t in self.terms)
         return self.dtype, tuple(places)
 
     def terms_of(self, rank: int) -> tuple[Term, ...]:
@@ -350,17 +312,12 @@ class Transfer(Struct, frozen=True, gc=False):
 class Kept(Struct, frozen=True):
     """What the manifest of a source says of files that are written again.
 
-    Attributes
-    ----------
-    names
-        The names in the strategy of the first source that differ; None if not known.
-    files
-        The strategy that it names, if that is there.
+    ``names`` are those in the strategy of the first source that differ; None if not known.
     """
 
     strategy: Strategy | None = None
     names: Mapping[str, str] | None = None
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # the strategy that it names, if that is there
 
 
 class Plan(Brief, Struct, frozen=True, dict=True):
@@ -379,16 +336,8 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         The tensors of the source that the user does not want, with their bytes.
     weight_block
         Rows and columns of Float8 weights that share a scale; None for the usual ones.
-    strategies
-        The files that the strategies were read from.
     confirmed
         The tensors of the source whose full shapes more shows than a strategy.
-    provenance
-        The attributes that say how the outputs were made.
-    listed
-        The source files that a manifest lists, by path.
-    kept
-        What is known of the layouts of files that are written again.
     """
 
     inputs: tuple[Catalog, ...]
@@ -400,13 +349,13 @@ class Plan(Brief, Struct, frozen=True, dict=True):
     left_out: Mapping[str, int] = {}
     roles: Mapping[Role, int] = {}
     weight_block: tuple[int, int] | None = None
-    strategies: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()  # the files that the strategies were read from
     confirmed: frozenset[str] = frozenset()
-    provenance: Mapping[str, str] = {}
-    listed: Mapping[str, ListedOutput] = {}
+    provenance: Mapping[str, str] = {}  # the attributes that say how the outputs were made
+    listed: Mapping[str, ListedOutput] = {}  # the source files that a manifest lists, by path
     tensors: TensorOptions = TensorOptions()
     weights: tuple[float, ...] = ()
-    kept: Kept = Kept()
+    kept: Kept = Kept()  # what is known of the layouts of files that are written again
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -439,10 +388,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         names = None if self.kept.strategy else self.kept.names
         if names is None:
             return None
-        called = {
-            transfer.name: names.get(transfer.source.name, transfer.source.name)
-            for transfer in self.transfers
-        }
+        called = {t.name: names.get(t.source.name, t.source.name) for t in self.transfers}
         return {name: old for name, old in called.items() if name != old}
 
     @cached_property
@@ -455,10 +401,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         if self.is_own:
             if (known := self.kept.strategy) is None:
                 return None
-            pairs = (
-                (transfer.name, known.layouts.get(transfer.source.name))
-                for transfer in self.transfers
-            )
+            pairs = ((t.name, known.layouts.get(t.source.name)) for t in self.transfers)
             return replace(known, layouts={name: of for name, of in pairs if of})
         target = self.target.strategy
         strategy = target or Strategy({}, 1, 1)

@@ -1,15 +1,14 @@
 """Boxes of elements, the grid of slices under a box, and cuts that are contiguous in C order.
 
 It is arithmetic on indices alone: layouts, slicings, plans and the copy count on it, so each of its
-algorithms exists once.  Which tensor the elements are of, and where they are stored, is left to
-these.
+algorithms exists once.  These know the tensor of the elements, and where they are stored.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from operator import add, gt, sub
@@ -161,6 +160,20 @@ def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
     """
     axes = zip(cuts, wanted.start, wanted.stop, strict=True)
     return math.prod(len(_touched(cut, low, high)) for cut, low, high in axes)
+
+
+def flat_index(
+    index: Sequence[int], sizes: Sequence[int], axes: Iterable[int] | None = None
+) -> int:
+    """Return the number of an element in C order, by its ``index`` along all or some ``axes``.
+
+    >>> flat_index((1, 9, 2), (2, 10, 3)), flat_index((1, 9, 2), (2, 10, 3), [0, 2])
+    (59, 5)
+    """
+    number = 0
+    for axis in range(len(sizes)) if axes is None else axes:
+        number = number * sizes[axis] + index[axis]
+    return number
 
 
 def _touched(cut: Sequence[int], low: int, high: int) -> range:

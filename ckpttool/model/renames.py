@@ -54,21 +54,12 @@ class Names(dict[str, "tuple[int, ...] | None"]):
 
 
 class Rename(Struct, frozen=True, dict=True):
-    r"""A rule: the names that match ``old`` become ``new``.
+    r"""A rule: the names that match ``old``, a glob or a regular expression, become ``new``.
 
-    Attributes
-    ----------
-    old, new
-        A glob and a name, or a regular expression and a text; see the module.
-    beside
-        Names with what is wanted of each; the rule counts only where all are so.  Wildcards stand
-        for what those of ``old`` matched.  Wanted is ``"any"`` tensor of the name, ``"none"``, one
-        of the ``"same"`` shape as the tensor, or of a shape such as ``"n x 1 x m"``: n is any size,
-        m more than 1.  ``"4 names"`` wants that so many names begin with it.
-    file
-        The file that has the rule; "" if it is given by itself.
-    note
-        What a note says of the tensors that match.
+    ``beside`` has names with what is wanted of each; the rule counts only where all are so.
+    Wildcards stand for what those of ``old`` matched.  Wanted is ``"any"`` tensor of the name,
+    ``"none"``, one of the ``"same"`` shape as the tensor, or of a shape such as ``"n x 1 x m"``: n
+    is any size, m more than 1.  ``"4 names"`` wants that so many names begin with it.
 
     Raises
     ------
@@ -86,8 +77,8 @@ class Rename(Struct, frozen=True, dict=True):
     old: str
     new: str
     beside: tuple[tuple[str, str], ...] = ()
-    file: str = ""
-    note: str = ""
+    file: str = ""  # the file that has the rule; "" if it is given by itself
+    note: str = ""  # what a note says of the tensors that match
 
     def __post_init__(self) -> None:
         _ = Pattern(self.old)  # which refuses what is malformed
@@ -277,11 +268,8 @@ def rename_problems(
         olds.setdefault(changed.get(name, name), []).append(name)
     hint = "rules that give each tensor a name of its own"
     if nameless := [name for name in olds.pop("", ()) if name]:  # "" may be its name already
-        message, facts = (
-            f"{count(len(nameless), 'tensor')} would have no name",
-            shorten(nameless, 3),
-        )
-        yield Diagnostic("options", message, hint=hint, facts=facts, where=where)
+        message = f"{count(len(nameless), 'tensor')} would have no name"
+        yield Diagnostic("options", message, hint=hint, facts=shorten(nameless, 3), where=where)
     if several := {new: of for new, of in olds.items() if len(of) > 1}:
         number = len(several)
         message = "several tensors would get one name"

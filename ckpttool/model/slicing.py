@@ -15,13 +15,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+from ckpttool.model.region import Region, count_overlaps, flat_index, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
@@ -32,45 +32,26 @@ MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster
 class Piece(NamedTuple):
     """The overlap of a stored slice with a region of the full tensor.
 
-    Attributes
-    ----------
-    rank
-        The rank whose slice is read; of a merged checkpoint, the number of the file.
-    tensor
-        The stored slice.
-    src
-        The region of the slice to read.
-    dst
-        The same elements, counted from the origin of the region; it has the shape of ``src``.
+    ``dst`` are the elements of ``src``, counted from the origin of the region; their shapes are
+    equal.
     """
 
-    rank: int
-    tensor: StoredTensor
-    src: Region
+    rank: int  # the rank whose slice is read; of a merged checkpoint, the number of the file
+    tensor: StoredTensor  # the stored slice
+    src: Region  # the region of the slice to read
     dst: Region
 
 
 class Holding(Struct, frozen=True, gc=False):
     """A slice of a tensor: its elements, who should hold it, and who does.
 
-    Attributes
-    ----------
-    owners
-        The ranks that should hold it, ascending.
-    holders
-        Those of them that have it on disk; none in a target.
-    layout
-        The layout of the stage of these ranks; None if there is none.
-    shape
-        The full shape, from which the layout cuts the slice.
-    region
-        The elements of a slice without a layout; None if nothing says which they are.
+    ``region`` has the elements of a slice without a layout; None if nothing says which they are.
     """
 
-    owners: tuple[int, ...]
-    holders: tuple[int, ...] = ()
-    layout: Layout | None = None
-    shape: tuple[int, ...] = ()
+    owners: tuple[int, ...]  # the ranks that should hold it, ascending
+    holders: tuple[int, ...] = ()  # those of them that have it on disk; none in a target
+    layout: Layout | None = None  # the layout of the stage of these ranks; None if there is none
+    shape: tuple[int, ...] = ()  # the full shape, from which the layout cuts the slice
     region: Region | None = None
 
     @property
@@ -90,87 +71,19 @@ class Holding(Struct, frozen=True, gc=False):
         return sum(region.size for region in self.regions)
 
 
-class Slicing(Protocol):
-    """How the elements of a full tensor are distributed over stored slices.
-
-    The slices fill the full tensor.  At least one rank holds each slice; ranks that hold equal
-    slices are replicas.
-    """
-
-    @property
-    def key(self) -> Hashable:
-        """A value that is equal for tensors of equal shape whose equal ranks hold equal slices."""
-
-    @property
-    def distribution_key(self) -> Hashable:
-        """The key without the shape: equal for tensors with the same distribution over ranks."""
-
-    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
-        """Yield the pieces that fill ``within``, in C order of the slices.
-
-        The lowest rank provides the slice if it has replicas, so that all outputs get the same
-        bytes even if replicas differ.
-
-        Parameters
-        ----------
-        within
-            Elements of the full tensor, counted from ``origin``.
-        origin
-            Index in the full tensor.
-        """
-
-    def stretches(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[Hashable, Region, Region]]:
-        """Yield the slice, the source and the destination of each piece of `overlaps`.
-
-        They are equal for slicings with equal keys; `find` returns the stored tensor.
-        """
-
-    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
-        """Return the lowest rank that has the slice of a stretch, and the slice."""
-
-    def count_overlaps(self, region: Region) -> int:
-        """Return how many `overlaps` a region of the full tensor has."""
-
-    def excerpt(self, region: Region) -> Slicing:
-        """Return a slicing with the same `overlaps` of ``region`` and no other slices.
-
-        It has no replicas and no catalog, so its pickle is small.
-        """
-
-    def replicas(self) -> Iterator[Mapping[int, StoredTensor]]:
-        """Yield rank to stored tensor for each slice, slices in C order, ranks ascending."""
-
-    def owners(self) -> Iterator[tuple[int, ...]]:
-        """Yield the ranks that should hold each slice, in the order of `replicas`."""
-
-    def holdings(self) -> Iterator[Holding]:
-        """Yield for each slice who should hold it and who does, in the order of `replicas`."""
-
-    def bounds(self, rank: int) -> Region:
-        """Return a region of the full tensor that contains the slices of ``rank``."""
+Slicing: TypeAlias = "LayoutSlicing | BoxSlicing"
 
 
 class LayoutSlicing(Struct, frozen=True, gc=False):
-    """Slices that follow from a layout.
+    """Slices that follow from a layout; they fill the full tensor, and replicas are equal.
 
-    Attributes
-    ----------
-    layout
-        How the tensor is sharded over the ranks of one stage.
-    shape
-        The full shape.
-    name
-        The name of the tensor in the files.
-    files
-        Rank to the tensors of its file, with at least one owner of each slice that is read.  All
-        have the tensor; ranks outside the stage are ignored.
+    ``files`` are the tensors of each rank's file, with at least one owner of each slice that is
+    read.  All have the tensor; ranks outside the stage are ignored.
     """
 
-    layout: Layout
-    shape: tuple[int, ...]
-    name: str
+    layout: Layout  # how the tensor is sharded over the ranks of one stage
+    shape: tuple[int, ...]  # the full shape
+    name: str  # the name of the tensor in the files
     files: Mapping[int, Mapping[str, StoredTensor]]
 
     def __hash__(self) -> int:
@@ -178,12 +91,12 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> Hashable:
-        """See `Slicing`."""
+        """A value that is equal for tensors of equal shape whose equal ranks hold equal slices."""
         return self.layout, self.shape
 
     @property
     def distribution_key(self) -> Hashable:
-        """See `Slicing`."""
+        """The key without the shape: equal for tensors with the same distribution over ranks."""
         return self.layout
 
     def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
@@ -194,12 +107,19 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
     def stretches(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """See `Slicing`; a slice is known by its owners."""
+        """Yield owners, source and destination of each stretch, in C order of the slices.
+
+        ``within`` are elements of the full tensor, counted from ``origin``.  All is equal for
+        slicings with equal keys; `find` returns the stored tensor.
+        """
         for index, src, dst in self.layout.overlaps(within, origin, self.shape):
             yield self.layout.owners(index), src, dst
 
     def find(self, place: Hashable) -> tuple[int, StoredTensor]:
-        """See `Slicing`."""
+        """Return the lowest rank that has the slice of a stretch, and the slice.
+
+        All outputs thus get the same bytes, even if replicas differ.
+        """
         assert isinstance(place, tuple)
         for rank in place:
             if rank in self.files:
@@ -207,33 +127,39 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
         raise LookupError(f"no owner of the slice of ranks {place}")
 
     def count_overlaps(self, region: Region) -> int:
-        """See `Slicing`."""
+        """Return how many stretches a region of the full tensor has."""
         return self.layout.count_overlaps(region, self.shape)
 
     def excerpt(self, region: Region) -> LayoutSlicing:
-        """See `Slicing`."""
+        """Return a slicing with the same stretches of ``region`` and no other slices.
+
+        It has no replicas and no catalog, so its pickle is small.
+        """
         indices = self.layout.touched(region, self.shape)
         slices = map(self.find_slice, indices)
         return replace(self, files={rank: {self.name: tensor} for rank, tensor in slices})
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
-        """See `Slicing`."""
+        """Yield rank to stored tensor for each slice, slices in C order, ranks ascending."""
         for ranks in self.owners():
             yield {rank: self.files[rank][self.name] for rank in ranks if rank in self.files}
 
     def owners(self) -> Iterator[tuple[int, ...]]:
-        """See `Slicing`."""
+        """Yield the ranks that should hold each slice, in the order of `replicas`."""
         return self.layout.slice_owners()
 
     def holdings(self, within: Region | None = None) -> Iterator[Holding]:
-        """See `Slicing`; with a region only of the slices that overlap it."""
+        """Yield for each slice who should hold it and who does, in the order of `replicas`.
+
+        With a region only those that overlap it.
+        """
         layout, shape, is_held = self.layout, self.shape, self.files.__contains__
         touched = layout.slice_indices() if within is None else layout.touched(within, shape)
         for owners in map(layout.owners, touched):
             yield Holding(owners, tuple(filter(is_held, owners)), layout, shape)
 
     def bounds(self, rank: int) -> Region:
-        """See `Slicing`."""
+        """Return a region of the full tensor that contains the slices of ``rank``."""
         if rank in self.layout.ranks and self.layout.has_boxes:
             return self.layout.region(rank, self.shape)
         return Region.whole(self.shape)
@@ -289,29 +215,21 @@ class FullTensor(Struct, frozen=True, gc=False):
 
     Attributes
     ----------
-    meta
-        Name, element type and full shape.
-    slicing
-        The stored slices and their elements.
-    known_by
-        How the slicing is known.
     copies
         The slicings of the other stages that hold all of it, if stages share it.
     incomplete
         The slices of each stage that has gaps, by its layout; nobody there holds some of them.
-    is_corrected
-        Whether the strategy lists another layout than the slices have.
     only_for
         ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
         for one that is the same for all ranks.
     """
 
-    meta: TensorMeta
-    slicing: Slicing
-    known_by: KnownBy
+    meta: TensorMeta  # name, element type and full shape
+    slicing: Slicing  # the stored slices and their elements
+    known_by: KnownBy  # how the slicing is known
     copies: tuple[LayoutSlicing, ...] = ()
     incomplete: tuple[LayoutSlicing, ...] = ()
-    is_corrected: bool = False
+    is_corrected: bool = False  # whether the strategy lists another layout than the slices have
     only_for: tuple[int, int] | None = None
 
     @property
@@ -375,23 +293,13 @@ class FullTensor(Struct, frozen=True, gc=False):
 class BrokenTensor(Struct, frozen=True):
     """A tensor of a checkpoint whose slices make no full tensor.
 
-    Attributes
-    ----------
-    meta
-        Its slice on the lowest rank that holds one.
-    known_by
-        How its slicing would be known.
-    gaps
-        The ranks that should hold each missing slice.
-    stages
-        The slicing of each stage that holds some slices, if slices are missing.
-    problem
-        Why its slices do not fit together, if there is another reason.
+    Slices are missing (``gaps``), and ``stages`` has the slicing of each stage that holds some; or
+    ``problem`` is another reason why they do not fit together.
     """
 
-    meta: TensorMeta
-    known_by: KnownBy
-    gaps: tuple[tuple[int, ...], ...] = ()
+    meta: TensorMeta  # its slice on the lowest rank that holds one
+    known_by: KnownBy  # how its slicing would be known
+    gaps: tuple[tuple[int, ...], ...] = ()  # the ranks that should hold each missing slice
     stages: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
@@ -432,6 +340,8 @@ class Box(Struct, frozen=True):
 class BoxSlicing(Struct, frozen=True):
     """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
 
+    The methods are those of `LayoutSlicing`.
+
     Attributes
     ----------
     slices
@@ -463,12 +373,12 @@ class BoxSlicing(Struct, frozen=True):
 
     @property
     def key(self) -> Hashable:
-        """See `Slicing`."""
+        """See `LayoutSlicing`."""
         return self.cuts, self.cells, tuple(self.owners())
 
     @property
     def distribution_key(self) -> Hashable:
-        """See `Slicing`: the number of cells, and the owners of slices."""
+        """See `LayoutSlicing`: the number of cells, and the owners of slices."""
         return self.slice_counts, tuple(self.owners())
 
     def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
@@ -479,73 +389,59 @@ class BoxSlicing(Struct, frozen=True):
     def stretches(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[int, Region, Region]]:
-        """See `Slicing`; a slice is known by its number."""
+        """See `LayoutSlicing`; the number of a slice is in place of its owners."""
         counts = self.slice_counts
         for index, _, in_full in grid_overlaps(self.cuts, counts, within.moved_by(origin)):
-            number = self.cells[_cell_number(index, counts)]
+            number = self.cells[flat_index(index, counts)]
             start = self.slices[number][0].region.start
             yield number, in_full.relative_to(start), in_full.relative_to(origin)
 
     def find(self, place: Hashable) -> tuple[int, StoredTensor]:
-        """See `Slicing`."""
+        """See `LayoutSlicing`."""
         assert isinstance(place, int)
         box = self.slices[place][0]
         return box.rank, box.tensor
 
     def count_overlaps(self, region: Region) -> int:
-        """See `Slicing`."""
+        """See `LayoutSlicing`."""
         return count_overlaps(self.cuts, region)
 
     def excerpt(self, region: Region) -> BoxSlicing:
-        """See `Slicing`."""
+        """See `LayoutSlicing`."""
         counts = self.slice_counts
         overlaps = grid_overlaps(self.cuts, counts, region)
-        touched = {self.cells[_cell_number(index, counts)] for index, _, _ in overlaps}
+        touched = {self.cells[flat_index(index, counts)] for index, _, _ in overlaps}
         slices = (boxes[:1] if i in touched else () for i, boxes in enumerate(self.slices))
         return replace(self, slices=tuple(slices))
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
-        """See `Slicing`."""
+        """See `LayoutSlicing`."""
         for boxes in self.slices:
             yield {box.rank: box.tensor for box in boxes}
 
     def owners(self) -> Iterator[tuple[int, ...]]:
-        """See `Slicing`: the ranks that are described as owners."""
+        """See `LayoutSlicing`: the ranks that are described as owners."""
         for boxes in self.slices:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
 
     def holdings(self) -> Iterator[Holding]:
-        """See `Slicing`; no region for a slice that an `excerpt` left out."""
+        """See `LayoutSlicing`; no region for a slice that an `excerpt` left out."""
         for boxes, owners in zip(self.slices, self.owners(), strict=True):
             yield Holding(owners, owners, region=boxes[0].region if boxes else None)
 
     def bounds(self, rank: int) -> Region:
-        """See `Slicing`; the full tensor, because a rank may have several boxes."""
+        """See `LayoutSlicing`; the full tensor, because a rank may have several boxes."""
         return Region.whole(tuple(cut[-1] for cut in self.cuts))
 
 
 class Description(Struct, frozen=True):
-    """The tensors that a checkpoint describes itself.
+    """The tensors that a checkpoint describes itself; all elements of ``tensors`` are stored."""
 
-    Attributes
-    ----------
-    files
-        The files that hold the description.
-    tensors
-        Name to tensor, for the tensors whose elements are all stored.
-    broken
-        Names of the tensors with missing or wrong slices.
-    problems
-        What is wrong, for each missing or wrong slice.
-    values
-        Further values for people, such as the number of the step.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # the files that hold the description
     tensors: Mapping[str, FullTensor]
-    broken: frozenset[str] = frozenset()
-    problems: tuple[Diagnostic, ...] = ()
-    values: Mapping[str, str] = {}
+    broken: frozenset[str] = frozenset()  # names of the tensors with missing or wrong slices
+    problems: tuple[Diagnostic, ...] = ()  # what is wrong, for each missing or wrong slice
+    values: Mapping[str, str] = {}  # further values for people, such as the number of the step
 
 
 def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[Diagnostic]:
@@ -562,7 +458,12 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     for box in sorted(boxes, key=lambda box: (box.region.start, box.region.stop, box.rank)):
         equal.setdefault(box.region, {})[box] = None
     regions = list(equal)
-    cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
+    cuts = tuple(
+        tuple(sorted({0, size}.union(*((r.start[axis], r.stop[axis]) for r in regions))))
+        if size
+        else (0, 0)
+        for axis, size in enumerate(meta.shape)
+    )
     counts = tuple(len(cut) - 1 for cut in cuts)
     if math.prod(counts) > MAX_CELLS:
         facts = f"{len(regions)} slices, so the grid is {counts} large"
@@ -570,7 +471,7 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     cells: list[int | None] = [None] * math.prod(counts)
     for number, region in enumerate(regions):
         for index in product(*_cells(region, cuts)):
-            place = _cell_number(index, counts)
+            place = flat_index(index, counts)
             other = cells[place]
             if other is not None:
                 facts = f"{regions[other]} and {region}"
@@ -606,7 +507,7 @@ def follow(base: FullTensor, name: str, tensors: Mapping[int, StoredTensor]) -> 
     return FullTensor(meta, slicing, Follows(base.meta.name))
 
 
-def described_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
+def unlike_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
     """Return the shapes of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
@@ -652,24 +553,10 @@ def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[Diagnostic]:
             yield _problem(meta, "two slices are one tensor of a file", facts)
 
 
-def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
-    ends = {0, size}
-    for region in regions:
-        ends |= {region.start[axis], region.stop[axis]}
-    return tuple(sorted(ends)) if size else (0, 0)
-
-
 def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
     # An empty axis has one cell.
     for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
         yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
-
-
-def _cell_number(index: tuple[int, ...], counts: tuple[int, ...]) -> int:
-    place = 0
-    for i, n in zip(index, counts, strict=True):
-        place = place * n + i
-    return place
 
 
 def _gap(

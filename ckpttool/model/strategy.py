@@ -2,8 +2,8 @@
 
 A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written
 strategy lists patterns of names (rules).  `Strategy.resolve` turns its rules into layouts with the
-names of a checkpoint.  What a single layout means is left to `ckpttool.model.layout`, the text of
-files to `ckpttool.strategy_files`: so every form of file becomes this one record.
+names of a checkpoint.  `ckpttool.model.layout` says what a single layout means, and
+`ckpttool.strategy_files` reads the files: every form of file becomes this one record.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     ----------
     layouts
         Name to layouts, one for each stage that has the parameter, lowest stage first.
-    files
-        The files that were read; empty for a strategy made in memory.
-    notes
-        Notes of reading and resolving it.
     rules
         The rules of a hand-written file, until `resolve` turns them into layouts.
     handwritten
@@ -61,8 +57,8 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     layouts: Mapping[str, tuple[Layout, ...]]
     stages: int
     stage_ranks: int
-    files: tuple[str, ...] = ()
-    notes: tuple[Diagnostic, ...] = ()
+    files: tuple[str, ...] = ()  # the files that were read; empty for a strategy made in memory
+    notes: tuple[Diagnostic, ...] = ()  # notes of reading and resolving it
     rules: Rules | None = None
     handwritten: Mapping[str, str] = {}
     replicates_rest: bool = False
@@ -94,6 +90,11 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         return shorten(self.files, 2) or "the strategy"
 
     @property
+    def covers_rest(self) -> bool:
+        """Whether all other parameters are replicated, by a rule or by `replicates_rest`."""
+        return self.rules.replicates_rest if self.rules else self.replicates_rest
+
+    @property
     def origin_is(self) -> str:
         """The files that were read and the verb, for messages."""
         return f"{self.origin} {'are' if len(self.files) > 1 else 'is'}"
@@ -119,11 +120,9 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         layouts = {*chain(*self.layouts.values(), *of_rules)}
 
         def is_covered(of_stage: range) -> bool:
-            stage_holders = tuple(sorted({*of_stage}.intersection(ranks)))
+            present = tuple(sorted({*of_stage}.intersection(ranks)))
             of_layouts = (layout for layout in layouts if layout.first_rank == of_stage[0])
-            return bool(stage_holders) and not any(
-                layout.gaps(stage_holders) for layout in of_layouts
-            )
+            return bool(present) and not any(layout.gaps(present) for layout in of_layouts)
 
         stages = range(self.stages) if stage is None else [stage]
         return all(is_covered(self.ranks_of(number)) for number in stages)
@@ -187,9 +186,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         if not self.is_of_group or self.rules is not None or groups == 1:
             return self
         repeated = {
-            name: tuple(
-                replace(layout, device_matrix=(groups, *layout.device_matrix)) for layout in of_name
-            )
+            name: tuple(replace(way, device_matrix=(groups, *way.device_matrix)) for way in of_name)
             for name, of_name in self.layouts.items()
         }
         return replace(self, layouts=repeated, stage_ranks=groups * self.stage_ranks)
@@ -210,7 +207,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
-    def settle_splits(
+    def decide_split_shapes(
         self, settle: Callable[[str, Layout], Layout | None]
     ) -> tuple[Strategy, Mapping[str, Layout]]:
         """Return the strategy with every ``split_shape`` decided, and the layouts that do not fit.
@@ -233,7 +230,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
                 )
         return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
-    def spell_out(self) -> tuple[Strategy, tuple[Diagnostic, ...]]:
+    def expand_rules(self) -> tuple[Strategy, tuple[Diagnostic, ...]]:
         """Return the strategy with layouts in place of its rules, and the problems.
 
         It is unchanged if only a checkpoint gives the layouts: a pattern may match several names,
@@ -367,7 +364,7 @@ def shard_equally(layouts: Iterable[Layout], written: Iterable[Layout]) -> bool:
     """Return whether ``written`` shards like ``layouts`` in each stage of these."""
     by_stage = {layout.first_rank: layout for layout in written}
     return all(
-        layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
+        layout.first_rank in by_stage and layout.has_same_slices(by_stage[layout.first_rank])
         for layout in layouts
     )
 
@@ -375,10 +372,10 @@ def shard_equally(layouts: Iterable[Layout], written: Iterable[Layout]) -> bool:
 def fold_like(layouts: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
     """Return the layouts, expanded ones folded like ``written`` where possible."""
     ndim = max((len(layout.tensor_map) for layout in written), default=0)
-    ways = [
-        fold_layout(layout, ndim, lambda way: shard_equally([way], written)) for layout in layouts
-    ]
-    return tuple(next(iter(folded), layout) for layout, folded in zip(layouts, ways, strict=True))
+    return tuple(
+        next(iter(fold_layout(layout, ndim, lambda way: shard_equally([way], written))), layout)
+        for layout in layouts
+    )
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:
@@ -410,25 +407,15 @@ def escape_pattern(name: str) -> str:
 class Rule(Struct, frozen=True, dict=True):
     """A pattern of names, and the layout of the parameters that match it.
 
-    Attributes
-    ----------
-    pattern
-        A name; it may contain ``*`` (any characters), ``?`` (any one character) or ``[abc]``.
-    layout
-        The layout of the first stage.
-    allows_more_axes
-        Whether a tensor may have more axes than the layout; these are not sharded.
-    stages
-        The stages that hold the parameters.
-    place
-        File and line of the rule, for messages.
+    The pattern may contain ``*`` (any characters), ``?`` (any one character) or ``[abc]``.  With
+    ``allows_more_axes`` a tensor may have more axes than the layout; these are not sharded.
     """
 
     pattern: str
-    layout: Layout
+    layout: Layout  # the layout of the first stage
     allows_more_axes: bool
-    stages: tuple[int, ...]
-    place: str
+    stages: tuple[int, ...]  # the stages that hold the parameters
+    place: str  # file and line of the rule, for messages
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
@@ -478,19 +465,14 @@ class Rule(Struct, frozen=True, dict=True):
 class Rules(Struct, frozen=True):
     """The rules of a hand-written strategy, in order; the first rule that matches a name decides.
 
-    Attributes
-    ----------
-    replicates_rest
-        Whether parameters without a rule are replicated.  If not, they are an error, unless another
-        strategy lists parameters.
-    called
-        The names that patterns match in place of others.
+    Unless ``replicates_rest``, parameters without a rule are an error if no other strategy lists
+    any.
     """
 
     path: str
     rules: tuple[Rule, ...]
     replicates_rest: bool = False
-    called: Mapping[str, str] = {}
+    called: Mapping[str, str] = {}  # the names that patterns match in place of others
 
     def find(self, name: str) -> Rule | None:
         """Return the first rule that matches ``name``, or None."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
 from ckpttool.problems import FormatError
@@ -34,12 +34,6 @@ class TensorMeta(Struct, frozen=True, gc=False):
 
     Attributes
     ----------
-    name
-        Parameter name, exact.
-    dtype
-        Name of the element type (a key of `ALL_DTYPES`), or ``"str"``.
-    shape
-        Elements along each axis; ``()`` for a scalar and for a string.
     text
         The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
         read with the index, compared as values and written with its header.
@@ -56,9 +50,9 @@ class TensorMeta(Struct, frozen=True, gc=False):
         The tensor is impossible, such as one with too many axes.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: str  # parameter name, exact
+    dtype: str  # name of the element type (a key of `ALL_DTYPES`), or ``"str"``
+    shape: tuple[int, ...]  # elements along each axis; ``()`` for a scalar and for a string
     text: str | None = None
     whole_shape: tuple[int, ...] | None = None
     itemsize: int = 0  # this and nbytes follow from the others, once, as they are needed often
@@ -91,10 +85,6 @@ class TensorMeta(Struct, frozen=True, gc=False):
         if shape == self.shape:
             return self
         return TensorMeta(self.name, self.dtype, shape, self.text, self.whole_shape)
-
-    def of_dtype(self, dtype: str) -> TensorMeta:
-        """Return a copy with another element type; the same object if the type is equal."""
-        return self if dtype == self.dtype else replace(self, dtype=dtype)
 
     @property
     def header_shape(self) -> tuple[int, ...]:
@@ -151,23 +141,14 @@ class FileStamp(NamedTuple):
 class StoredFile(Struct, frozen=True):
     """A file that holds tensors; one object for all of its tensors.
 
-    A file with an encrypted and a plain part is two of them, with and without ``cipher``.
-
-    Attributes
-    ----------
-    stamp
-        The stamp from before its header was read.  Each later opening compares the file with it.
-        None for a file that is being written.
-    cipher
-        How the tensors are encrypted; None if they are not.
-    claimed
-        Which file it is, if it is being written and its stamp changes.  Each later opening
-        compares the file with it.
+    A file with an encrypted and a plain part is two of them, with and without ``cipher``.  Each
+    later opening compares the file with its ``stamp``, from before its header was read.  A file
+    that is being written has none; it is compared with which file it is (``claimed``).
     """
 
     path: str
     stamp: FileStamp | None = None
-    cipher: Ciphertext | None = None
+    cipher: Ciphertext | None = None  # how the tensors are encrypted; None if they are not
     claimed: FileId | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -228,30 +209,19 @@ class SharedHeader(Mapping[str, StoredTensor]):
 
 
 class FileIndex(Struct, frozen=True):
-    """The header of one checkpoint file, or of all files of one rank.
+    """The header of one checkpoint file, or of all files of one rank, if ``tensors`` has theirs.
 
-    Attributes
-    ----------
-    files
-        The file, and behind it further files of the same rank, if ``tensors`` has theirs.
-    nbytes
-        Size of all files.
-    tensors
-        Name to tensor, in the order of the file.
-    attrs
-        What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``,
-        how ckpttool made an HDF5 file.  ``"crc_num"`` is MindSpore's checksum wherever there is
-        one.
-    reads
-        What was read of the files to know all this.
+    ``attrs`` is what else the header says: the metadata of a safetensors file, the checksum of a
+    ``.ckpt``, how ckpttool made an HDF5 file.  ``"crc_num"`` is MindSpore's checksum wherever there
+    is one.
     """
 
     files: tuple[StoredFile, ...]
     format: str
-    nbytes: int
-    tensors: Mapping[str, StoredTensor]
+    nbytes: int  # size of all files
+    tensors: Mapping[str, StoredTensor]  # name to tensor, in the order of the file
     attrs: Mapping[str, str] = {}
-    reads: Reads = Reads()
+    reads: Reads = Reads()  # what was read of the files to know all this
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FileIndex):
@@ -289,17 +259,11 @@ class FileIndex(Struct, frozen=True):
 class Remains(Struct, frozen=True):
     """What is left of a file that is cut short.
 
-    Attributes
-    ----------
-    index
-        The header of the tensors that end before the file does.
-    lost
-        The other tensors by name, as far as they are known; None for an unknown shape.
-    are_all_known
-        Whether no other tensor is lost.  The header of a ``.ckpt`` does not list what follows.
+    The ``lost`` tensors are those that are known, with None for an unknown shape.  The header of a
+    ``.ckpt`` does not list what follows, so ``are_all_known`` is False.
     """
 
-    index: FileIndex
+    index: FileIndex  # the header of the tensors that end before the file does
     lost: Mapping[str, TensorMeta | None]
     are_all_known: bool
 
@@ -343,20 +307,10 @@ class Block(Struct, frozen=True):
 
 
 class Ciphertext(Struct, frozen=True):
-    """How a file is encrypted.
+    """How a file is encrypted; its blocks are in the order of the plaintext, without gaps."""
 
-    Attributes
-    ----------
-    mode
-        ``"AES-GCM"``, ``"AES-CBC"`` or ``"SM4-CBC"``.
-    key
-        As given to MindSpore.
-    blocks
-        In file order, which is the order of the plaintext; there are no gaps.
-    """
-
-    mode: str
-    key: Secret
+    mode: str  # ``"AES-GCM"``, ``"AES-CBC"`` or ``"SM4-CBC"``
+    key: Secret  # as given to MindSpore
     blocks: tuple[Block, ...]
 
     @property

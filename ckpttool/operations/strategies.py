@@ -191,7 +191,7 @@ def _write(
     if problem is not None:
         raise PlanError([problem])
     write_document(path, data)
-    spelled, _ = strategy.spell_out()
+    spelled, _ = strategy.expand_rules()
     return WrittenStrategy(
         *(path, form_of(path).word, len(data), spelled.files),
         *(len(spelled.ranks), spelled.stages, len(spelled.layouts)),

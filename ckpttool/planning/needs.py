@@ -343,7 +343,7 @@ def _imply(
             if axis is not None and len(of_state) > 1:
                 del of_state[axis]
             shape = tuple(of_state) if len(of_state) == len(shape) else shape
-        usable = tuple(layout.settled_by_full_shape(shape) or layout for layout in usable)
+        usable = tuple(layout.decided_by_full_shape(shape) or layout for layout in usable)
         settled[name] = usable
         slicing, *copies = (LayoutSlicing(layout, shape, name, {}) for layout in usable)
         meta = TensorMeta(name, "Float32", shape)

@@ -1,5 +1,8 @@
 """Cast elements between Float64, Float32, Float16 and BFloat16, in blocks.
 
+It computes the bits of results and counts what a cast loses.  `ckpttool.model.choices` says which
+tensors are cast, and `ckpttool.storage.region_io` reads them.
+
 A cast rounds once, to the nearest number, and to the even one of two that are equally near.  NaN
 becomes the quiet NaN of its sign.  A number beyond the largest one becomes Inf, which is counted.
 
@@ -82,24 +85,16 @@ FORMATS = {
 class _Rounding(NamedTuple):
     """How a wider format ``a`` is rounded to ``b``; numbers are words of ``a``.
 
-    Attributes
-    ----------
-    a, b
-        The formats.
-    shift
-        How many bits of a mantissa are cut off.
-    least, most
-        The exponents of the smallest normal and the largest numbers of ``b``, in their places.
-    overflow
-        The smallest magnitude that is rounded to Inf.
+    ``least`` and ``most`` are the exponents of the smallest normal and the largest numbers of
+    ``b``, in their places.
     """
 
     a: _Format
     b: _Format
-    shift: int
+    shift: int  # how many bits of a mantissa are cut off
     least: int
     most: int
-    overflow: int
+    overflow: int  # the smallest magnitude that is rounded to Inf
 
     @classmethod
     def between(cls, a: _Format, b: _Format) -> _Rounding:
@@ -124,15 +119,7 @@ class Caster:
         return stats
 
     def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
-        """Cast elements to another type.
-
-        Parameters
-        ----------
-        data, src
-            The bytes of the elements, little endian, and their type.
-        out, dst
-            The bytes of the result, other memory than that of ``data``, and its type.
-        """
+        """Cast elements, little endian, to type ``dst``; ``out`` is other memory than ``data``."""
         a, b = FORMATS[src], FORMATS[dst]
         x, y = data.view(a.word), out.view(b.word)
         size = BLOCK_BYTES * 8 // max(32, a.bits, b.bits)
@@ -152,7 +139,6 @@ class Caster:
         return CastStats(len(out))
 
     def _look_up(self, x: Words, table: _Table, out: Words) -> CastStats:
-        """Cast a block of words of 16 bits."""
         index = self._scratch.reshape(-1).view(np.intp)[: len(x)]
         np.copyto(index, x)
         np.take(table.words, index, out=out, mode="wrap")  # "raise" would make a copy
@@ -166,9 +152,7 @@ class Caster:
             for is_so in (table.is_infinite, table.is_zero)
         )
         largest = float(table.magnitudes[words[table.is_infinite[words]]].max(initial=0))
-        errors = (
-            float(column[words].max(initial=0)) for column in (table.absolute, table.relative)
-        )
+        errors = (float(kind[words].max(initial=0)) for kind in (table.absolute, table.relative))
         return CastStats(len(x), infinities, largest, zeros, *errors)
 
     def _row(self, number: int, of: _Format, size: int) -> Words:
@@ -222,23 +206,13 @@ class Caster:
 class _Table(NamedTuple):
     """What becomes of each word of a type of 16 bits.
 
-    Attributes
-    ----------
-    words
-        The words of the other type.
-    is_lossy
-        Whether any of them is another number.
-    magnitudes
-        The magnitude of each number, in Float64.
-    absolute, relative
-        Its errors; 0 where it or the result is not finite.
-    is_infinite, is_zero
-        Whether a number becomes Inf, or 0, that was not.
+    The errors are 0 where the number or the result is not finite.  The last two say whether a
+    number becomes Inf, or 0, that was not.
     """
 
-    words: Words
-    is_lossy: bool
-    magnitudes: Float64s
+    words: Words  # the words of the other type
+    is_lossy: bool  # whether any of them is another number
+    magnitudes: Float64s  # the magnitude of each number, in Float64
     absolute: Float64s
     relative: Float64s
     is_infinite: npt.NDArray[np.bool_]

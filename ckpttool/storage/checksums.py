@@ -1,4 +1,8 @@
-"""Checksums of source files: MindSpore's CRC-32, and the tags of encrypted blocks."""
+"""Checksums of source files: MindSpore's CRC-32, and the tags of encrypted blocks.
+
+It computes them while bytes are copied, or reads files for them, and says which do not match.  The
+format of a file says which bytes count, and the caller what follows from an error.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import unit_starts
 from ckpttool.model.names import map_of_component
 from ckpttool.model.tensors import (
-    Ciphertext,
     Extent,
     FileIndex,
-    StoredFile,
     StoredTensor,
     TensorMeta,
 )
@@ -119,14 +121,8 @@ def compute_checksum(
 ) -> int:
     """Read a file, a buffer at a time, and return its checksum.
 
-    Parameters
-    ----------
-    index
-        The header of the file.
-    as_saved
-        Compute it as MindSpore's saver does where its loader differs.
-    known
-        Extents with a known CRC-32, which are not read.
+    ``as_saved`` computes it as MindSpore's saver does where its loader differs.  Extents with a
+    ``known`` CRC-32 are not read.
 
     Raises
     ------
@@ -185,8 +181,6 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
 def join(crc: int, following: int, nbytes: int) -> int:
     """Return the CRC-32 of data followed by ``nbytes`` bytes with the CRC-32 ``following``.
 
-    Examples
-    --------
     >>> join(zlib.crc32(b"some"), zlib.crc32(b"thing"), 5) == zlib.crc32(b"something")
     True
     """
@@ -196,8 +190,6 @@ def join(crc: int, following: int, nbytes: int) -> int:
 def add_zeros(crc: int, count: int) -> int:
     """Return the CRC-32 of data followed by ``count`` zero bytes, in a few hundred steps.
 
-    Examples
-    --------
     >>> add_zeros(zlib.crc32(b"data"), 1000) == zlib.crc32(b"data" + bytes(1000))
     True
     """
@@ -276,7 +268,11 @@ def check_files(
         rank: [executor.submit(verify_checksum, file)] for rank, file in sealed.items() if crc
     }
     tags = {
-        rank: _check_tags(files[rank].file, cipher, executor) for rank, cipher in ciphers.items()
+        rank: [
+            executor.submit(find_forged, files[rank].file, cipher, first, first + BLOCKS_PER_TASK)
+            for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
+        ]
+        for rank, cipher in ciphers.items()
     }
 
     def await_all(submitted: Mapping[int, list[Future[T]]]) -> Iterator[tuple[int, list[T]]]:
@@ -322,12 +318,3 @@ def _has_checksum(file: FileIndex, has_index: bool) -> bool:
     is_placeholder = file.cipher is not None and file.attrs.get("crc_num") == "0"
     is_copied = has_index and file.attrs.get("format") == "ms"
     return "crc_num" in file.attrs and not (is_placeholder or is_copied or len(file.files) > 1)
-
-
-def _check_tags(
-    file: StoredFile, cipher: Ciphertext, executor: Executor
-) -> list[Future[tuple[int, ...]]]:
-    return [
-        executor.submit(find_forged, file, cipher, first, first + BLOCKS_PER_TASK)
-        for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
-    ]

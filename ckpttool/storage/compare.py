@@ -1,9 +1,10 @@
 """Compare tensors band by band, for `verify`, `diff` and the check of replicas.
 
-A reading is an `OutputTensor`: one way to read a tensor.  It reads slices of any layout in files
-of any format, or one stored slice.  A worker compares the readings of one region and returns
+A reading is an `OutputTensor`: one way to read a tensor.  It reads slices of any layout in files of
+any format, or one stored slice.  A worker compares the readings of one region and returns
 statistics that can be merged.  `compare_tensors` submits a bounded number of tasks and yields the
-statistics in the order of its input.
+statistics in the order of its input.  The caller says what is compared with what, and what a
+difference means.  So three commands share one reader.
 """
 
 from __future__ import annotations
@@ -59,13 +60,7 @@ class Tolerance(Struct, frozen=True):
     rtol: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check both bounds.
-
-        Raises
-        ------
-        PlanError
-            A bound is negative, infinite or NaN.
-        """
+        """Raise PlanError if a bound is negative, infinite or NaN."""
         for name, bound in (("atol", self.atol), ("rtol", self.rtol)):
             if not 0 <= bound < math.inf:
                 message = f"{name}: expected a finite number from 0 on, found {bound}"
@@ -86,14 +81,8 @@ class TensorDelta(Struct, frozen=True):
         bytes differ; None if there are none.  Inf if ``a`` or ``b`` is Inf, or if a Float64 cannot
         hold the result.  Pairs without a distance (NaN and a number) or without a ratio (a number
         and Inf) do not count.
-    first
-        Index of the first of the ``count`` elements.
-    differs
-        Whether any byte differs.
     content
         Equal for two readings that differ from the first in the same way; empty if none differs.
-    nans
-        Number of elements that are NaN on one side only.
     distances
         Statistics of ``|a - b|``, of the elements whose bytes differ; None unless requested, and
         for types that are no numbers.
@@ -103,10 +92,10 @@ class TensorDelta(Struct, frozen=True):
     same_number: int = 0
     max_abs: float | None = None
     max_rel: float | None = None
-    first: Index | None = None
-    differs: bool = False
+    first: Index | None = None  # index of the first of the ``count`` elements
+    differs: bool = False  # whether any byte differs
     content: bytes = b""
-    nans: int = 0
+    nans: int = 0  # number of elements that are NaN on one side only
     distances: Statistics | None = None
 
     def merged(self, later: TensorDelta) -> TensorDelta:
@@ -132,29 +121,23 @@ class TensorStats(Struct, frozen=True):
 
     Attributes
     ----------
-    elements
-        Number of elements counted, in the first reading.
     nans, infinities
         How many of them are NaN, and Inf.
     first_nan, first_infinity
         Index in the tensor of the first NaN, and the first Inf.
-    is_zero
-        Whether all elements are zero; true for no elements.
-    differences
-        How each other reading differs from the first.
     hashes
         For each reading the hashes of its units as in a manifest; empty unless requested.
     numbers
         Statistics of the first reading; None unless requested, and for types that are no numbers.
     """
 
-    elements: int = 0
+    elements: int = 0  # number of elements counted, in the first reading
     nans: int = 0
     infinities: int = 0
     first_nan: Index | None = None
     first_infinity: Index | None = None
-    is_zero: bool = True
-    differences: tuple[TensorDelta, ...] = ()
+    is_zero: bool = True  # whether all elements are zero; true for no elements
+    differences: tuple[TensorDelta, ...] = ()  # how each other reading differs from the first
     hashes: tuple[tuple[str, ...], ...] = ()
     numbers: Statistics | None = None
 
@@ -204,32 +187,18 @@ class CompareUnit(Struct, frozen=True):
 class CompareOptions(Struct, frozen=True):
     """What to compute, and how much at a time.
 
-    Attributes
-    ----------
-    tolerance
-        Which numbers count as equal; None compares bytes.
-    wants_counts
-        Whether to count NaN, Inf and zeros in the first reading.
-    wants_hashes
-        Whether to hash each unit of each reading.
-    wants_statistics
-        Whether to compute the statistics of the first reading, and of the distances to it.
-    band_bytes
-        Bytes that a worker reads at a time, from each of two readings.  Memory is about workers x
-        3 x ``band_bytes`` and a few MiB, for tensors of any size.
-    task_bytes
-        Approximate number of bytes that one task reads.
-    max_in_flight
-        Largest number of tasks that exist at a time.
+    Statistics are those of the first reading, and of the distances to it.  A worker reads
+    ``band_bytes`` at a time, from each of two readings.  Memory is about workers x 3 x
+    ``band_bytes`` and a few MiB, for tensors of any size.
     """
 
-    tolerance: Tolerance | None = None
-    wants_counts: bool = False
-    wants_hashes: bool = False
+    tolerance: Tolerance | None = None  # which numbers count as equal; None compares bytes
+    wants_counts: bool = False  # whether to count NaN, Inf and zeros in the first reading
+    wants_hashes: bool = False  # whether to hash each unit of each reading
     wants_statistics: bool = False
     band_bytes: int = 4 << 20
-    task_bytes: int = 64 << 20
-    max_in_flight: int = 64
+    task_bytes: int = 64 << 20  # approximate number of bytes that one task reads
+    max_in_flight: int = 64  # largest number of tasks that exist at a time
 
 
 def compare_tensors(
@@ -245,10 +214,6 @@ def compare_tensors(
     tensors
         For each tensor a key and its readings, which have the same element type and shape.  The
         first is compared with all others.  The iterable advances as tasks complete.
-    executor
-        Reads and compares.
-    options
-        What to compute, and how much at a time.
     on_progress
         Called in the caller's thread with the number of bytes that were read since the last call.
 
@@ -348,7 +313,6 @@ def _compare_unit(
 
 
 def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
-    """Count NaN, Inf and zeros in a band."""
     stats = TensorStats()
     itemsize = len(data) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
@@ -366,7 +330,6 @@ def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
 
 
 def _compare(a: Bytes, b: Bytes, dtype: str, band: Region, options: CompareOptions) -> TensorDelta:
-    """Compare two readings of the same band."""
     delta = TensorDelta()
     itemsize = len(a) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):

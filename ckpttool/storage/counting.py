@@ -1,4 +1,8 @@
-"""Reads that are counted: those of a task before it runs, and those of calls on workers."""
+"""Reads that are counted: those of a task before it runs, and those of calls on workers.
+
+A dry run decides on each read as the copy does, with the class that the copy uses, so that there is
+no second arithmetic.  `ckpttool.operations` says what the counts mean for memory and time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from typing import ParamSpec, TypeVar
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
 from ckpttool.model.plan import Term
-from ckpttool.model.region import Region
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
 from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, split_at_extents
@@ -22,14 +25,8 @@ T = TypeVar("T")
 class CountingFiles(FlatFiles):
     """Files that are not opened: each read is decided as `FlatFiles` does, and counted.
 
-    No buffer is touched, so buffers take no memory.
-
-    Attributes
-    ----------
-    scratch_used
-        See `FlatFiles`.
-    scratch_peak
-        Most bytes of the scratch buffer that were in use at a time.
+    No buffer is touched, so buffers take no memory.  ``scratch_peak`` is the most bytes of the
+    scratch buffer that were in use at a time.
     """
 
     def __init__(self, scratch_bytes: int) -> None:
@@ -73,20 +70,9 @@ class CountingFiles(FlatFiles):
         self.scratch_peak = max(self.scratch_peak, self.scratch_used)
         return taken
 
-    def cast(self, data: Bytes, src: str, out: Bytes, dst: str) -> None:
-        """Cast nothing."""
+    def _compute_nothing(self, *args: object, **kwargs: object) -> None: ...
 
-    def start_sum(self, size: int) -> None:
-        """Begin no sum."""
-
-    def add(self, data: Bytes, src: str, weight: float) -> None:
-        """Add nothing."""
-
-    def multiply(self, data: Bytes, term: Term, region: Region) -> None:
-        """Multiply nothing."""
-
-    def take_sum(self, out: Bytes, dst: str, *, is_finite: bool) -> int | None:
-        """Round nothing."""
+    cast = start_sum = add = multiply = take_sum = _compute_nothing
 
 
 class CountingExecutor(Executor):

@@ -1,4 +1,9 @@
-"""Output files: staged under a temporary name, locked, synced, and renamed when complete."""
+"""Output files: staged under a temporary name, locked, synced, and renamed when complete.
+
+An output gets its name when all of it is on disk.  Only the run that has locked the temporary file
+writes it.  `ckpttool.storage.region_io` writes the contents, and `ckpttool.transaction` keeps the
+record of many outputs.
+"""
 
 from __future__ import annotations
 
@@ -121,20 +126,10 @@ OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locke
 STUCK = "half-written files could not be removed, which the next run does"
 
 
-class Claim:
+class TemporaryFile:
     """The temporary file of one output, locked; it ends with `discard`.
 
-    Parameters
-    ----------
-    output
-        The output.
-    left_bytes
-        Size of the file that a killed run may have left, which is taken over; None for a new file.
-
-    Attributes
-    ----------
-    is_left
-        Whether it is the file that a killed run has left.
+    With ``left_bytes`` a file of that size that a killed run has left is taken over (``is_left``).
     """
 
     def __init__(self, output: OutputFile, left_bytes: int | None = None) -> None:
@@ -164,20 +159,11 @@ class Claim:
             os.close(fd)
 
 
-class PartialFile(Claim):
-    """A claim whose file becomes the output; ends with `rename` or `discard`.
+class PartialFile(TemporaryFile):
+    """A temporary file that becomes the output; ends with `rename` or `discard`.
 
-    Parameters
-    ----------
-    output
-        The output.
-    goes_on
-        Whether to take over the file that a killed run has left, if it has the right size.
-
-    Attributes
-    ----------
-    index
-        Where the output's tensors are stored in it.
+    ``goes_on`` takes over the file that a killed run has left, if it has the right size.  ``index``
+    says where the output's tensors are stored in the file.
 
     Raises
     ------
@@ -202,12 +188,7 @@ class PartialFile(Claim):
     def seal(self, cache: HeaderCache, crc: int | None = None) -> int:
         """Sync the complete file, read its header back, and return its size in bytes.
 
-        Parameters
-        ----------
-        cache
-            See `verify_header`.
-        crc
-            The checksum to store in the file, if any.
+        ``crc`` is the checksum to store in the file, if any; for ``cache`` see `verify_header`.
 
         Raises
         ------
@@ -243,9 +224,7 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
 
 
 def write_document(path: str, data: bytes | Iterable[bytes]) -> None:
-    """Write a small file, or a text in pieces, completely or not at all.
-
-    Create the folder if necessary.
+    """Write a small file, or a text in pieces, completely or not at all; create its folder.
 
     Raises
     ------
@@ -316,12 +295,7 @@ def remove_stale(folder: Path, name: str) -> None:
 def _remove_left(path: Path) -> None:
     """Remove the temporary file of a killed run, and all attempts at it.
 
-    Raises
-    ------
-    FileNotFoundError
-        It is not there.
-    TakenError
-        Another run is writing it.
+    Raises FileNotFoundError if it is not there, and TakenError if another run is writing it.
     """
     fd = lock(path, os.open(path, OPEN_FLAGS))
     try:
@@ -353,9 +327,7 @@ def take_over(path: Path, nbytes: int) -> int | None:
 
 
 def claim(path: Path) -> int:
-    """Create an empty, locked file and return its descriptor, open for writing.
-
-    Replace the file of a killed run.
+    """Create an empty, locked file, in place of that of a killed run; return its descriptor.
 
     Raises
     ------
@@ -376,7 +348,7 @@ def claim(path: Path) -> int:
 
 
 def _create(path: Path) -> int:
-    """Create and lock a file; remove it if the system cannot lock it."""
+    # A file that the system cannot lock is removed again.
     fd = os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         return lock(path, fd, LOOK_TRIES)
@@ -402,8 +374,6 @@ def remove_attempts(path: Path) -> None:
 def final_name(name: str) -> str | None:
     """Return the name of the output that a file with a temporary name is of; None for others.
 
-    Examples
-    --------
     >>> final_name("m.h5.partial"), final_name("m.h5")
     ('m.h5', None)
     """
@@ -487,15 +457,11 @@ def verify_header(file: StoredFile, output: OutputFile, cache: HeaderCache) -> i
         meta.name in there and there[meta.name].meta == meta for meta in metas
     ):
         expected = {meta.name: meta for meta in metas}
-        metas_there = {name: tensor.meta for name, tensor in there.items()}
-        pairs = {
-            name: (expected.get(name), metas_there.get(name))
-            for name in sorted(expected.keys() | metas_there.keys())
-        }
+        written = {name: tensor.meta for name, tensor in there.items()}
         problems = [
-            f"{name}: expected {_describe(wanted)}, found {_describe(meta)}"
-            for name, (wanted, meta) in pairs.items()
-            if wanted != meta
+            f"{name}: expected {_describe(meta)}, found {_describe(written.get(name))}"
+            for name in sorted({*expected, *written})
+            if (meta := expected.get(name)) != written.get(name)
         ]
         raise VerifyError(output.path, problems)
     return index.nbytes

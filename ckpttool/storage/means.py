@@ -1,7 +1,8 @@
 """Weighted sums of elements in Float64.
 
 An element is multiplied by the weight of its source and added, in the order of the sources, so the
-sum does not depend on where bands begin or on who computes them.
+sum does not depend on where bands begin or on who computes them.  Rounding the sum is left to
+`ckpttool.storage.casting`, the weights to the plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The numbers that elements of every type represent: values, NaN, Inf and zero.
 
 Tensors are compared as bytes; only bytes that differ are decoded.  Every array of bytes here holds
-whole elements, little endian, one after another.
+whole elements, little endian, one after another.  `ckpttool.storage.compare` decides which
+differences count.
 
 Source
 ------
@@ -40,14 +41,9 @@ _NATIVE = {"Bool": np.dtype("u1")} | {
 
 
 class NonfiniteCount(NamedTuple):
-    """Counts of NaN and Inf.
+    """Counts of NaN and Inf, and the position of the first of each.
 
-    Attributes
-    ----------
-    nans, infinities
-        Number of elements; a complex number counts if its real or imaginary value does.
-    first_nan, first_infinity
-        Position of the first one, or None.
+    A complex number counts if its real or imaginary value does.
     """
 
     nans: int
@@ -59,8 +55,6 @@ class NonfiniteCount(NamedTuple):
 def decode(data: Bytes, dtype: str) -> Numbers | None:
     """Return the exact numbers of elements; None for a type without one number per element.
 
-    Examples
-    --------
     >>> decode(np.array([0x80, 0x3F], np.uint8), "BFloat16")
     array([1.], dtype=float32)
     >>> decode(np.array([7], np.uint8), "Int4") is None  # two numbers in a byte
@@ -166,16 +160,11 @@ def _table(dtype: str) -> npt.NDArray[np.float32]:
 
 
 def _float8_e4m3fn(byte: int) -> float:
-    """Decode Float8E4M3FN: bias 7, no infinity, NaN where all bits except the sign are set."""
+    # Bias 7, no infinity, NaN where all bits except the sign are set.
     sign, exponent, mantissa = (-1.0 if byte & 0x80 else 1.0), (byte & 0x7F) >> 3, byte & 7
     if byte & 0x7F == 0x7F:
         return math.nan
     return sign * math.ldexp(mantissa / 8 + (exponent > 0), max(exponent, 1) - 7)
-
-
-def _float8_e8m0(byte: int) -> float:
-    """Decode F8_E8M0, a power of two: bias 127, no sign, NaN where all bits are set."""
-    return math.nan if byte == 0xFF else math.ldexp(1.0, byte - 127)
 
 
 def _hifloat8(byte: int) -> float:
@@ -205,5 +194,6 @@ def _hifloat8(byte: int) -> float:
 _SMALL_FLOATS: dict[str, Callable[[int], float]] = {
     "Float8E4M3FN": _float8_e4m3fn,
     "HiFloat8": _hifloat8,
-    "F8_E8M0": _float8_e8m0,
+    # A power of two: bias 127, no sign, NaN where all bits are set.
+    "F8_E8M0": lambda byte: math.nan if byte == 0xFF else math.ldexp(1.0, byte - 127),
 }

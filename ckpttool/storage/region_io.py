@@ -2,7 +2,8 @@
 
 A region of a C-order tensor is a set of byte runs.  Runs that are close together are read in one
 call, with the bytes between them; runs that are far apart are read one by one.  Memory is the
-caller's buffer and a scratch buffer of the same size.
+caller's buffer and a scratch buffer of the same size.  Plans say which regions are read, and in
+which order.  So one reader serves the copy, ``verify``, ``diff`` and samples.
 """
 
 from __future__ import annotations
@@ -66,14 +67,8 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 class FlatFiles:
     """Open files by path; when there are too many, the one opened first is closed.
 
-    Use as a context manager, in one thread.
-
-    Attributes
-    ----------
-    scratch_used
-        Bytes of the scratch buffer that are in use.
-    caster
-        Casts what is read, and has the statistics of that; None before the first cast.
+    Use as a context manager, in one thread.  ``caster`` casts what is read, and has the statistics
+    of that; it is None before the first cast.
     """
 
     def __init__(
@@ -191,10 +186,8 @@ class FlatFiles:
         Parameters
         ----------
         key
-            Tells the stored tensor from all others: what the scratch buffer has of it is not read
-            again.
-        meta
-            What the tensor is.
+            Distinguishes the stored tensor from all others: what the scratch buffer has of it is
+            not read again.
         region
             Elements to read, at least one.
         runs
@@ -334,30 +327,14 @@ class Origin(NamedTuple):
 
 
 class PieceRead(NamedTuple):
-    """How a piece of a term is read; the same for all tensors of a kind.
+    """How a piece of a term is read; the same for all tensors of a kind."""
 
-    Attributes
-    ----------
-    term
-        The number of the term.
-    place
-        The slice; see `Slicing.find`.
-    nbytes
-        Bytes of the piece.
-    moves
-        The moves that read it.
-    first
-        The byte of the stored tensor where it begins, if it is one run of bytes.
-    out
-        The array that the moves fill.
-    """
-
-    term: int
-    place: Hashable
-    nbytes: int
-    moves: Iterable[Move]
-    first: int | None
-    out: Bytes
+    term: int  # the number of the term
+    place: Hashable  # the slice; see `LayoutSlicing.find`
+    nbytes: int  # bytes of the piece
+    moves: Iterable[Move]  # the moves that read it
+    first: int | None  # the byte of the stored tensor where it begins, if it is one run of bytes
+    out: Bytes  # the array that the moves fill
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
         """Read the piece of a tensor."""
@@ -427,19 +404,11 @@ BandStep: TypeAlias = PieceRead | _Cast | _StartSum | _Add | _Multiply | _TakeSu
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
-    """Read a band of an output tensor from its terms.
+    """Read a band, which are elements of the output slice, from the terms of an output tensor.
 
-    Parameters
-    ----------
-    files
-        Opens the source files.
-    tensor
-        One term is copied, and cast if its element type is another one.  Of several terms the
-        weighted sum is computed in Float64, in their order, and rounded once; a scale multiplies.
-    band
-        Elements of the output slice.
-    out
-        Array of ``band.shape`` and one last axis of ``itemsize`` bytes.
+    One term is copied, and cast if its element type is another one.  The weighted sum of several
+    terms is computed in Float64, in their order, and rounded once; a scale multiplies.  ``out`` is
+    an array of ``band.shape`` and one last axis of ``itemsize`` bytes.
 
     Raises
     ------
@@ -459,8 +428,8 @@ def plan_band(
 ) -> Iterator[BandStep]:
     """Yield the steps of `read_band`, which are to be run in this order.
 
-    They are the same for all tensors of a kind (`OutputTensor.kind`), if ``files`` has been told to
-    `FlatFiles.forget` what it has read, and the buffer is the same.
+    They are the same for all tensors of a kind (`OutputTensor.kind`), if `FlatFiles.forget` was
+    called and the buffer is the same.
     """
     stored, wanted = tensor.terms[0].source.meta, tensor.meta
     if not is_copy(tensor.terms):

@@ -1,4 +1,8 @@
-"""Hashes of stored contents, to compare replicas without holding them in memory."""
+"""Hashes of stored contents, to compare replicas without holding them in memory.
+
+It reads all of a tensor, or pages of it, and returns hashes and figures.  `ckpttool.checkpoint`
+chooses the tensors, and decides what their hashes mean.
+"""
 
 from __future__ import annotations
 
@@ -101,13 +105,13 @@ def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     return tuple(_hash_spans(tensor, pairwise(unit_starts(tensor.meta)), UNIT_BUFFER_BYTES))
 
 
-def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
-    """Return the least number of a tensor, with ``buffer_bytes`` in memory at a time.
+def find_least(tensor: StoredTensor) -> float:
+    """Return the least number of a tensor, with `BUFFER_BYTES` in memory at a time.
 
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
-    for data in _read_buffers(tensor, buffer_bytes):
+    for data in _read_buffers(tensor, BUFFER_BYTES):
         numbers = decode(data, tensor.meta.dtype)
         if numbers is None or not np.isfinite(numbers).all():
             return math.nan

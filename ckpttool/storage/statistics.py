@@ -3,7 +3,7 @@
 Blocks of `BLOCK_ELEMENTS` are summed in Float64, pairwise as NumPy does; the sums of blocks are
 added without rounding.  So a result depends on where blocks begin, and not on who computes them or
 in which order.  `UNIT_ELEMENTS` is the part of a tensor that one call reads: every reader divides a
-tensor into the same units.
+tensor into the same units.  Reading and decoding are left to others.
 """
 
 from __future__ import annotations
@@ -26,14 +26,8 @@ class Statistics(Struct, frozen=True):
 
     Attributes
     ----------
-    elements
-        Their number.
     nans, infinities
         How many are NaN and infinite; a complex number counts if one of its parts is.
-    zeros
-        How many are 0 or -0.
-    finite
-        How many are neither NaN nor infinite; what follows is of these.
     minimum, maximum
         Of integers as integers; None for complex numbers, and of no elements.
     total, squares
@@ -43,8 +37,8 @@ class Statistics(Struct, frozen=True):
     elements: int = 0
     nans: int = 0
     infinities: int = 0
-    zeros: int = 0
-    finite: int = 0
+    zeros: int = 0  # how many are 0 or -0
+    finite: int = 0  # how many are neither NaN nor infinite; what follows is of these
     minimum: float | None = None
     maximum: float | None = None
     total: tuple[Fraction, Fraction] = (Fraction(), Fraction())
@@ -89,8 +83,6 @@ class Statistics(Struct, frozen=True):
 def measure(numbers: Numbers) -> Statistics:
     """Return the statistics of numbers in one axis, as `ckpttool.storage.numbers.decode` makes.
 
-    Examples
-    --------
     >>> stats = measure(np.array([3.0, -4.0, 0.0, np.nan]))
     >>> stats.minimum, stats.maximum, stats.norm, stats.nans, stats.zeros
     (-4.0, 3.0, 5.0, 1, 1)

@@ -1,5 +1,9 @@
 """The strategy files of a folder: one that ``-s`` names, or one that lies beside a checkpoint.
 
+It decides by names and contents which files are strategies; `ckpttool.strategy_files.reader` reads
+them.  One module decides, because ``-s``, the scan of a source and ``strategy merge`` take the same
+folders.
+
 ::
 
     FOLDER/*.ckpt, FOLDER/*.json      files of ranks, of stages, merged ones
@@ -24,7 +28,7 @@ from msgspec import Struct
 
 from ckpttool.formats import format_of_content, format_of_suffix, read_index
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, list_readable, stat_file
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.problems import FormatError
 
@@ -37,21 +41,13 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
 class StrategyFiles(Struct, frozen=True):
     """The strategy files of a folder.
 
-    Attributes
-    ----------
-    files
-        All of them, sorted; none if there is a choice.
-    of_ranks
-        Those whose names, or folders, have the numbers of ranks.
-    choices
-        Folders of which one has to be chosen.
-    skipped
-        Files beside them that are something else, as a checkpoint or a ``config.json``.
+    Those ``of_ranks`` have the numbers of ranks in their names, or in those of their folders.
+    ``skipped`` are files beside them that are something else, as a checkpoint or a ``config.json``.
     """
 
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()  # all of them, sorted; none if there is a choice
     of_ranks: frozenset[Path] = frozenset()
-    choices: tuple[Path, ...] = ()
+    choices: tuple[Path, ...] = ()  # folders of which one has to be chosen
     skipped: tuple[Path, ...] = ()
 
 
@@ -62,23 +58,15 @@ def is_merged_name(name: str) -> bool:
 
 def files_that_may_be_strategies(folder: str | Path) -> list[Path]:
     """Return the files in a folder with the suffix of a strategy, but not a manifest of ours."""
-    return [path for path in _with_suffix(folder) if is_file(path)]
+    return [path for path in list_folder(folder) if _may_be_strategy(path) and is_file(path)]
 
 
-def _with_suffix(folder: str | Path) -> list[Path]:
-    """Return the paths in a folder with the suffix of a strategy; some may be folders."""
-    paths = list_folder(folder)
-    return [p for p in paths if p.suffix in SUFFIXES and not p.name.endswith(MANIFEST)]
+def _may_be_strategy(path: Path) -> bool:
+    return path.suffix in SUFFIXES and not path.name.endswith(MANIFEST)
 
 
 def find_strategy_files(folder: Path) -> StrategyFiles:
-    """Return the strategy files of a folder, in the order of the module.
-
-    Raises
-    ------
-    OSError
-        The folder cannot be read.
-    """
+    """Return the strategy files of a folder, in the order of the module; raise OSError."""
     files = files_that_may_be_strategies(folder)
     if select_strategies(files):
         skipped = _select(files, _is_something_else)
@@ -95,22 +83,15 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
             groups[_without_numbers(path.name)].append(path)
     holding = {}
     for folders in groups.values():
-        inside = [path for member in folders for path in _files_inside(member)]
-        if chosen := select_strategies(inside):
+        # The folder of a lost rank cannot be read.
+        inside = chain.from_iterable(map(list_readable, folders))
+        if chosen := select_strategies([*filter(_may_be_strategy, inside)]):
             holding[folders[0]] = chosen
     if len(holding) != 1:
         return StrategyFiles(choices=tuple(holding))
     (files,) = holding.values()
     are_numbered = len({path.parent for path in files}) > 1
     return StrategyFiles(tuple(files), frozenset(files if are_numbered else _numbered(files)))
-
-
-def _files_inside(folder: Path) -> list[Path]:
-    """Return the candidates in a folder of a rank; none if it cannot be read, as a lost rank's."""
-    try:
-        return _with_suffix(folder)
-    except OSError:
-        return []
 
 
 def select_strategies(files: Sequence[Path]) -> list[Path]:

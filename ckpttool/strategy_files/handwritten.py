@@ -1,5 +1,8 @@
 """Hand-written strategy files: how parameters are sharded where MindSpore keeps no record of it.
 
+It turns text into the rules of a `Strategy`, with the place of each mistake, and back.
+`ckpttool.model.strategy` decides what a pattern means for the tensors of a checkpoint.
+
 In manual hybrid-parallel training (``layerwise_parallel``) each rank saves its own tensors and
 nothing else.  A file of this kind describes how these slices form full tensors.  Beside MindSpore's
 own strategy file it describes the parameters that are not in that file.
@@ -116,20 +119,15 @@ def is_handwritten(path: str) -> bool:
     return path.endswith(".json") and KEY.encode() in read_file(path)
 
 
-def read_handwritten(path: str, mindspore: Strategy | None) -> Strategy:
+def read_handwritten(path: str, beside: Strategy | None) -> Strategy:
     """Return a hand-written strategy; its rules are resolved when names are known.
 
-    Parameters
-    ----------
-    path
-        The file.
-    mindspore
-        The strategy of MindSpore's own files, if there are any; the result includes it.
+    ``beside`` is the strategy of MindSpore's own files, if any; the result includes it.
 
     Raises
     ------
     StrategyError
-        The file is malformed, its ranks differ from those of ``mindspore``, or a cut is impossible.
+        The file is malformed, its ranks differ from those of ``beside``, or a cut is impossible.
         Several mistakes are a `CombinedError`.
     OSError
         The file cannot be read.
@@ -137,13 +135,13 @@ def read_handwritten(path: str, mindspore: Strategy | None) -> Strategy:
     size = stat_file(path).nbytes
     if size > MAX_BYTES:
         raise _too_large(path, size)
-    return parse_handwritten(read_file(path), path, mindspore)
+    return parse_handwritten(read_file(path), path, beside)
 
 
-def parse_handwritten(data: bytes, path: str, mindspore: Strategy | None) -> Strategy:
+def parse_handwritten(data: bytes, path: str, beside: Strategy | None) -> Strategy:
     """Return the strategy in the bytes of a hand-written file; see `read_handwritten`."""
     top = _parse_top(data, path)
-    sizes, mistakes = _attempt(_parse_sizes, path, top, mindspore)
+    sizes, mistakes = _attempt(_parse_sizes, path, top, beside)
     mistakes = [*_unknown_keys(top, _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
@@ -153,13 +151,11 @@ def parse_handwritten(data: bytes, path: str, mindspore: Strategy | None) -> Str
     rules: list[Rule] = []
     for pattern, node in (cuts or {}).items():
         rule, errors = _attempt(_parse_rule, pattern, node, sizes)
-        mistakes += (
-            StrategyError(f"{error.where}: {pattern}", *error.args[1:]) for error in errors
-        )
+        mistakes += (StrategyError(f"{e.where}: {pattern}", *e.args[1:]) for e in errors)
         rules += [rule] if rule else []
     raise_all(mistakes)
     sizes = sizes or (1, 1)
-    strategy = (mindspore or Strategy({}, *sizes)).for_ranks(range(math.prod(sizes)))
+    strategy = (beside or Strategy({}, *sizes)).for_ranks(range(math.prod(sizes)))
     checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
@@ -189,22 +185,19 @@ def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
     return root.value
 
 
-def _parse_sizes(path: str, top: Mapping[str, Node], mindspore: Strategy | None) -> tuple[int, int]:
+def _parse_sizes(path: str, top: Mapping[str, Node], beside: Strategy | None) -> tuple[int, int]:
     """Return the number of stages, and the number of ranks in each."""
-    if (mindspore is None or mindspore.is_of_group) and "ranks" not in top:
+    if (beside is None or beside.is_of_group) and "ranks" not in top:
         raise StrategyError(path, "the key ranks is missing", "a line such as ranks: 8")
-    default = (
-        Node(mindspore.stages if mindspore else 1),
-        Node(len(mindspore.ranks) if mindspore else None),
-    )
+    default = Node(beside.stages if beside else 1), Node(len(beside.ranks) if beside else None)
     stages = _parse_number(top.get("stages", default[0]), "stages")
     ranks = _parse_number(top.get("ranks", default[1]), "ranks")
     place = next((top[key].place for key in ("ranks", "stages") if key in top), path)
-    if mindspore is not None and 0 < ranks <= MAX_RANKS:
-        mindspore = mindspore.for_ranks(range(ranks))
-    if mindspore is not None and (stages, ranks) != (mindspore.stages, len(mindspore.ranks)):
-        message = f"{ranks} ranks in {count(stages, 'stage')}, but {mindspore.origin_is} for "
-        raise StrategyError(place, f"{message}{len(mindspore.ranks)} in {mindspore.stages}")
+    if beside is not None and 0 < ranks <= MAX_RANKS:
+        beside = beside.for_ranks(range(ranks))
+    if beside is not None and (stages, ranks) != (beside.stages, len(beside.ranks)):
+        message = f"{ranks} ranks in {count(stages, 'stage')}, but {beside.origin_is} for "
+        raise StrategyError(place, f"{message}{len(beside.ranks)} in {beside.stages}")
     if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
         facts = f"expected a multiple of the stages, {MAX_RANKS} at most"
         raise StrategyError(place, f"{ranks} ranks in {count(stages, 'stage')}", facts=facts)
@@ -285,7 +278,6 @@ def _parse_cut(entries: Mapping[str, Node], stages: int | None) -> _Cut:
 
 
 def _parse_axis(node: Node, what: str) -> int:
-    """Return the number of a tensor axis; here and below, ``what`` names the value in messages."""
     axis = _parse_number(node, what)
     if axis >= MAX_LAYOUT_AXES:
         raise _unexpected(node, what, f"less than {MAX_LAYOUT_AXES}")
@@ -293,7 +285,6 @@ def _parse_axis(node: Node, what: str) -> int:
 
 
 def _parse_stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
-    """Return some of ``stages`` stages, ascending; their number may be unknown."""
     chosen = tuple(sorted(set(_parse_numbers(node, what))))
     if not chosen or (stages is not None and chosen[-1] >= stages):
         raise _unexpected(node, what, f"some of 0 to {(stages or MAX_RANKS) - 1}")
@@ -394,12 +385,7 @@ _BARE = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)  # names that need no quotes
 def encode_handwritten(strategy: Strategy, path: str) -> bytes:
     """Return the bytes of a YAML file: a line for each rule, or for each parameter.
 
-    Parameters
-    ----------
-    strategy
-        The strategy.  `why_no_line` finds nothing in its layouts.
-    path
-        The file, for the message.
+    `why_no_line` finds nothing in the layouts; ``path`` is for the message.
 
     Raises
     ------
@@ -412,8 +398,7 @@ def encode_handwritten(strategy: Strategy, path: str) -> bytes:
     cuts = rules.rules if rules else map(_rule_of, strategy.layouts.items())
     written = [f"  {_quote(rule.pattern)}: {_format_cut(rule, strategy.stages)}" for rule in cuts]
     lines += ["parameters:", *(written if rules else sorted(written))] if written else []
-    is_rest_replicated = rules.replicates_rest if rules else strategy.replicates_rest
-    lines += ["otherwise: replicated"] if is_rest_replicated else []
+    lines += ["otherwise: replicated"] if strategy.covers_rest else []
     data = "\n".join((*lines, "")).encode()
     if len(data) > MAX_BYTES:
         raise _too_large(path, len(data))
@@ -465,8 +450,6 @@ def _format_cut(rule: Rule, stages: int) -> str:
 def _quote(pattern: str) -> str:
     r"""Return a key of YAML.
 
-    Examples
-    --------
     >>> print(_quote("layers.0.w"), _quote("*.w"), _quote("\u2028"))
     layers.0.w "*.w" "\U00002028"
     """
@@ -481,15 +464,9 @@ def _quote(pattern: str) -> str:
 
 
 class Node(Struct, frozen=True):
-    """A value of a document, and its place there.
+    """A value of a document, and its place there: file, line and column; in JSON the file alone.
 
-    Attributes
-    ----------
-    value
-        Text, a number, None, a sequence or a mapping.
-    place
-        File, line and column, such as ``"hand.yaml, line 3, column 5"``; in JSON the file alone.
-        A value in a mapping has the place of its key.
+    A value in a mapping has the place of its key, such as ``"hand.yaml, line 3, column 5"``.
     """
 
     value: str | int | tuple[Node, ...] | dict[str, Node] | None
@@ -551,13 +528,7 @@ def parse_yaml(data: bytes, path: str) -> Node:
 
 
 def nodes_of_json(data: bytes, path: str) -> Node:
-    """Return the value of a JSON document, as `parse_yaml` does; places are ``path``.
-
-    Raises
-    ------
-    StrategyError
-        The document is not JSON; see `parse_json`.
-    """
+    """Return the value of a JSON document, as `parse_yaml` does; places are ``path``."""
     _decode(data, path)
     try:
         return _from_json(parse_json(data), path)
@@ -571,12 +542,7 @@ def _decode(data: bytes, path: str) -> str:
     """Return the text of a document; refuse other encodings, and signs that only look like ASCII.
 
     Such signs, from an input method or a word processor, would become a part of a name.  Text in
-    quotes and comments may have them.
-
-    Raises
-    ------
-    StrategyError
-        The first line that is wrong, and the sign.
+    quotes and comments may have them.  The error has the first line that is wrong, and the sign.
     """
     try:
         document = data.decode("utf-8-sig")
@@ -609,21 +575,13 @@ def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> Strate
     hint = f"iconv -f {encoding} -t UTF-8 {quote(path)} > NEW{Path(path).suffix}"
     if encoding == "UTF-16":
         return StrategyError(path, "not UTF-8, but UTF-16", hint)
-    number, decoded = next(
-        numbered for numbered in enumerate(document.split("\n"), 1) if not numbered[1].isascii()
-    )
+    numbered = enumerate(document.split("\n"), 1)
+    number, decoded = next(pair for pair in numbered if not pair[1].isascii())
     facts = f"in GBK it reads {decoded.strip()[:80]}"
     return StrategyError(f"{path}, line {number}", "not UTF-8", f"if that is right, {hint}", facts)
 
 
 def _ascii_of(sign: str) -> str:
-    """Return the ASCII sign that another one looks like; "" if it looks like none.
-
-    Examples
-    --------
-    >>> [_ascii_of(sign) for sign in "\uff1a\u201c\u3000:\u4e2d"]
-    [':', '"', ' ', '', '']
-    """
     if sign.isascii():
         return ""
     ascii_sign = _LOOKALIKES.get(sign) or normalize("NFKC", sign)
@@ -654,7 +612,7 @@ def _from_yaml(node: yaml.Node, path: str, mark: Any) -> Node:
 
 
 def _from_json(value: object, path: str) -> Node:
-    """Return a value of a JSON document; numbers that are not whole become text."""
+    # Numbers that are not whole become text.
     if isinstance(value, dict):
         return Node({str(key): _from_json(item, path) for key, item in value.items()}, path)
     if isinstance(value, list):

@@ -1,5 +1,9 @@
 """MindSpore's strategy files, of one stage or merged over pipeline stages.
 
+It decides which form a file has, reads its layouts, and joins the files of all stages to one
+`Strategy`.  `ckpttool.checkpoint` decides whether a checkpoint fits these layouts, because a
+strategy alone cannot show it.
+
 Bytes
 -----
 A file whose name ends in ``.json`` is JSON.  Any other file is the protobuf message
@@ -61,7 +65,8 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from shlex import quote
 from sys import intern
@@ -124,17 +129,13 @@ def as_strategy(given: Strategy | Paths) -> Strategy:
 
 
 def read_strategy(paths: Paths) -> Strategy:
-    """Return the strategy in one or several files.
+    """Return the strategy in one or several files, or folders of such files.
 
-    Parameters
-    ----------
-    paths
-        One or several files of single stages, merged files, or folders of such files, see
-        `ckpttool.strategy_files.folders`.  Several files of one stage must agree.  A merged file
-        among others of its folder provides the stages that these do not list, with a note.  It is
-        ignored, with a note, if it contradicts them or cannot be read.  One file may be
-        hand-written; it adds to the others.  Split information of mindone is not beside files of
-        MindSpore.
+    They are files of single stages, or merged ones; see `ckpttool.strategy_files.folders`.  Several
+    files of one stage must agree.  A merged file among others of its folder provides the stages
+    that these do not list, with a note.  It is ignored, with a note, if it contradicts them or
+    cannot be read.  One file may be hand-written; it adds to the others.  Split information of
+    mindone is not beside files of MindSpore.
 
     Raises
     ------
@@ -163,7 +164,11 @@ def read_strategy(paths: Paths) -> Strategy:
         except CkptToolError as error:
             errors[path] = error
     folders = _folders_of_single_stages(files)
-    spare = {p: error for p, error in errors.items() if _is_spare(p, folders)}
+    spare = {
+        path: error
+        for path, error in errors.items()
+        if is_merged_name(Path(path).name) and Path(path).parent in folders
+    }
     if len(set(handwritten)) > 1:
         message = f"a second hand-written strategy, beside {handwritten[0]}"
         other = StrategyError(handwritten[1], message, "one file with the patterns of both")
@@ -186,19 +191,9 @@ def read_strategy(paths: Paths) -> Strategy:
 
 
 def parse_strategy(data: bytes, path: str) -> Strategy:
-    """Return the strategy that a file of these bytes will hold.
+    """Return the strategy that a file of these bytes will hold; nothing is read.
 
-    Parameters
-    ----------
-    data
-        The bytes.
-    path
-        The name of the file, of which the suffix gives the form; nothing is read.
-
-    Raises
-    ------
-    StrategyError
-        As `read_strategy`.
+    The suffix of ``path`` gives the form.  Errors are those of `read_strategy`.
     """
     if path.endswith(YAML_SUFFIXES):
         return parse_handwritten(data, path, None)
@@ -226,16 +221,10 @@ def find_stage(path: str) -> int | None:
 
 
 def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
-    """Return the folders of files that are not merged; a merged one there is a copy of them."""
     return {Path(file.path).parent for file in files if not file.is_merged}
 
 
-def _is_spare(path: str, folders: Collection[Path]) -> bool:
-    return is_merged_name(Path(path).name) and Path(path).parent in folders
-
-
 def _list_files(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the files among the paths and those of the folders, and what is skipped there."""
     strategy_paths: list[str] = []
     skipped: list[str] = []
     for path in paths:
@@ -259,7 +248,6 @@ def _list_files(paths: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_size(path: str) -> None:
-    """Raise StrategyError if the size of a file shows that it is not a strategy."""
     size = stat_file(path).nbytes
     if not is_file(path):
         facts = "a strategy is read twice, which a pipe does not allow"
@@ -427,7 +415,7 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
         shard = whole.replicas if tensor_map else 1  # a scalar cannot be sharded
     split = entry.param_split_shape if any(entry.param_split_shape) else ()
     rows = split if len(entry.indices_offset) == len(split) else ()
-    starts = [sum(rows[:i]) for i in range(len(rows))]
+    starts = [*accumulate(rows, initial=0)][:-1]
     if rows and [*entry.indices_offset] != starts:
         raise ValueError(
             f"a manual split of {list(rows)} rows with indices_offset "
@@ -452,13 +440,7 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
 
 
 def _read_protobuf(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], set[int]]:
-    """Return layouts by parameter name, and the stages of the operators.
-
-    Raises
-    ------
-    FormatError
-        The file is not a protobuf message of this kind.
-    """
+    """Return layouts by parameter name, and the stages of the operators."""
     entries: dict[str, _LayoutEntry] = {}
     stages: set[int] = set()
     cache: dict[bytes, _LayoutEntry] = {}
@@ -541,13 +523,7 @@ def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
 
 
 def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], set[int]]:
-    """Return layouts by parameter name, and the stages of the operators.
-
-    Raises
-    ------
-    StrategyError
-        The file is not a JSON document of this kind.
-    """
+    """Return layouts by parameter name, and the stages of the operators."""
     try:
         document = parse_json(read_file(path) if data is None else data)
     except ValueError as error:
@@ -584,7 +560,6 @@ class _Operator(Struct, frozen=True):
 
 
 def _convert(path: str, kind: type[T], value: object, place: str = "") -> T:
-    """Return a part of a document as a record; ``place`` begins the text of an error."""
     try:
         return convert_as(kind, value)
     except ValueError as error:
@@ -608,9 +583,8 @@ def _join_files(
     folders = _folders_of_single_stages(files)
     copies = [file for file in files if file.is_merged and Path(file.path).parent in folders]
     # Protobuf before JSON, which lacks the true map of a multi-axis tensor.
-    for file in sorted(
-        (file for file in files if file not in copies), key=lambda file: file.from_json
-    ):
+    singles = [file for file in files if file not in copies]
+    for file in sorted(singles, key=lambda file: file.from_json):
         for stage, layouts in file.stages.items():
             if stage not in stages:
                 stages[stage], origins[stage] = dict(layouts), file
@@ -632,9 +606,9 @@ def _join_files(
         stages |= added
         origins |= dict.fromkeys(added, file)
     used = [file for file in files if file.path not in ignored]
-    notes += [
-        _ignored_note(diagnostic) for error in ignored.values() for diagnostic in error.diagnostics
-    ]
+    for problem in chain.from_iterable(error.diagnostics for error in ignored.values()):
+        message = f"{IGNORED}: {problem.message}"
+        notes.append(replace(problem, code="strategy_file", message=message, hint="", options=()))
     try:
         return replace(join_stages(stages, tuple(file.path for file in used)), notes=tuple(notes))
     except StrategyError as error:
@@ -643,11 +617,6 @@ def _join_files(
 
 
 IGNORED = "ignored, as the files beside it are read"
-
-
-def _ignored_note(problem: Diagnostic) -> Diagnostic:
-    message = f"{IGNORED}: {problem.message}"
-    return replace(problem, code="strategy_file", message=message, hint="", options=())
 
 
 def _check_same_stage(

@@ -1,5 +1,7 @@
 """Files with rules for the names of tensors (``--rename-file``).
 
+It turns text into rules and finds their inverse.  `ckpttool.model.renames` applies rules to names.
+
 A YAML mapping of OLD to NEW, in order; see `ckpttool.model.renames`.  In place of NEW there may be
 a mapping, or a sequence of mappings, of which the first that counts is taken, with the keys
 

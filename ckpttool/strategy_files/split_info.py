@@ -1,5 +1,7 @@
 """Split information of mindone: which parameters ZeRO sharded, in data parallel.
 
+It makes a `Strategy` of one group of ranks.  Only the checkpoint shows how many groups there are.
+
 MindSpore writes no strategy file in data parallel.  mindone's ``ZeroHelper`` writes a JSON file for
 each rank of the optimizer's group, ``params_info/params_split_info_{rank}.json``::
 
@@ -86,7 +88,6 @@ class _Entry(Struct, frozen=True):
 
 
 def _read(path: str) -> _SplitInfo:
-    """Return the content of a file of split information."""
     entries: dict[str, _Entry] = {}
     document = parse_json(read_file(path))
     assert isinstance(document, dict), "checked by the caller"

@@ -1,5 +1,8 @@
 """Merge the strategy files of pipeline stages, as MindSpore's ``merge_pipeline_strategys`` does.
 
+It copies the items of files and knows no layout.  Reading is left to
+`ckpttool.strategy_files.reader`, which also proves that the merged file says the same.
+
 Items are copied as they are in the files, so that nothing of them is lost: the strategies of
 operators, ``opt_weight_shard_step``, fields of later versions.  Changed are only
 
@@ -49,12 +52,7 @@ from ckpttool.wording import shorten
 def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     """Return the strategy in the files of pipeline stages, and the bytes of the merged file.
 
-    Parameters
-    ----------
-    paths
-        The files, or their folders.
-    path
-        Name of the merged file, for messages; nothing is written.
+    ``path`` is the name of the merged file, for messages; nothing is written.
 
     Raises
     ------
@@ -90,7 +88,7 @@ def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
 
 
 def _check_named(paths: Iterable[str | os.PathLike[str]], strategy: Strategy) -> None:
-    """Raise StrategyError if a file was ignored that the user names; a folder may have some."""
+    # A folder may have files that are ignored.
     named = [os.fspath(path) for path in paths if not is_folder(os.fspath(path))]
     if ignored := [path for path in named if path not in strategy.files]:
         message = "merged already, and it contradicts the other files or cannot be read"
@@ -101,7 +99,6 @@ def _check_named(paths: Iterable[str | os.PathLike[str]], strategy: Strategy) ->
 
 
 def _check_forms(files: Sequence[str], path: str) -> None:
-    """Raise StrategyError if the files have not the form of ``path``."""
     is_json = [file for file in files if file.endswith(".json")]
     protobuf = [file for file in files if not file.endswith(".json")]
     if is_json and protobuf:

@@ -1,5 +1,8 @@
 """Writer of strategy files: MindSpore's, protobuf or JSON, and hand-written ones in YAML.
 
+It decides what each form can express, and encodes it.  The caller chooses the strategy, and
+`ckpttool.storage.files` writes the file.
+
 The suffix gives the form, as for the reader: the table `FORMS`.  What is written is read again
 before it is returned, and says the same.
 
@@ -68,7 +71,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -90,20 +93,12 @@ _NEEDS_NAMES = "split or reshard with --write-strategy"  # these have the names 
 def write_strategy(
     strategy: Strategy, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> None:
-    """Write a strategy file, completely or not at all: protobuf, JSON or hand-written.
+    """Write a strategy file, completely or not at all, and make its folder if necessary.
 
+    ``.json`` is JSON, ``.yaml`` and ``.yml`` are hand-written, and every other name is protobuf.
     Layouts are written as they are, also those that a JSON file gives of an expanded tensor.  JSON
-    alone has a place for full shapes.
-
-    Parameters
-    ----------
-    strategy
-        The strategy; a hand-written one whose patterns match several names only as YAML.
-    path
-        The file; its folder is made if necessary.  ``.json`` is JSON, ``.yaml`` and ``.yml`` are
-        hand-written, and every other name is protobuf.
-    overwrite
-        Whether an existing file may be replaced.
+    alone has a place for full shapes.  A hand-written strategy whose patterns match several names
+    is written only as YAML.
 
     Raises
     ------
@@ -136,11 +131,8 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
         parameters.
     """
     form = form_of(path)
-    spelled, problems = strategy.spell_out()
-    raise_all(
-        StrategyError(problem.where, problem.message, problem.hint, problem.facts)
-        for problem in problems
-    )
+    spelled, problems = strategy.expand_rules()
+    raise_all(StrategyError(p.where, p.message, p.hint, p.facts) for p in problems)
     raise_all(form.refusals(spelled))
     data = form.encode(spelled, path)
     again = parse_strategy(data, path)
@@ -151,10 +143,9 @@ def encode_strategy(strategy: Strategy, path: str) -> bytes:
 
 
 def _said(strategy: Strategy, has_rest: bool) -> tuple[object, ...]:
-    rules, of_rest = strategy.rules, strategy.replicates_rest
+    rules, of_rest = strategy.rules, strategy.covers_rest
     if rules is not None:
-        of_rest = rules.replicates_rest
-        strategy, _ = replace(strategy, rules=replace(rules, replicates_rest=False)).spell_out()
+        strategy, _ = replace(strategy, rules=replace(rules, replicates_rest=False)).expand_rules()
     left = [replace(rule, place="") for rule in (strategy.rules.rules if strategy.rules else ())]
     return strategy.layouts, left, of_rest and has_rest, strategy.stages, strategy.stage_ranks
 
@@ -165,20 +156,12 @@ Word = Literal["protobuf", "JSON", "hand-written"]
 class Form(Struct, frozen=True):
     """A form of strategy files.
 
-    Attributes
-    ----------
-    word
-        What it is, in a message.
-    has_shapes
-        Whether it has a place for full shapes.
-    encode
-        Returns the bytes of a strategy, and takes the name of the file for messages.
-    refusals
-        Yields an error for each thing that the form cannot express.
+    ``encode`` takes the name of the file for messages.  ``refusals`` yields an error for each thing
+    that the form cannot express.
     """
 
-    word: Word
-    has_shapes: bool
+    word: Word  # what it is, in a message
+    has_shapes: bool  # whether it has a place for full shapes
     encode: Callable[[Strategy, str], bytes]
     refusals: Callable[[Strategy], Iterator[StrategyError]]
 
@@ -207,9 +190,7 @@ def _refuse_in_protobuf(strategy: Strategy) -> Iterator[StrategyError]:
         facts = "MindSpore reads a strategy only if it has parameters of every stage"
         yield StrategyError(strategy.origin, message, facts=facts)
     of_stage = strategy.stage_ranks
-    yield from _join(
-        (name, _why_not_mindspore(name, layout, of_stage)) for _, name, layout in items
-    )
+    yield from _join((name, _why_not_mindspore(name, way, of_stage)) for _, name, way in items)
 
 
 def _refuse_in_json(strategy: Strategy) -> Iterator[StrategyError]:
@@ -217,31 +198,23 @@ def _refuse_in_json(strategy: Strategy) -> Iterator[StrategyError]:
     message = "with a list for each axis in tensor_map, which MindSpore does not read in JSON"
     reason = (message, "a name that ends in .ckpt or .yaml")
     named = ((name, layout) for name, of_name in strategy.layouts.items() for layout in of_name)
-    yield from _join(
-        (name, reason) for name, layout in named if len(_encoded_tensor_maps(layout)) > 1
-    )
+    yield from _join((name, reason) for name, way in named if len(_encoded_tensor_maps(way)) > 1)
 
 
 def _refuse_in_yaml(strategy: Strategy) -> Iterator[StrategyError]:
-    """Yield the errors of what a hand-written file cannot express."""
     if strategy.rules is not None and strategy.layouts:
-        message = (
-            "patterns that add to the parameters of other files, and a file has one of the two"
-        )
-        yield StrategyError(strategy.rules.path, message, "one conversion for each")
+        what = "patterns that add to the parameters of other files, and a file has one of the two"
+        yield StrategyError(strategy.rules.path, what, "one conversion for each")
     if strategy.is_of_group:
         message = "lists the sharded axes only, and a hand-written strategy lists all axes"
         yield StrategyError(strategy.origin, message, _NEEDS_NAMES)
         return
     hint = "a name that ends in .ckpt"
     reasons = ((name, why_no_line(layouts)) for name, layouts in strategy.layouts.items())
-    yield from _join(
-        (name, None if message is None else (message, hint)) for name, message in reasons
-    )
+    yield from _join((name, None if why is None else (why, hint)) for name, why in reasons)
 
 
 def _join(reasons: Iterable[tuple[str, tuple[str, ...] | None]]) -> Iterator[StrategyError]:
-    """Yield an error for each reason: a text, a hint and facts; it names all parameters."""
     refused: dict[tuple[str, ...], dict[str, None]] = {}
     for name, reason in reasons:
         if reason is not None:
@@ -267,7 +240,6 @@ def _why_not_mindspore(name: str, layout: Layout, stage_ranks: int) -> tuple[str
 
 
 def _refuse_rules(rules: Rules) -> Iterator[StrategyError]:
-    """Yield the errors of rules that hold for more than a list of parameters says."""
     several = [repr(rule.pattern) for rule in rules.rules if rule.only_name is None]
     any_axes = [repr(rule.pattern) for rule in rules.rules if rule.allows_more_axes]
     kinds = {
@@ -329,52 +301,47 @@ def _encode_json(strategy: Strategy, path: str) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
+class _Item(NamedTuple):
+    """The numbers of a layout in both of MindSpore's forms, in the order of their fields."""
+
+    dev_matrix: Sequence[int]
+    tensor_map: Sequence[Sequence[int]]
+    param_split_shape: Sequence[int]
+    indices_offset: Sequence[int]
+    field: int
+    opt_weight_shard_step: int
+    opt_weight_shard_size: int
+
+
+def _item_of(layout: Layout) -> _Item:
+    return _Item(
+        layout.device_matrix,
+        _encoded_tensor_maps(layout),
+        layout.rows or layout.split_shape,
+        [*accumulate(layout.rows, initial=0)][:-1],
+        layout.fields if layout.fields > 1 else 0,
+        _shard_step(layout) if layout.optimizer_shard > 1 else 0,
+        layout.optimizer_shard if layout.optimizer_shard > 1 else 0,
+    )
+
+
 def _describe_layout(layout: Layout) -> dict[str, object]:
-    """Return the item of a layout in JSON."""
-    size, step = _shard(layout)
-    described: dict[str, object] = {
-        "dev_matrix": layout.device_matrix,
-        "field": _fields(layout),
-        "opt_weight_shard_size": size,
-        "opt_weight_shard_step": step,
-        "tensor_map": [axis for axes in _encoded_tensor_maps(layout) for axis in axes],
-    }
-    if split := layout.rows or layout.split_shape:
-        described["param_split_shape"] = split
-    if layout.rows:
-        described["indices_offset"] = _starts(layout)
+    item = _item_of(layout)
+    tensor_map = [axis for axes in item.tensor_map for axis in axes]
+    described: dict[str, object] = {**item._asdict(), "tensor_map": tensor_map}
+    for key in ("param_split_shape", "indices_offset"):
+        if not described[key]:
+            del described[key]
     if layout.full_shape is not None:
         described["tensor_shape"] = layout.full_shape
     return described
 
 
-def _starts(layout: Layout) -> list[int]:
-    return list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
-
-
-def _fields(layout: Layout) -> int:
-    return layout.fields if layout.fields > 1 else 0
-
-
-def _shard(layout: Layout) -> tuple[int, int]:
-    if layout.optimizer_shard == 1:
-        return 0, 0
-    return layout.optimizer_shard, _shard_step(layout)
-
-
 def _encode_layout(layout: Layout) -> bytes:
-    """Return the message ``parallel_layouts``."""
-    size, step = _shard(layout)
+    dev_matrix, maps, split, offsets, *numbers = _item_of(layout)
+    lists = (1, dev_matrix), *((2, axes) for axes in maps), (3, split), (4, offsets)
     return b"".join(
-        (
-            _encode_dims(1, layout.device_matrix),
-            *(_encode_dims(2, axes) for axes in _encoded_tensor_maps(layout)),
-            _encode_dims(3, layout.rows or layout.split_shape),
-            _encode_dims(4, _starts(layout)),
-            encode_number(5, _fields(layout)),
-            encode_number(6, step),
-            encode_number(7, size),
-        )
+        (*(_encode_dims(*each) for each in lists), *map(encode_number, (5, 6, 7), numbers))
     )
 
 

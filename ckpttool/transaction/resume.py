@@ -28,7 +28,7 @@ from msgspec.structs import force_setattr, replace
 from ckpttool.concurrency import OpenProgress
 from ckpttool.formats import FORMATS
 from ckpttool.formats.local import list_folder, read_file
-from ckpttool.model.manifest import Provenance, read_otherwise
+from ckpttool.model.manifest import Provenance, find_unequal_reads
 from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
@@ -689,7 +689,7 @@ def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Di
 
 
 def _describe_replicas(run: Assignment, earlier: Provenance) -> Iterator[Diagnostic]:
-    if files := list(read_otherwise(run.provenance, earlier)):
+    if files := list(find_unequal_reads(run.provenance, earlier)):
         message = "the run that is resumed read other replicas"
         yield run.record.diagnostic("resumed", message, facts=join_clauses(*files[:3]))
 

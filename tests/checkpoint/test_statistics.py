@@ -68,7 +68,7 @@ def test_a_shard_as_axes_gives_every_rank_the_same_slice(data):
     plain = shard_as_axes(layout)
     if plain is not None:
         assert plain.optimizer_shard == 1
-        assert plain.cuts_like(layout)
+        assert plain.has_same_slices(layout)
 
 
 def test_a_shard_that_no_axes_make_up_is_none():

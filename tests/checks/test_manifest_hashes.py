@@ -181,12 +181,12 @@ def test_the_units_of_each_output_tell_it_from_all_others():
         for rank, values in enumerate(["000", "110", "020", "120", "120"])
     ]
     listed = list_outputs(outputs)
-    units = [{*one.alike.telling_units(one)} for one in listed]
+    units = [{*one.alike.distinguishing_units(one)} for one in listed]
     assert units[0] == {("b", 0)}  # no other has this one
     assert units[2] == units[3] == units[4] == {("b", 0), ("a", 0)}
-    assert sum(listed[3].alike.telling_units(listed[3]).values()) == 11 * 4
+    assert sum(listed[3].alike.distinguishing_units(listed[3]).values()) == 11 * 4
     (one,) = list_outputs(outputs[:1])
-    assert {*one.alike.telling_units(one)} == {("a", 0)}  # the largest
+    assert {*one.alike.distinguishing_units(one)} == {("a", 0)}  # the largest
 
 
 @ROOT_ONLY

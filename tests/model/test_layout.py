@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ckpttool.model.layout import Layout, nearest_divisors
+from ckpttool.model.layout import Layout, UnevenAxis
 from ckpttool.model.region import Region
 from tests.oracle import take
 from tests.support.checkpoints import oracle
@@ -160,7 +160,7 @@ def test_nearest_divisors_are_the_next_ones_on_both_sides(size):
         if size % parts:
             below = [n for n in divisors if n < parts][-1:]
             above = [n for n in divisors if n > parts][:1]
-            assert nearest_divisors(size, parts) == (*below, *above)
+            assert UnevenAxis(0, size, parts).nearest == (*below, *above)
 
 
 def test_boundaries_tell_where_an_axis_is_cut():

@@ -338,7 +338,7 @@ def why_not_in(suffix, strategy):
 
 def written_and_read(strategy, path):
     ckpttool.write_strategy(strategy, path, overwrite=True)
-    found, problems = read_strategy(path).spell_out()
+    found, problems = read_strategy(path).expand_rules()
     assert not problems
     return found
 
