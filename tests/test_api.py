@@ -427,6 +427,7 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.open(catalog, strategy),
         ckpttool.explain(catalog, strategy),
         ckpttool.steps(SRC, strategy),
+        ckpttool.merge(catalog, strategy, tmp_path / "n.h5", dry_run=True),
         ckpttool.read_values(catalog, strategy, ["*"]),
         ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
     ):
