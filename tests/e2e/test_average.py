@@ -222,6 +222,20 @@ def test_encrypted_inputs_are_averaged_with_their_key(mode, tmp_path):
     assert read_ranks(tmp_path / "out") == read_ranks(tmp_path / "plain")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((f"{SRC},step=1_3", SRC), "no file of step 1_3"),
+        ((f"{SRC}/rank_0/checkpoint-2_10.ckpt,step=4", SRC), "of step 2_10 by its name, not of"),
+        ((SRC, SRC, "-d", TARGET, "--max-shard-size", "1GB"), "does not go with -d"),
+    ],
+)
+def test_a_step_or_a_size_that_does_not_fit_is_refused(words, said, tmp_path):
+    result = run("average", *words, "-s", STRATEGY, "-o", tmp_path / "out")
+    assert said in message(result)
+    assert not [*tmp_path.iterdir()]
+
+
 def make_steps(folder, steps):
     for rank in range(2):
         for step in steps:
