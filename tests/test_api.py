@@ -111,12 +111,12 @@ def test_a_warning_of_the_command_line_is_one_of_python_at_the_line_of_the_calle
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
-        assert {(one.filename, one.category) for one in caught} == {
+        assert {(warning.filename, warning.category) for warning in caught} == {
             (__file__, ckpttool.CkptToolWarning)
         }
-        assert any("rank 3: no checkpoint file" in str(one.message) for one in caught)
-    found = ckpttool.verify(source, strategy)
-    assert [one.code for one in found.findings] == ["missing_replica"]
+        assert any("rank 3: no checkpoint file" in str(warning.message) for warning in caught)
+    verification = ckpttool.verify(source, strategy)
+    assert [finding.code for finding in verification.findings] == ["missing_replica"]
 
 
 def test_warnings_as_errors_are_strict_before_anything_is_written(without_rank_3, tmp_path):
@@ -275,9 +275,9 @@ def test_strategies_are_taken_as_paths_and_as_read(tmp_path):
     assert ckpttool.find_needs(str(STRATEGY), None) == ckpttool.find_needs(src, None)
     assert ckpttool.diff_strategies(Path(TARGET), str(hand)).equal
     (left, right) = (
-        ckpttool.check_strategies(one, [STRATEGY]) for one in (SRC, ckpttool.scan(SRC))
+        ckpttool.check_strategies(source, [STRATEGY]) for source in (SRC, ckpttool.scan(SRC))
     )
-    assert [one.verdict for one in left] == [one.verdict for one in right]
+    assert [answer.verdict for answer in left] == [answer.verdict for answer in right]
     with pytest.raises(TypeError, match=r"^ranks='1', expected the number of a rank"):
         ckpttool.find_needs(src, dst, "1")
 
@@ -285,9 +285,9 @@ def test_strategies_are_taken_as_paths_and_as_read(tmp_path):
 def test_the_files_to_fetch_take_a_path_with_a_place_for_the_rank(tmp_path):
     needs = ckpttool.find_needs(STRATEGY, TARGET, [0])
     pattern, texts = tmp_path / "rank_{rank}" / "a.ckpt", f"{tmp_path}/rank_{{rank}}/a.ckpt"
-    found = ckpttool.files_to_fetch(needs, pattern, tmp_path)
-    assert found == ckpttool.files_to_fetch(needs, texts, str(tmp_path))
-    assert found[0] == "rank_0/a.ckpt"
+    files = ckpttool.files_to_fetch(needs, pattern, tmp_path)
+    assert files == ckpttool.files_to_fetch(needs, texts, str(tmp_path))
+    assert files[0] == "rank_0/a.ckpt"
     for wrong in ("rank_0/a.ckpt", tmp_path / "{RANK}.ckpt"):
         with pytest.raises(ValueError, match=r"does not have \{rank\} in it; example: ckpt/rank_"):
             ckpttool.files_to_fetch(needs, wrong)
@@ -353,8 +353,8 @@ def test_chosen_states_follow_parameters_that_are_not_chosen():
     every = ckpttool.open(*source, target=target, rank=1)
     chosen = ckpttool.open(*source, target=target, rank=1, include=["adam_m.*"])
     assert {*chosen} == {name for name in every if name.startswith("adam_m.")}
-    for name, one in chosen.items():
-        np.testing.assert_array_equal(one[...], every[name][...])
+    for name, tensor in chosen.items():
+        np.testing.assert_array_equal(tensor[...], every[name][...])
 
 
 def test_rules_of_files_come_after_those_of_rename(tmp_path):
@@ -362,9 +362,9 @@ def test_rules_of_files_come_after_those_of_rename(tmp_path):
     file.write_text('"model.*": "net.*"\n"lm_head.*": "head.*"\n')
     rules = {"rename": {"lm_head.*": "first.*"}, "rename_file": file}
     opened = ckpttool.open(SRC, STRATEGY, weights_only=True, **rules)
-    assert {one.split(".")[0] for one in opened} == {"net", "first"}
+    assert {name.split(".")[0] for name in opened} == {"net", "first"}
     only_file = ckpttool.open(SRC, STRATEGY, weights_only=True, rename_file=[str(file)])
-    assert {one.split(".")[0] for one in only_file} == {"net", "head"}
+    assert {name.split(".")[0] for name in only_file} == {"net", "head"}
 
 
 def test_files_of_rules_are_used_the_other_way(tmp_path):
@@ -372,17 +372,17 @@ def test_files_of_rules_are_used_the_other_way(tmp_path):
     file.write_text('"net.*": "model.*"\n"head.*": "lm_head.*"\n')
     rules = {"rename": {"lm_head.*": "first.*"}, "rename_file": file, "reverse": True}
     opened = ckpttool.open(SRC, STRATEGY, weights_only=True, **rules)
-    assert {one.split(".")[0] for one in opened} == {"net", "first"}
+    assert {name.split(".")[0] for name in opened} == {"net", "first"}
     back = ckpttool.open(SRC, STRATEGY, weights_only=True, rename_file=[file], reverse=True)
-    assert {one.split(".")[0] for one in back} == {"net", "head"}
+    assert {name.split(".")[0] for name in back} == {"net", "head"}
     with pytest.raises(ValueError, match="reverse=True, and rename_file= names no file of rules"):
         ckpttool.open(SRC, STRATEGY, rename={"a": "b"}, reverse=True)
 
 
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
-        found = {name for cls in classes for name in cls.__struct_fields__}
-        return found - {"command", "tensors", "shown_by", "is_shared", "called"}
+        fields = {name for cls in classes for name in cls.__struct_fields__}
+        return fields - {"command", "tensors", "shown_by", "is_shared", "called"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
     assert {*names_of(api.ReadKeywords)} == reading
@@ -418,7 +418,7 @@ def test_a_bar_is_drawn(tmp_path, monkeypatch, capfd):
 def test_answers_are_one_line_and_a_table(tmp_path):
     catalog, strategy = ckpttool.scan(SRC), ckpttool.read_strategy(STRATEGY)
     done = ckpttool.merge(catalog, strategy, tmp_path / "m.h5")
-    for one in (
+    for answer in (
         *(catalog, strategy, done, done.planned, done.assignment),
         ckpttool.resolve(catalog, strategy),
         ckpttool.inspect(catalog, strategy),
@@ -427,12 +427,13 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.open(catalog, strategy),
         ckpttool.explain(catalog, strategy),
         ckpttool.steps(SRC, strategy),
+        ckpttool.merge(catalog, strategy, tmp_path / "n.h5", dry_run=True),
         ckpttool.read_values(catalog, strategy, ["*"]),
         ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
     ):
-        assert isinstance(one, ckpttool.OpenCheckpoint) or "<div>" in one._repr_html_()
-        assert "\n" not in repr(one)
-        assert len(repr(one)) < 200 + 2 * len(str(tmp_path))
+        assert isinstance(answer, ckpttool.OpenCheckpoint) or "<div>" in answer._repr_html_()
+        assert "\n" not in repr(answer)
+        assert len(repr(answer)) < 200 + 2 * len(str(tmp_path))
     assert repr(ckpttool.inspect(catalog, strategy)).endswith(
         "8 ranks, step 2_10, 38 tensors, 42.6 KiB, complete>"
     )
@@ -469,9 +470,12 @@ def test_what_a_command_shows_python_returns(tmp_path):
         printed = json.loads(run(*words, "--json").stdout)
         document = json.loads(json.dumps(ckpttool.to_dict(answer)))
         assert document == printed, words
-    ours = {one.path: one.verdict for one in ckpttool.check_strategies(catalog, [STRATEGY, target])}
+    ours = {
+        answer.path: answer.verdict
+        for answer in ckpttool.check_strategies(catalog, [STRATEGY, target])
+    }
     printed = json.loads(run("strategy", "check", SRC, STRATEGY, TARGET, "--json").stdout)
-    assert ours == {one["path"]: one["verdict"] for one in printed["strategies"]}
+    assert ours == {strategy["path"]: strategy["verdict"] for strategy in printed["strategies"]}
     for name in ("b.json", "c.yaml"):
         written = ckpttool.convert_strategy(STRATEGY, tmp_path / name)
         assert ckpttool.diff_strategies(source, ckpttool.read_strategy(written.path)).equal
@@ -510,8 +514,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 @pytest.mark.source
 def test_the_page_lists_the_options_whose_keywords_have_other_names():
     commands = ("merge", "split", "reshard", "inspect", "verify", "diff", "explain")
-    params = [one for name in commands for one in cli.get_command(None, name).params]
-    options = {one.opts[0]: keyword for one in params if (keyword := keyword_of(one)) is not None}
+    params = [param for name in commands for param in cli.get_command(None, name).params]
+    options = {
+        param.opts[0]: keyword for param in params if (keyword := keyword_of(param)) is not None
+    }
     rows = [
         f"| `{option}` | `{keyword}` |"
         for option, keyword in options.items()
@@ -530,8 +536,8 @@ def test_the_page_lists_the_options_whose_keywords_have_other_names():
 
 
 def test_help_shows_the_calls_first():
-    text = pydoc.render_doc(ckpttool, renderer=pydoc.plaintext)
-    shown = text[: text.index("PACKAGE CONTENTS")]
+    page = pydoc.render_doc(ckpttool, renderer=pydoc.plaintext)
+    shown = page[: page.index("PACKAGE CONTENTS")]
     for name in ("open", "inspect", "merge", "split", "reshard", "convert", "verify", "diff"):
         assert f"ckpttool.{name}(" in shown
 
@@ -555,8 +561,8 @@ def test_the_notebook_of_the_tutorial_runs(tmp_path):
     assert "complete>" in shown[0]
     assert "nothing is wrong" in shown[1]
     assert shown[-1] == "((8, 16), dtype('<f4'))"
-    assert any(one.startswith("<Estimate ") for one in shown)
-    assert any(one.startswith("<Difference ") and "equal" in one for one in shown)
+    assert any(output.startswith("<Estimate ") for output in shown)
+    assert any(output.startswith("<Difference ") and "equal" in output for output in shown)
 
 
 def test_a_tensor_is_an_array_of_dask(tmp_path):
@@ -595,6 +601,6 @@ def test_nothing_hides_that_one_rank_may_hold_a_hidden_shard(how, tmp_path):
     write_file(source / "rank_0" / f"net-5_10.{format}", alone, format, attrs)
     with pytest.warns(ckpttool.CkptToolWarning) as caught:
         ckpttool.open(source, said, target=said, rank=0, **options)
-    assert any("may hide an optimizer shard; one more rank would show it: 1" in str(one.message)
-               for one in caught)  # fmt: skip
-    assert "hidden_shard" in {one.code for one in ckpttool.verify(source, said).findings}
+    assert any("may hide an optimizer shard; one more rank would show it: 1" in str(warning.message)
+               for warning in caught)  # fmt: skip
+    assert "hidden_shard" in {finding.code for finding in ckpttool.verify(source, said).findings}

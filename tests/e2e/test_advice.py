@@ -123,8 +123,8 @@ def test_documents_of_paths_that_are_not_utf8_are_strict_json(tmp_path, name):
         done = subprocess.run(
             [sys.executable, "-m", "ckpttool", *words, "--json"], capture_output=True
         )
-        text = json.dumps(json.loads(done.stdout), ensure_ascii=False)
-        assert json.dumps(spelled, ensure_ascii=False)[1:-1] in text.encode().decode()
+        document = json.dumps(json.loads(done.stdout), ensure_ascii=False)
+        assert json.dumps(spelled, ensure_ascii=False)[1:-1] in document.encode().decode()
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9 f", b"\xb2\xe2\\it's"])

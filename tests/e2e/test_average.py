@@ -23,11 +23,11 @@ FLOATS = {"Float64", "Float32", "Float16", "BFloat16"}
 CASE = GOLDEN / "reshard_8_to_4"
 SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
 CASES = [
-    one.case
-    for one in corpus.conversions("merge")
-    if one.src_strategy is not None and "enc_key" not in corpus.case_facts(one.case)
+    conversion.case
+    for conversion in corpus.conversions("merge")
+    if conversion.src_strategy is not None and "enc_key" not in corpus.case_facts(conversion.case)
     # NaN and Inf have no mean; parameters outside of the strategy need --unlisted.
-    if one.case not in ("special_float_bits", "params_outside_strategy")
+    if conversion.case not in ("special_float_bits", "params_outside_strategy")
 ]
 
 
@@ -77,21 +77,21 @@ def test_a_case_and_two_merged_files_are_averaged_as_numpy_does(case, tmp_path):
     strategy = folder / conversion.src_strategy
     run_well("merge", folder / "src", "-s", strategy, "-o", tmp_path / "m.ckpt", "-q")
     first = read(tmp_path / "m.ckpt")
-    left = [name for name, one in first.items() if one.dtype in NOT_AVERAGED]
-    first = {name: one for name, one in first.items() if name not in left}
+    left = [name for name, tensor in first.items() if tensor.dtype in NOT_AVERAGED]
+    first = {name: tensor for name, tensor in first.items() if name not in left}
     words, inputs = [f"{folder / 'src'},strategy={strategy}:0.25"], [first]
     for format, weight in (("ckpt", 0.6), ("hdf5", 0.15)):
-        inputs.append({name: changed(name, one, len(inputs)) for name, one in first.items()})
+        inputs.append({name: changed(name, tensor, len(inputs)) for name, tensor in first.items()})
         path = tmp_path / "merged" / f"in{SUFFIXES[format]}"
         write_file(path, inputs[-1], format)
         words.append(f"{path}:{weight}")
     words.append("--replicated")  # the folders of these tests look like those of ranks
     words += [word for name in left for word in ("--exclude", f"re:{re.escape(name)}")]
     run_well("average", *words, "-o", tmp_path / "out.ckpt", "-q")
-    found, averaged = read(tmp_path / "out.ckpt"), weights_of(tmp_path / "m.ckpt")
-    assert found.keys() == first.keys()
-    for name, entry in found.items():
-        entries = [one[name] for one in inputs]
+    written, averaged = read(tmp_path / "out.ckpt"), weights_of(tmp_path / "m.ckpt")
+    assert written.keys() == first.keys()
+    for name, entry in written.items():
+        entries = [tensors[name] for tensors in inputs]
         if name in averaged and entry.dtype in FLOATS:
             assert entry == mean(entries, [0.25, 0.6, 0.15]), name
         else:
@@ -106,8 +106,8 @@ def test_every_type_and_shape_is_rounded_once(dtype, shape, tmp_path):
     for path, entries in zip(paths, inputs, strict=True):
         write_file(path, entries, "safetensors")
     run_well("average", *paths, "--replicated", "-o", tmp_path / "out.safetensors", "-q")
-    (found,) = read(tmp_path / "out.safetensors").values()
-    assert found == mean([one["w"] for one in inputs], [0.25] * 4)
+    (tensor,) = read(tmp_path / "out.safetensors").values()
+    assert tensor == mean([tensors["w"] for tensors in inputs], [0.25] * 4)
 
 
 @pytest.mark.parametrize("dtype", ["Float32", "Float16", "BFloat16"])
@@ -139,8 +139,8 @@ def test_engines_and_numbers_of_workers_do_not_count(tmp_path):
     run_well(*words, "-o", tmp_path / "16.ckpt", "-j", "16", "-q")
     run_well(*words, "-o", tmp_path / "p.ckpt", "--engine", "processes:2", "-q")
     run_well(*words, "-o", tmp_path / "small.ckpt", "--max-memory", "2GiB", "-j", "2", "-q")
-    one = (tmp_path / "1.ckpt").read_bytes()
-    assert [(tmp_path / f"{n}.ckpt").read_bytes() == one for n in ("16", "p", "small")] == [
+    single = (tmp_path / "1.ckpt").read_bytes()
+    assert [(tmp_path / f"{n}.ckpt").read_bytes() == single for n in ("16", "p", "small")] == [
         True
     ] * 3
     entries = [read(path)["w"] for path in (a, b)]
@@ -150,7 +150,7 @@ def test_engines_and_numbers_of_workers_do_not_count(tmp_path):
 def test_rank_files_are_those_of_the_merged_mean_sharded(tmp_path):
     run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.ckpt", "-q")
     merged = read(tmp_path / "m.ckpt")
-    other = {name: changed(name, one, 5) for name, one in merged.items()}
+    other = {name: changed(name, tensor, 5) for name, tensor in merged.items()}
     write_file(tmp_path / "other.ckpt", other, "ckpt")
     words = ("average", f"{tmp_path / 'other.ckpt'}:0.4", f"{SRC}:0.6", "-s", STRATEGY)
     run_well(*words, "-o", tmp_path / "mean.ckpt", "-q")
@@ -172,17 +172,17 @@ def test_a_resumed_run_knows_inputs_and_weights(tmp_path):
     words = ("average", f"{a}:0.3", f"{b}:0.7", "-o", tmp_path / "out.ckpt", "--json")
     document = json.loads(run_well(*words).stdout)
     assert document["averaged"]["tensors"] == 2
-    assert [one["weight"] for one in document["averaged"]["inputs"]] == [0.3, 0.7]
+    assert [source["weight"] for source in document["averaged"]["inputs"]] == [0.3, 0.7]
     again = json.loads(run_well(*words, "--resume").stdout)
-    assert [one["kept"] for one in again["outputs"]] == [True]
+    assert [output["kept"] for output in again["outputs"]] == [True]
     manifest = (tmp_path / "out.ckpt.ckpttool.json").read_text()
     head = json.loads(manifest.partition(',\n"outputs"')[0].partition(', "outputs"')[0] + "}")
-    assert [(one["path"], one["weight"]) for one in head["averaged"]] == [
+    assert [(source["path"], source["weight"]) for source in head["averaged"]] == [
         ("a.safetensors", 0.3),
         ("b.safetensors", 0.7),
     ]
-    others = ("average", f"{a}:0.4", f"{b}:0.6", "-o", tmp_path / "out.ckpt", "--resume")
-    assert "written by another run" in message(run(*others))
+    changed_words = ("average", f"{a}:0.4", f"{b}:0.6", "-o", tmp_path / "out.ckpt", "--resume")
+    assert "written by another run" in message(run(*changed_words))
 
 
 @pytest.mark.parametrize(("number", "word"), [(np.nan, "NaN"), (-np.inf, "Inf")])
@@ -202,7 +202,7 @@ def test_a_number_that_is_not_finite_is_named_and_nothing_is_left(number, word, 
         assert refused.exit_code == 7, message(refused)
         for part in (str(path), name, f"{word} at [1, 2]", "rank 0"):
             assert part in refused.stderr.replace("\n  ", " "), part
-        assert not [one for one in files_below(tmp_path) if one.endswith((".ckpt", ".h5"))]
+        assert not [file for file in files_below(tmp_path) if file.endswith((".ckpt", ".h5"))]
     # what is not averaged may be anything
     run_well("average", *words, "-o", tmp_path / "m.ckpt", "--exclude", name, "-q")
 
@@ -222,6 +222,20 @@ def test_encrypted_inputs_are_averaged_with_their_key(mode, tmp_path):
     assert read_ranks(tmp_path / "out") == read_ranks(tmp_path / "plain")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((f"{SRC},step=1_3", SRC), "no file of step 1_3"),
+        ((f"{SRC}/rank_0/checkpoint-2_10.ckpt,step=4", SRC), "of step 2_10 by its name, not of"),
+        ((SRC, SRC, "-d", TARGET, "--max-shard-size", "1GB"), "does not go with -d"),
+    ],
+)
+def test_a_step_or_a_size_that_does_not_fit_is_refused(words, said, tmp_path):
+    result = run("average", *words, "-s", STRATEGY, "-o", tmp_path / "out")
+    assert said in message(result)
+    assert not [*tmp_path.iterdir()]
+
+
 def make_steps(folder, steps):
     for rank in range(2):
         for step in steps:
@@ -233,7 +247,11 @@ def test_steps_of_a_run_are_averaged(tmp_path):
     make_steps(tmp_path / "run", (8000, 8500, 9000, 9100))
     words = ("average", tmp_path / "run", "--replicated", "-o", tmp_path / "out.ckpt")
     done = json.loads(run_well(*words, "--steps", "8000..9000:500", "--json").stdout)
-    assert [one["step"] for one in done["averaged"]["inputs"]] == ["1_8000", "1_8500", "1_9000"]
+    assert [source["step"] for source in done["averaged"]["inputs"]] == [
+        "1_8000",
+        "1_8500",
+        "1_9000",
+    ]
     assert (read(tmp_path / "out.ckpt")["w"].array() == 8500).all()
     refused = run(*words[:-1], tmp_path / "no.ckpt", "--steps", "8000..10000:1000")
     assert refused.exit_code == 5
@@ -242,7 +260,7 @@ def test_steps_of_a_run_are_averaged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"),
+    ("steps", "said"),
     [
         (
             "8..999999999998:10",
@@ -251,10 +269,10 @@ def test_steps_of_a_run_are_averaged(tmp_path):
         ("7..999999999999:4", "249999999999 steps not in the folder: 7, 11, 15 and 249999999996"),
     ],
 )
-def test_a_billion_steps_are_not_listed(steps, text, tmp_path):
+def test_a_billion_steps_are_not_listed(steps, said, tmp_path):
     make_steps(tmp_path / "run", (8, 18, 28))
     words = ("average", tmp_path / "run", "--replicated", "-o", tmp_path / "out.ckpt")
-    assert text in message(run(*words, "--steps", steps))
+    assert said in message(run(*words, "--steps", steps))
 
 
 def test_a_manifest_goes_before_the_strategy_of_all(tmp_path):
@@ -270,23 +288,23 @@ def test_a_manifest_goes_before_the_strategy_of_all(tmp_path):
 def test_options_of_tensors_compose(tmp_path):
     run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.ckpt", "-q")
     merged = read(tmp_path / "m.ckpt")
-    other = {name: changed(name, one, 6) for name, one in merged.items()}
+    other = {name: changed(name, tensor, 6) for name, tensor in merged.items()}
     write_file(tmp_path / "other.ckpt", other, "ckpt")
     words = ("average", SRC, tmp_path / "other.ckpt", "-s", STRATEGY, "-o", tmp_path / "o.ckpt")
     more = ("--weights-only", "--dtype", "bf16", "--rename", "model.*=net.*", "--json")
     document = json.loads(run_well(*words, *more).stdout)
     names = weights_of(tmp_path / "m.ckpt")
-    found = read(tmp_path / "o.ckpt")
+    written = read(tmp_path / "o.ckpt")
     assert document["averaged"] | {"inputs": []} == {
         "inputs": [],
         "tensors": len(names),
         "of_last": 0,
     }
-    assert len(found) == len(names)
+    assert len(written) == len(names)
     for name in names:
         total = 0.5 * numbers(merged[name]) + 0.5 * numbers(other[name])
         new = "net." + name.removeprefix("model.") if name.startswith("model.") else name
-        assert found[new] == rounded(total, "BFloat16"), name
+        assert written[new] == rounded(total, "BFloat16"), name
 
 
 def test_a_dry_run_says_which_ranks_of_which_input_are_needed(tmp_path):
@@ -319,14 +337,17 @@ def test_python_takes_paths_weights_and_strategies(tmp_path):
         {a: 0.25, b: 0.75},
         [(a, 0.25), (b, 0.75)],
         [(ckpttool.scan(a), 0.25, None), (b, 0.75)],
-        [ckpttool.AverageInput(one, weight=w, strategy=None) for one, w in ((a, 0.25), (b, 0.75))],
+        [
+            ckpttool.AverageInput(path, weight=w, strategy=None)
+            for path, w in ((a, 0.25), (b, 0.75))
+        ],
     )
     for number, inputs in enumerate(forms):
         done = ckpttool.average(inputs, tmp_path / f"{number}.ckpt")
         assert [one.weight for one in done.averaged.inputs] == [0.25, 0.75]
         assert read(tmp_path / f"{number}.ckpt")["w"] == wanted
-    found = ckpttool.average([a, b], tmp_path / "n.ckpt", dry_run=True)
-    assert found.planned.weights == (0.5, 0.5)
+    estimate = ckpttool.average([a, b], tmp_path / "n.ckpt", dry_run=True)
+    assert estimate.planned.weights == (0.5, 0.5)
     make_steps(tmp_path / "run", (2, 4))
     for number, steps in enumerate((range(2, 5, 2), "2..4:2")):
         out = tmp_path / f"s{number}.ckpt"

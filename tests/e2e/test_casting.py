@@ -31,8 +31,8 @@ DST = Layout((2, 4), ((1,), ()))  # eight ranks, of which each second has a repl
 
 def values(name, shape, dtype):
     random = np.random.default_rng([*name.encode()])
-    found = random.standard_normal(shape) * (1e-6 if name.startswith("adam") else 0.02)
-    flat = np.asarray(found).reshape(-1)
+    numbers = random.standard_normal(shape) * (1e-6 if name.startswith("adam") else 0.02)
+    flat = np.asarray(numbers).reshape(-1)
     if flat.size > 10:
         flat[3], flat[5], flat[7] = np.nan, 0, -1e-30
     return flat.reshape(shape).astype(NUMPY[dtype])
@@ -43,9 +43,9 @@ def entry(array, dtype):
 
 
 def tensors(dtype="Float32"):
-    found = {name: values(name, shape, dtype) for name, shape in SHAPES.items()}
-    found["adam_v.w"] = values("adam_v.w", SHAPES["w"], dtype)
-    entries = {name: entry(one, dtype) for name, one in found.items()}
+    arrays = {name: values(name, shape, dtype) for name, shape in SHAPES.items()}
+    arrays["adam_v.w"] = values("adam_v.w", SHAPES["w"], dtype)
+    entries = {name: entry(array, dtype) for name, array in arrays.items()}
     step = np.array([7], "<i4")
     return entries | {"global_step": entry(step, "Int32")}
 
@@ -57,37 +57,37 @@ def write_source(entries, format="ckpt"):
     strategy = strategy_of(layouts)
     write_ranks(Path("src"), cut(entries, strategy), format)
     ckpttool.write_strategy(strategy, "s.ckpt")
-    unsharded = {n: one for n, one in layouts.items() if n != "b"}
+    unsharded = {n: layout for n, layout in layouts.items() if n != "b"}
     dst = {n: DST if n != "v" else Layout((2, 4), ((), (0,)), 2) for n in unsharded}
     ckpttool.write_strategy(strategy_of(dst), "d.ckpt")
     return ["src", "-s", "s.ckpt"]
 
 
-def expected(one, dtype):
-    array = np.frombuffer(one.data, NUMPY[one.dtype]).reshape(one.shape)
+def expected(tensor, dtype):
+    array = np.frombuffer(tensor.data, NUMPY[tensor.dtype]).reshape(tensor.shape)
     with np.errstate(all="ignore"):
-        if one.dtype == "Float64":  # no case has a number that is rounded twice
+        if tensor.dtype == "Float64":  # no case has a number that is rounded twice
             array = array.astype("<f4")
-        found = array.astype(NUMPY[dtype])
-    return entry(found, dtype)
+        cast = array.astype(NUMPY[dtype])
+    return entry(cast, dtype)
 
 
-def assert_same(found, wanted):
+def assert_same(tensors, wanted):
     """Compare tensors; NaN equals NaN."""
-    assert found.keys() == wanted.keys()
-    for name, one in wanted.items():
-        assert found[name][:2] == one[:2], name
-        if one.dtype not in NUMPY:
-            assert found[name].data == one.data
+    assert tensors.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert tensors[name][:2] == tensor[:2], name
+        if tensor.dtype not in NUMPY:
+            assert tensors[name].data == tensor.data
             continue
-        sides = (np.frombuffer(side.data, NUMPY[one.dtype]) for side in (found[name], one))
+        sides = (np.frombuffer(side.data, NUMPY[tensor.dtype]) for side in (tensors[name], tensor))
         with np.errstate(all="ignore"):  # a signalling NaN
             a, b = (side.astype("<f8") for side in sides)
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
 def cast_entries(entries, dtype, names):
-    return {n: expected(one, dtype) if n in names else one for n, one in entries.items()}
+    return {n: expected(tensor, dtype) if n in names else tensor for n, tensor in entries.items()}
 
 
 def cast_of(*words):
@@ -100,14 +100,14 @@ def cast_of(*words):
 def test_weights_are_cast_and_states_and_counters_kept(dtype, word, format):
     entries = tensors(dtype)
     out = Path(f"out/m{SUFFIXES[format]}")
-    found = cast_of("merge", *write_source(entries), "-o", out, "--dtype", word)
+    cast = cast_of("merge", *write_source(entries), "-o", out, "--dtype", word)
     wanted = cast_entries(entries, WORDS[word], SHAPES)
     assert_same(read(out), wanted)
     if dtype == WORDS[word]:
-        assert found == {"tensors": [], "kept": 8, "saved_bytes": 0}
+        assert cast == {"tensors": [], "kept": 8, "saved_bytes": 0}
         return
-    before, after = (sum(len(one.data) for one in of.values()) for of in (entries, wanted))
-    assert found.pop("tensors") == [{"from": dtype, "to": WORDS[word], "tensors": len(SHAPES)}]
+    before, after = (sum(len(tensor.data) for tensor in of.values()) for of in (entries, wanted))
+    assert cast.pop("tensors") == [{"from": dtype, "to": WORDS[word], "tensors": len(SHAPES)}]
     elements = sum(math.prod(shape) for shape in SHAPES.values())
     x, y = (
         np.concatenate(
@@ -118,8 +118,8 @@ def test_weights_are_cast_and_states_and_counters_kept(dtype, word, format):
     errors = np.abs(x - y)
     with np.errstate(all="ignore"):
         relative = np.nanmax(errors / np.abs(x))
-    assert found.pop("max_rel") == pytest.approx(relative, rel=1e-6)
-    assert found == {
+    assert cast.pop("max_rel") == pytest.approx(relative, rel=1e-6)
+    assert cast == {
         "kept": 2,
         "saved_bytes": before - after,
         "elements": elements,
@@ -135,7 +135,7 @@ def test_ranks_get_the_same_numbers_as_a_merge_and_replicas_count_once(engine):
     of_merge = cast_of("merge", *source, "-o", "m.safetensors", "--dtype", "bf16")
     words = ["-d", "d.ckpt", "-o", "out", "--dtype", "bf16", "--engine", engine]
     of_reshard = cast_of("reshard", *source, *words, "--format", "ckpt")
-    saved = {one.pop("saved_bytes") for one in (of_merge, of_reshard)}
+    saved = {cast.pop("saved_bytes") for cast in (of_merge, of_reshard)}
     assert len(saved) == 2  # replicas are smaller, too
     assert of_merge == of_reshard
     run_well("diff", "m.safetensors", "out", "--b-strategy", "d.ckpt")
@@ -147,12 +147,12 @@ def test_ranks_get_the_same_numbers_as_a_merge_and_replicas_count_once(engine):
 def test_convert_casts_the_files_of_ranks_and_counts_all():
     source = tensors()
     write_source(source)
-    found = cast_of("convert", "src", "-o", "out", "--dtype", "bf16")
-    held, stored = read_ranks(Path("out")), read_ranks(Path("src"))
-    for rank, entries in held.items():
+    cast = cast_of("convert", "src", "-o", "out", "--dtype", "bf16")
+    written, stored = read_ranks(Path("out")), read_ranks(Path("src"))
+    for rank, entries in written.items():
         assert_same(entries, cast_entries(stored[rank], "BFloat16", SHAPES))
     sizes = (math.prod(stored[rank][n].shape) for rank in stored for n in SHAPES)
-    assert found["elements"] == sum(sizes)
+    assert cast["elements"] == sum(sizes)
     run_well("diff", "src", "out", "-s", "s.ckpt", "--dtype", "bf16")
     write_file(Path("src/rank_0/net.ckpt"), overflowing(), "ckpt")
     assert run("convert", "src", "-o", "b", "--dtype", "fp16").exit_code == 6
@@ -162,8 +162,8 @@ def test_convert_casts_the_files_of_ranks_and_counts_all():
 def test_bands_of_a_large_tensor_join():
     entries = {"w": entry(values("w", (1032, 1024), "Float32"), "Float32")}
     words = ["merge", *write_source({**tensors(), **entries}), "--include", "w", "--dtype", "bf16"]
-    found = cast_of(*words, "-o", "m.ckpt")
-    assert found["elements"] == 1032 * 1024
+    cast = cast_of(*words, "-o", "m.ckpt")
+    assert cast["elements"] == 1032 * 1024
     assert_same(read(Path("m.ckpt")), cast_entries(entries, "BFloat16", ["w"]))
 
 
@@ -197,8 +197,8 @@ def test_an_overflow_is_refused_by_name_and_leaves_nothing(command):
     assert "v: 1 beyond Float16, the largest 65520" in said
     assert "--on-overflow inf" in said
     assert not [path for path in Path("out").rglob("*") if path.is_file()]
-    found = cast_of(*words, "--dtype", "fp16", "--on-overflow", "inf")
-    assert found["infinities"] == 3
+    cast = cast_of(*words, "--dtype", "fp16", "--on-overflow", "inf")
+    assert cast["infinities"] == 3
     assert "--dtype with another type" in message(run(*words, "--dtype", "fp16", "--overwrite"))
     run_well(*words, "--dtype", "fp16:b", "--overwrite")
 
@@ -235,12 +235,12 @@ def test_python_takes_a_type_and_reads_in_it():
     write_source(tensors())
     done = ckpttool.merge("src", "s.ckpt", out="m.ckpt", dtype="bf16", progress=False)
     assert [*map(str, done.cast.tensors)] == ["6 tensors from Float32 to BFloat16"]
-    with ckpttool.open("src", "s.ckpt", dtype=["bf16", "fp16:adam_*"]) as found:
-        assert found["w"].stored_dtype == "BFloat16"
-        assert found["adam_v.w"].dtype == np.float16
+    with ckpttool.open("src", "s.ckpt", dtype=["bf16", "fp16:adam_*"]) as opened:
+        assert opened["w"].stored_dtype == "BFloat16"
+        assert opened["adam_v.w"].dtype == np.float16
         wanted = values("w", SHAPES["w"], "Float32").astype(ml_dtypes.bfloat16)
-        np.testing.assert_array_equal(found["w"][...], wanted.astype("f4"))
-        np.testing.assert_array_equal(found["w"][3::7, 5:9], wanted.astype("f4")[3::7, 5:9])
+        np.testing.assert_array_equal(opened["w"][...], wanted.astype("f4"))
+        np.testing.assert_array_equal(opened["w"][3::7, 5:9], wanted.astype("f4")[3::7, 5:9])
     with pytest.raises(ValueError, match="not a type to cast to"):
         ckpttool.open("src", "s.ckpt", dtype="int8")
     with pytest.raises(ValueError, match="on_overflow"):
@@ -252,11 +252,11 @@ def test_python_takes_a_type_and_reads_in_it():
 
 def test_python_reads_no_number_that_is_too_large():
     write_source(overflowing())
-    found = ckpttool.open("src", "s.ckpt", dtype="fp16")
+    opened = ckpttool.open("src", "s.ckpt", dtype="fp16")
     with pytest.raises(OverflowError, match=r"v: .*1 number became Inf in Float16"):
-        found["v"][...]
-    with ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="inf") as found:
-        assert np.isinf(found["v"][...]).sum() == 1
+        opened["v"][...]
+    with ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="inf") as opened:
+        assert np.isinf(opened["v"][...]).sum() == 1
 
 
 def test_the_manifest_says_how_outputs_were_cast():
@@ -264,12 +264,12 @@ def test_the_manifest_says_how_outputs_were_cast():
     run_well(*words, "--dtype", "bf16")
     document = json.loads(Path("m.safetensors.ckpttool.json").read_text())
     (output,) = document["outputs"]
-    assert output["cast"]["elements"] == sum(math.prod(one) for one in SHAPES.values())
-    assert {one["dtype"] for one in output["tensors"]} == {"BFloat16", "Float32", "Int32"}
+    assert output["cast"]["elements"] == sum(math.prod(shape) for shape in SHAPES.values())
+    assert {tensor["dtype"] for tensor in output["tensors"]} == {"BFloat16", "Float32", "Int32"}
     other = run(*words, "--dtype", "fp16", "--resume")
     assert "written by another run" in message(other)
-    with ckpttool.open("m.safetensors") as found:
-        assert found.metadata()["ckpttool.dtype"] == "bf16"
+    with ckpttool.open("m.safetensors") as opened:
+        assert opened.metadata()["ckpttool.dtype"] == "bf16"
 
 
 @pytest.mark.big

@@ -20,9 +20,9 @@ from tests.support.corpus import a_third
 from tests.support.readers import read, read_ranks
 
 CONVERSIONS = {
-    f"{one.case}-{one.kind}": one
-    for one in corpus.conversions("merge", "reshard")
-    if one.case in CASES
+    f"{conversion.case}-{conversion.kind}": conversion
+    for conversion in corpus.conversions("merge", "reshard")
+    if conversion.case in CASES
 }
 
 
@@ -52,19 +52,19 @@ def made_up_choice(key, names):
     globs = {f"*{name[len(name) // 2 :]}" for name in quoted(chance.sample(names, 1))}
     globs |= quoted(chance.sample(names, min(2, len(names))))
     prefix = re.escape(chance.choice(names)[:3])
-    included = [one for one in globs if any(fnmatchcase(name, one) for name in names)]
+    included = [pattern for pattern in globs if any(fnmatchcase(name, pattern) for name in names)]
     excluded = [f"re:^{prefix}"] if chance.random() < 0.5 else []
-    words = [word for one in included for word in ("--include", one)]
-    words += [word for one in excluded for word in ("--exclude", one)]
+    words = [word for pattern in included for word in ("--include", pattern)]
+    words += [word for pattern in excluded for word in ("--exclude", pattern)]
     chosen = {
         name
         for name in names
-        if any(fnmatchcase(name, one) for one in included)
-        and not any(re.search(one[3:], name) for one in excluded)
+        if any(fnmatchcase(name, pattern) for pattern in included)
+        and not any(re.search(pattern[3:], name) for pattern in excluded)
     }
     if not chance.randrange(3):  # what belongs to an excluded parameter goes with it
-        words = [word for one in included for word in ("--exclude", one)]
-        gone = {name for name in names if any(fnmatchcase(name, one) for one in included)}
+        words = [word for pattern in included for word in ("--exclude", pattern)]
+        gone = {name for name in names if any(fnmatchcase(name, pattern) for pattern in included)}
         owners = {name: match[2] for name in names if (match := STATE.fullmatch(name))}
         chosen = {name for name in names if name not in gone and owners.get(name) not in gone}
     return words, chosen
@@ -107,17 +107,17 @@ def test_choosing_renaming_and_casting_go_together(key):
     whole, _ = written(CONVERSIONS[key])
     words = ["--weights-only"] if CONVERSIONS[key].kind == "merge" else []
     words += ["--rename", "*=net.*", "--dtype", "bf16", "--on-overflow", "inf"]
-    found, said = written(CONVERSIONS[key], *words)
-    assert found is not None, said
+    chosen, said = written(CONVERSIONS[key], *words)
+    assert chosen is not None, said
     for rank, entries in whole.items():
         expected = {
-            renamed(name): rounded(name, one)
-            for name, one in entries.items()
+            renamed(name): rounded(name, tensor)
+            for name, tensor in entries.items()
             if "--weights-only" not in words or not TRAINING.fullmatch(name)
         }
-        assert found.get(rank, {}).keys() == expected.keys()
-        for name, one in expected.items():
-            assert one is None or found[rank][name] == one, name
+        assert chosen.get(rank, {}).keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert tensor is None or chosen[rank][name] == tensor, name
 
 
 @pytest.mark.parametrize("case", ["reshard_8_to_4", "optshard_full_adamw"])
@@ -142,11 +142,11 @@ def test_diff_with_the_options_of_a_run_finds_what_it_wrote(case, words):
 
 COMMANDS = ("merge", "split", "reshard", "convert", "average")
 OPTIONS = ("--include", "--weights-only", "--rename", "--dtype")
-PAIRS = [f"{one}{''.join(pair)}" for one in COMMANDS for pair in combinations(OPTIONS, 2)]
+PAIRS = [f"{command}{''.join(pair)}" for command in COMMANDS for pair in combinations(OPTIONS, 2)]
 OF_RANKS = [
-    one
-    for one in corpus.conversions("merge")
-    if one.src_strategy is not None and "enc_key" not in corpus.case_facts(one.case)
+    conversion
+    for conversion in corpus.conversions("merge")
+    if conversion.src_strategy is not None and "enc_key" not in corpus.case_facts(conversion.case)
 ]
 
 
@@ -173,7 +173,7 @@ def ranks_written(command, conversion, *words):
 
 @pytest.mark.parametrize("key", a_third(PAIRS, 0))
 def test_pairs_of_options_are_one_after_the_other(key):
-    command, *options = (one for one in re.split(r"(?=--)", key) if one)
+    command, *options = (word for word in re.split(r"(?=--)", key) if word)
     chance = random.Random(key)
     for conversion in chance.sample(OF_RANKS, len(OF_RANKS)):
         Path("whole.ckpt").unlink(missing_ok=True)
@@ -188,26 +188,26 @@ def test_pairs_of_options_are_one_after_the_other(key):
         "--rename": ["--rename", "*=net.*"],
         "--dtype": ["--dtype", "bf16", "--on-overflow", "inf"],
     }
-    words = [word for one in options for word in of_options[one]]
+    words = [word for option in options for word in of_options[option]]
     if "--include" in options:
         names &= chosen
     if "--weights-only" in options:
         names = {name for name in names if not TRAINING.fullmatch(name)}
-    found, said = ranks_written(command, conversion, *words)
+    tensors, said = ranks_written(command, conversion, *words)
     if not names:
         assert "no tensor is chosen" in said
         return
-    assert found is not None, said
+    assert tensors is not None, said
     for rank, entries in whole.items():
-        kept = {name: one for name, one in entries.items() if name in names}
+        kept = {name: tensor for name, tensor in entries.items() if name in names}
         if "--dtype" in options:
-            kept = {name: rounded(name, one) for name, one in kept.items()}
+            kept = {name: rounded(name, tensor) for name, tensor in kept.items()}
         if "--rename" in options:
-            kept = {renamed(name): one for name, one in kept.items()}
-        of_rank = found.get(rank, {})
+            kept = {renamed(name): tensor for name, tensor in kept.items()}
+        of_rank = tensors.get(rank, {})
         assert of_rank.keys() == kept.keys()
-        for name, one in kept.items():
-            assert one is None or of_rank[name] == one, name
+        for name, tensor in kept.items():
+            assert tensor is None or of_rank[name] == tensor, name
 
 
 def test_all_that_is_wrong_with_patterns_rules_and_names_is_reported_at_once():

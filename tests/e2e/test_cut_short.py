@@ -31,18 +31,20 @@ def is_weight(name):
 
 
 def places(path, key, most):
-    extents = [one for t in read_index(str(path)).tensors.values() for one in t.extents]
-    ends = [(one.offset + one.nbytes, one.offset + one.nbytes - 1) for one in extents]
-    more = [(one.offset + one.nbytes // 2, one.offset - 3) for one in extents]
-    found = sorted({at for pair in (*ends, *more) for at in pair if 0 < at < path.stat().st_size})
-    return random.Random(key).sample(found, min(most, len(found)))
+    extents = [extent for t in read_index(str(path)).tensors.values() for extent in t.extents]
+    ends = [
+        (extent.offset + extent.nbytes, extent.offset + extent.nbytes - 1) for extent in extents
+    ]
+    more = [(extent.offset + extent.nbytes // 2, extent.offset - 3) for extent in extents]
+    offsets = sorted({at for pair in (*ends, *more) for at in pair if 0 < at < path.stat().st_size})
+    return random.Random(key).sample(offsets, min(most, len(offsets)))
 
 
 def lost_of(whole, size):
     return {
         name
         for name, tensor in whole.tensors.items()
-        if any(one.offset + one.nbytes > size for one in tensor.extents)
+        if any(extent.offset + extent.nbytes > size for extent in tensor.extents)
     }
 
 
@@ -60,9 +62,9 @@ def check_cuts(path, key, convert, most=4):
         path.write_bytes(data[:size])
         if is_whole(path):  # a .ckpt between two records; nothing shows that it was cut
             continue
-        found, said = convert()
+        weights, said = convert()
         lost = {name for name in lost_of(whole, size) if is_weight(name)}
-        assert found == expected or (found is None and lost), (path, size, said)
+        assert weights == expected or (weights is None and lost), (path, size, said)
     path.write_bytes(data)
 
 
@@ -71,11 +73,13 @@ def copied(case):
     return Path("golden", case, "src")
 
 
-@pytest.mark.parametrize("key", a_third([one for one in CONVERSIONS if "merge" in one], 1))
+@pytest.mark.parametrize("key", a_third([key for key in CONVERSIONS if "merge" in key], 1))
 def test_weights_of_a_cut_file_come_out_whole_or_not_at_all(key):
     src = copied(CONVERSIONS[key].case)
-    files = [one for one in src.rglob("*") if one.suffix in (".ckpt", ".safetensors")]
-    path = random.Random(key).choice([one for one in sorted(files) if "strategy" not in one.name])
+    files = [file for file in src.rglob("*") if file.suffix in (".ckpt", ".safetensors")]
+    path = random.Random(key).choice(
+        [file for file in sorted(files) if "strategy" not in file.name]
+    )
     if "encrypted" not in key:
         check_cuts(path, key, lambda: written(CONVERSIONS[key], "--weights-only"), most=3)
 
@@ -143,12 +147,12 @@ def test_a_cut_file_of_a_folder_that_describes_itself_gives_what_is_whole(kind):
     assert order == ["adam_m.b", "adam_m.w", "b", "w"]
     run_well("merge", "src", "-o", "all.h5")
     path.write_bytes(data[:-1])
-    found, said = outcome("merge", "src", "-o", "out.h5")
-    assert found is None
+    weights, said = outcome("merge", "src", "-o", "out.h5")
+    assert weights is None
     assert "cut: w" in said
     result = run_well("merge", "src", "-o", "out.h5", "--exclude", "w")
     whole = read(Path("all.h5"))
-    rest = {name: one for name, one in whole.items() if name not in ("w", "adam_m.w")}
+    rest = {name: tensor for name, tensor in whole.items() if name not in ("w", "adam_m.w")}
     assert read(Path("out.h5")) == rest  # state goes with its parameter
     assert f"note: {path}: the file is shorter than its header says" in result.stderr
     assert "1 lost tensor, not wanted" in result.stderr
@@ -170,7 +174,7 @@ def test_without_a_choice_a_cut_file_is_an_error_that_proposes_one(cut_rank):
     assert "adam_v.lm_head.weight: expected 557 bytes from there, found 552" in said
     assert "from where it was saved, or --weights-only" in said
     result = run_well(*cut_rank, "-o", "m.h5", "--weights-only", "--strict", "--json")
-    (note,) = (one for one in json.loads(result.stdout)["notes"] if one["code"] == "cut_short")
+    (note,) = (note for note in json.loads(result.stdout)["notes"] if note["code"] == "cut_short")
     assert note["ranks"] == [1]
     run_well(*cut_rank, "-o", "n.h5", "--exclude", "adam_v.lm_head.weight")
 

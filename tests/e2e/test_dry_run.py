@@ -37,7 +37,9 @@ from tests.support.commands import SUFFIXES, message, run, run_well
 from tests.support.programs import need
 
 CONVERSIONS = {
-    f"{one.case}-{one.kind}": one for one in corpus.conversions(*KINDS) if one.case in CASES
+    f"{conversion.case}-{conversion.kind}": conversion
+    for conversion in corpus.conversions(*KINDS)
+    if conversion.case in CASES
 }
 
 
@@ -92,8 +94,8 @@ class Watch:
         count_one_by_one(monkeypatch)
 
     def clear(self):
-        for one in (self.reads, self.nbytes, self.filled, self.listed):
-            one.clear()
+        for counted in (self.reads, self.nbytes, self.filled, self.listed):
+            counted.clear()
 
     @contextmanager
     def _active(self):
@@ -152,18 +154,18 @@ def assert_as_said(watch, words):
     said = dry(words)
     assert watch.filled == []
     done = json.loads(run_well(*words, "--json").stdout)
-    assert [one for one in watch.filled if one not in watch.listed] == []
+    assert [task for task in watch.filled if task not in watch.listed] == []
     assert watch.filled == watch.listed
     takes = said.pop("dry_run")
     assert takes["tasks"] == len(watch.filled)
     data = takes["reads"]["data"]
     assert (data["requests"], data["nbytes"]) == (watch.reads.total(), watch.nbytes.total())
-    written = sum(one["nbytes"] for one in done["outputs"] if not one["kept"])
+    written = sum(output["nbytes"] for output in done["outputs"] if not output["kept"])
     assert takes["writes"]["headers"] + takes["writes"]["data"] == written
     assert sum(disk["need"] for disk in takes["disks"]) == written
     said["seconds"] = done["seconds"] = 0
     assert said.pop("command").split() == [*done.pop("command").split()[:-1], "-n", "--json"]
-    cast, of_run = (one.pop("cast", {}) for one in (said, done))
+    cast, of_run = (document.pop("cast", {}) for document in (said, done))
     assert cast == {key: of_run[key] for key in cast}  # only the run knows what is lost
     assert said == done
     return takes
@@ -171,9 +173,9 @@ def assert_as_said(watch, words):
 
 @pytest.mark.parametrize("name", corpus.a_third(CONVERSIONS, 1))
 def test_a_run_does_what_the_dry_run_said(watch, name):
-    one = CONVERSIONS[name]
+    conversion = CONVERSIONS[name]
     Path("out").mkdir()
-    assert_as_said(watch, command_of(one, formats_of(one)[0]).split())
+    assert_as_said(watch, command_of(conversion, formats_of(conversion)[0]).split())
 
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
@@ -211,11 +213,11 @@ def test_gaps_that_are_read_are_said(watch, options):
 
 def small(dst=True, format="ckpt"):
     """Write two tensors over four ranks, and a target of eight; the words of a reshard."""
-    held = cut(
+    ranks = cut(
         {name: noise(name, "Float32", (64, 32)) for name in "wv"},
         strategy_of({"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}),
     )
-    write_ranks(Path("src"), held, format)
+    write_ranks(Path("src"), ranks, format)
     layouts = {"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}
     ckpttool.write_strategy(strategy_of(layouts), "s.ckpt")
     layouts = {"w": Layout((2, 4), ((1,), ())), "v": Layout((2, 4), ((), (0,)), 2)}
@@ -264,7 +266,10 @@ def test_files_that_are_converted_are_said(watch, options, format):
     small(dst=False)
     words = ["convert", "src", "-o", "out", "--format", format, *options.split()]
     takes = assert_as_said(watch, words)
-    assert all([one["ranks"]] == [two["ranks"] for two in one["needs"]] for one in takes["sources"])
+    assert all(
+        [source["ranks"]] == [two["ranks"] for two in source["needs"]]
+        for source in takes["sources"]
+    )
 
 
 def test_a_resumed_run_keeps_what_the_dry_run_said(watch):
@@ -274,7 +279,7 @@ def test_a_resumed_run_keeps_what_the_dry_run_said(watch):
     watch.fails_on = None
     watch.clear()
     takes = assert_as_said(watch, words)
-    assert sorted(rank for one in takes["sources"] for rank in one["ranks"]) == [5, 6, 7]
+    assert sorted(rank for source in takes["sources"] for rank in source["ranks"]) == [5, 6, 7]
     watch.clear()
     assert assert_as_said(watch, words)["tasks"] == 0  # all is there
 
@@ -286,19 +291,19 @@ def test_ranks_that_are_not_needed_may_be_absent(watch):
     for rank in (0, 1):
         shutil.rmtree(f"src/rank_{rank}")
     takes = assert_as_said(watch, ["reshard", *words, "--rank", "1", "-o", "out"])
-    assert [need["ranks"] for one in takes["sources"] for need in one["needs"]] == [[2, 3]]
+    assert [need["ranks"] for source in takes["sources"] for need in source["needs"]] == [[2, 3]]
 
 
 def assert_same_counts(folded, single):
-    for one in (folded, single):  # threads that read headers compare with those that are there
-        del one["memory"], one["disks"][0]["free"], one["reads"]["headers"]
+    for document in (folded, single):  # threads that read headers compare with those that are there
+        del document["memory"], document["disks"][0]["free"], document["reads"]["headers"]
     assert folded == single
 
 
 @pytest.mark.parametrize("name", corpus.a_third(CONVERSIONS, 2))
 def test_what_is_multiplied_is_what_is_counted_one_by_one(monkeypatch, name):
-    one = CONVERSIONS[name]
-    words = command_of(one, formats_of(one)[0]).split()
+    conversion = CONVERSIONS[name]
+    words = command_of(conversion, formats_of(conversion)[0]).split()
     folded = dry(words)["dry_run"]
     count_one_by_one(monkeypatch)
     assert_same_counts(folded, dry(words)["dry_run"])
@@ -329,8 +334,8 @@ def write_wide(*meshes, gap):
         path.parent.mkdir(parents=True)
         with path.open("wb") as file:
             write_header(file.fileno(), get_format("ckpt").index(metas))
-    for name, one in zip(("s.ckpt", "d.ckpt"), layouts, strict=True):
-        ckpttool.write_strategy(strategy_of(one), name)
+    for name, strategy_layouts in zip(("s.ckpt", "d.ckpt"), layouts, strict=True):
+        ckpttool.write_strategy(strategy_of(strategy_layouts), name)
     return ["reshard", "src", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "out"]
 
 
@@ -405,14 +410,14 @@ def test_a_dry_run_changes_nothing(tmp_path, watch, format, state):
     assert [line for line in calls if "openat(" in line]
     writing = ("O_CREAT", "O_WRONLY", "O_RDWR", "O_TRUNC", "O_TMPFILE", "LOCK_EX")
     changing = tuple(f"{name}(" for name in CHANGES.split(","))
-    found = [
+    changes = [
         line
         for line in calls
         if any(word in line for word in (*writing, *changing))
         and "/dev/" not in line
         and "memfd:" not in line
     ]
-    assert found == []
+    assert changes == []
 
 
 READ = re.compile(r"(?:read|readv|pread64|preadv2?)\(\d+<(?P<path>[^>]+)>.* = (?P<nbytes>\d+)$")
@@ -437,9 +442,9 @@ def test_all_reads_of_the_source_are_said(tmp_path, format):
     program = [sys.executable, "-B", "-m", "ckpttool", *words, "-q"]
     subprocess.run([*traced, *program], check=True)
     texts = (path.read_text(errors="replace") for path in Path().glob("calls.*"))
-    lines = (line for text in texts for line in text.splitlines())
+    lines = (line for calls_of_thread in texts for line in calls_of_thread.splitlines())
     asked = (line for line in lines if "RWF_NOWAIT" not in line)  # which asks what memory has
-    calls = [found for line in asked if (found := READ.search(line))]
-    sizes = [int(one["nbytes"]) for one in calls if str(tmp_path / "src") in one["path"]]
+    calls = [match for line in asked if (match := READ.search(line))]
+    sizes = [int(match["nbytes"]) for match in calls if str(tmp_path / "src") in match["path"]]
     for key, total in (("requests", len(sizes)), ("nbytes", sum(sizes))):
         assert sum(reads[kind][key] for kind in ("headers", "samples", "data")) == total

@@ -53,10 +53,10 @@ def formats_of(conversion):
     them in turn.  Records of ``.ckpt`` are compared with MindSpore's where they can be.
     """
     narrow = {"safetensors"} if conversion.dtypes & NOT_IN_SAFETENSORS else set()
-    formats = [one for one in SUFFIXES if one not in narrow]
+    formats = [name for name in SUFFIXES if name not in narrow]
     turn = CASES.index(conversion.case) + KINDS.index(conversion.kind)
     first = "ckpt" if merged_by_mindspore(conversion) else formats[turn % len(formats)]
-    return [first, *(one for one in formats if one != first)]
+    return [first, *(name for name in formats if name != first)]
 
 
 def key_of(case):
@@ -85,7 +85,7 @@ def command_of(conversion, output_format, src=(), dst=()):
         words += [f"{case}.ckpt"]  # else it is one of the ranks in the folders of all tests
     own = () if kind == "unified" else (conversion.src_strategy,)
     for option, strategies in (("-s", src or own), ("-d", dst or (conversion.dst_strategy,))):
-        words += [f"{option} golden/{case}/{one}" for one in strategies if one]
+        words += [f"{option} golden/{case}/{path}" for path in strategies if path]
     words += WORDS.get(case, []) if source == "src" else []
     if conversion.dst_strategy:
         return " ".join([*words, "-o out --format", output_format])

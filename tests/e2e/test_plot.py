@@ -41,8 +41,8 @@ EVIL = "</script><img src=x onerror=\"document.title='evil'\">"
 
 def test_the_command_writes_one_page_and_says_so(tmp_path):
     path = tmp_path / "new" / "layout.html"
-    text = run_well("inspect", *SOURCE, "--plot", path).stdout
-    assert re.search(rf"\nWrote {path} \(\d+\.\d KiB\), which a browser opens without", text)
+    screen = run_well("inspect", *SOURCE, "--plot", path).stdout
+    assert re.search(rf"\nWrote {path} \(\d+\.\d KiB\), which a browser opens without", screen)
     assert [*path.parent.iterdir()] == [path]
     labels = dict(read_page(path.read_text())["facts"])
     assert labels["contents"][0].startswith("8 ranks, step 2_10, ckpt, 189.8 KiB")
@@ -54,7 +54,7 @@ def test_the_document_is_the_same_with_a_page(tmp_path):
     assert with_page == run_well("inspect", *SOURCE, "--json").stdout
     assert path.exists()
     refused = json.loads(run("inspect", *SOURCE, "--json", "--plot", path).stdout)
-    assert [one["code"] for one in refused["problems"]] == ["destination"]
+    assert [problem["code"] for problem in refused["problems"]] == ["destination"]
     assert refused["summary"]["complete"]
 
 
@@ -70,8 +70,8 @@ def test_a_full_disk_leaves_no_half_page(tmp_path, monkeypatch):
 
 
 def test_lost_slices_are_drawn_and_the_exit_code_is_that_of_inspect(tmp_path):
-    held = {rank: {"w": noise("w", "Float32", (2, 2))} for rank in (0, 1)}
-    folder = write_ranks(tmp_path / "src", held, "ckpt")
+    ranks = {rank: {"w": noise("w", "Float32", (2, 2))} for rank in (0, 1)}
+    folder = write_ranks(tmp_path / "src", ranks, "ckpt")
     strategy = tmp_path / "rows.yaml"
     rule = "ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: {axis: 0}\n"
     strategy.write_text(rule)
@@ -103,7 +103,7 @@ def page(browser):
     yield browser
     wrong = browser.named("Runtime.exceptionThrown") + browser.named("Log.entryAdded")
     assert not wrong, "errors of the script, or what its policy refuses"
-    requests = {one["request"]["url"] for one in browser.named("Network.requestWillBeSent")}
+    requests = {event["request"]["url"] for event in browser.named("Network.requestWillBeSent")}
     assert all(url.startswith("file:") and url.endswith(".html") for url in requests), requests
 
 
@@ -111,9 +111,9 @@ def show(page: Page, folder: Path, strategy, shapes, lost=()) -> None:
     catalog = slice_catalog(strategy, shapes)
     for rank in lost:
         del catalog.files[rank]
-    found = inspection_of(checkpoint_in_memory(type(catalog)("run", catalog.files), strategy))
+    inspection = inspection_of(checkpoint_in_memory(type(catalog)("run", catalog.files), strategy))
     path = folder / "layout.html"
-    path.write_text(plot.draw(found, {"contents": ["made up"]}), encoding="utf-8")
+    path.write_text(plot.draw(inspection, {"contents": ["made up"]}), encoding="utf-8")
     page.open(path)
 
 
@@ -166,8 +166,8 @@ def act_on(page: Page, folder: Path, line: str) -> Iterator[str]:
     elif verb == "eval":
         yield json.dumps(page.evaluate(rest))
     else:
-        for text in page.texts(line.removeprefix("? ")):
-            yield text.replace(str(folder), "HERE").replace("\n", " / ").replace("\t", " | ")
+        for content in page.texts(line.removeprefix("? ")):
+            yield content.replace(str(folder), "HERE").replace("\n", " / ").replace("\t", " | ")
 
 
 @pytest.mark.browser

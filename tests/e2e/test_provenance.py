@@ -31,8 +31,10 @@ def attrs(path):
 
 
 def provenance(path):
-    found = attrs(path).items()
-    return {key.removeprefix(PROVENANCE): text for key, text in found if key.startswith(PROVENANCE)}
+    entries = attrs(path).items()
+    return {
+        key.removeprefix(PROVENANCE): value for key, value in entries if key.startswith(PROVENANCE)
+    }
 
 
 def merge(case, out, *words):
