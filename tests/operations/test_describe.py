@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.checkpoint import fit
+from ckpttool.checkpoint import fit_strategy
 from ckpttool.operations.inspected import document_of
 from ckpttool.operations.inspection import inspect_catalog
 from ckpttool.problems import Diagnostics
@@ -58,11 +58,11 @@ def test_the_note_on_a_damaged_file_says_which_replicas_are_read(tmp_path):
 def test_a_strategy_that_fits_is_fitted_once(monkeypatch):
     case, fitted = GOLDEN / "tutorial_8_to_8_retrain", []
 
-    def count(*given, original=fit.fit_to_slices):
+    def count(*given, original=fit_strategy.fit_to_slices):
         fitted.append(given)
         return original(*given)
 
-    monkeypatch.setattr(fit, "fit_to_slices", count)
+    monkeypatch.setattr(fit_strategy, "fit_to_slices", count)
     strategy = ckpttool.read_strategy([str(case / "src_strategy.ckpt")])
     inspect_catalog(ckpttool.scan(str(case / "src")), strategy)
     assert len(fitted) == 1
