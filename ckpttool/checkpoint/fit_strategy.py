@@ -20,7 +20,7 @@ from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import match_states, parse_name
+from ckpttool.model.names import STATE_PREFIXES, match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
@@ -174,6 +174,8 @@ def _patterns_without_prefix(
 def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
     """Return the prefix before names of ``shorter`` in ``longer``; "" if none is the only one.
 
+    The prefix of a state is none: ``adam_m.w`` is not ``w`` inside another cell.
+
     Examples
     --------
     >>> _find_prefix({"net.a.w", "net.b.a.w", "net.c"}, {"a.w", "b.a.w", "c"})
@@ -181,9 +183,8 @@ def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
     >>> _find_prefix({"encoder.0.w", "decoder.0.w"}, {"0.w"})
     ''
     """
-    prefixes = Counter(
-        start for name in longer for start, rest in parse_name(name).splits() if rest in shorter
-    )
+    splits = (split for name in longer for split in parse_name(name).splits())
+    prefixes = Counter(s for s, rest in splits if rest in shorter and s not in STATE_PREFIXES)
     prefix = max(sorted(prefixes), key=prefixes.__getitem__, default="")
     explained = {name for name in longer if prefix and name.removeprefix(prefix) in shorter}
     rest_of_names = (name for name in longer if name not in explained)

@@ -203,6 +203,15 @@ def test_a_prefix_that_is_not_the_only_one_is_not_guessed(tmp_path):
         ckpttool.resolve(catalog, given)
 
 
+@pytest.mark.parametrize("state", ["adam_m.", "moments.", "exp_avg_sq."])
+def test_a_state_without_its_weight_is_not_the_weight(tmp_path, state):
+    given = strategy_of(dict.fromkeys(("w", f"{state}w"), ROWS))
+    names = {f"{state}w": noise("m", "Int32", (8, 3))}
+    catalog = catalog_on_disk(tmp_path, cut(names, given))
+    with pytest.raises(PlanError, match="1 weight is in the strategy and in no file"):
+        ckpttool.resolve(catalog, given)
+
+
 def test_patterns_without_the_prefix_of_all_names_are_told_first(tmp_path):
     src, full, _ = held(tmp_path, "network.")
     hand = tmp_path / "hand.yaml"
