@@ -88,6 +88,7 @@ def test_many_small_tensors_fill_files_up_to_the_limit(tmp_path, format, name):
 def test_a_header_too_large_for_one_file_is_spread_over_several(tmp_path, monkeypatch, largest):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", largest)
+    monkeypatch.setattr(safetensors.Safetensors, "max_header_bytes", largest)
     entries = {f"weight.{i}": noise(str(i), "Float32", (2,)) for i in range(100)}
     write_ckpt(Path("in.ckpt"), entries)
     result = run("merge", "in.ckpt", "-o", "one.safetensors")

@@ -419,9 +419,9 @@ def test_what_lines_leave_open_is_refused_by_pattern_and_key(tmp_path, suffix):
     names = "'*.table', '*.w', '*.bias': 3 lines for patterns of names"
     axes = "'embedding', '*.table', '*.w' and 1 more: 4 lines for any number of axes"
     rest = "otherwise: 1 line for all other parameters"
-    for name, name in zip((names, axes, rest), said, strict=True):
-        assert name.startswith(f"hand.yaml: {name}, and MindSpore's files list each")
-        assert name.endswith("; split or reshard with --write-strategy")
+    for what, error in zip((names, axes, rest), said, strict=True):
+        assert error.startswith(f"hand.yaml: {what}, and MindSpore's files list each")
+        assert error.endswith("; split or reshard with --write-strategy")
     assert files_below(tmp_path) == ["hand.yaml"]
 
 

@@ -101,7 +101,7 @@ ROWS = (
     # and in a text that he wrote.
     Row(
         "other words",
-        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ or \S+, with all",
+        r"`[^`]+`|\"[^\"]*\"(?::| and)|\S+: \{|A:0\.25|\S+ in place of \S+|\S+ or \S+, with all",
         "",
     ),
 )
