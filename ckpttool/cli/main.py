@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -219,6 +220,10 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 
 def _on_its_side(problem: Diagnostic, words: Sequence[str]) -> Diagnostic:
+    """Return a problem whose hint has the words for its side: ``--b-step``, or ``INPUT,step=``."""
+    if problem.side.startswith("input"):
+        of_input = f"{shlex.quote(problem.where)},step="
+        return replace(problem, hint=re.sub(r"^--step ", lambda _: of_input, problem.hint))
     typed = {word.partition("=")[0] for word in words if problem.side == "B"}
     own = {option.replace("--b-", "--"): option for option in typed if option.startswith("--b-")}
     hint = re.sub(r"--[a-z]+\b(?!-)", lambda match: own.get(match[0], match[0]), problem.hint)

@@ -225,7 +225,7 @@ def test_encrypted_inputs_are_averaged_with_their_key(mode, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((f"{SRC},step=1_3", SRC), "no file of step 1_3"),
+        ((f"{SRC},step=1_3", SRC), "no file of step 1_3 found 2_10"),
         ((f"{SRC}/rank_0/checkpoint-2_10.ckpt,step=4", SRC), "of step 2_10 by its name, not of"),
         ((SRC, SRC, "-d", TARGET, "--max-shard-size", "1GB"), "does not go with -d"),
     ],
