@@ -42,12 +42,14 @@ def split_words(source, folder, output_format, engine):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    source = write_source(folder / "source", RANKS, RANK_BYTES)
+    # Deep in it: the numbers of two processes that test side by side look like those of ranks.
+    (deep := folder / "of" / "both").mkdir(parents=True)
+    source = write_source(deep / "source", RANKS, RANK_BYTES)
     known = {}
 
     def look(output_format, engine):
         if (output_format, engine) not in known:
-            out = folder / output_format / engine
+            out = source.parent / output_format / engine
             process = start(*split_words(source, out, output_format, engine))
             wait_until((out / LOG).exists, "the run")
             began = time.monotonic()
