@@ -84,6 +84,7 @@ _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MAGIC_BYTES = 4096  # enough for all kinds but text
 _MIN_TEXT_BYTES = 8
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified; a device takes a hundred bytes
+_MAX_GROUPS = 1000  # of one rank; a checkpoint has more tensors, whose fields look alike
 _MAX_VERSION_BYTES = 40
 
 _ZIP = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
@@ -260,7 +261,7 @@ def _message_kind(path: str) -> str:
 
 def _is_group_info(reader: WireReader) -> bool:
     is_listed = False
-    for field in reader.fields(0, reader.size):
+    for field in islice(reader.fields(0, reader.size), _MAX_GROUPS):
         if field.wire_type != LENGTH:
             return False
         numbers = {inner.number for inner in reader.fields(field.start, field.stop)}

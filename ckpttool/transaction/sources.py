@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-
-from msgspec import Struct
 
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
@@ -141,7 +139,10 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
 
 
 def _decisive_parts(term: Term) -> tuple[object, ...]:
-    """Return everything that decides what a term reads, but not who holds a slice."""
+    """Return everything that decides what a term reads, but not who holds a slice.
+
+    Records are shown in the words of earlier versions, whose runs go on.
+    """
     source, slicing = term.source, term.source.slicing
     if isinstance(slicing, BoxSlicing):
         how: object = slicing.slice_counts
@@ -149,8 +150,10 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
         how = _show_layout(source.layout)
     rare: list[object] = [source.own_ranks] if source.own_ranks else []
     rare += [] if term.block is None else [term.block]
-    meta = _shown(source.meta, ("name", "dtype", "shape", "text", "whole_shape"))
-    return term.input, term.weight, meta, how, source.parameter, source.only_for, *rare
+    meta = source.meta
+    shown = f"name={meta.name!r}, dtype={meta.dtype!r}, shape={meta.shape!r}, text={meta.text!r}"
+    shown = _Shown(f"TensorMeta({shown}, whole_shape={meta.whole_shape!r})")
+    return term.input, term.weight, shown, how, source.parameter, source.only_for, *rare
 
 
 class _Shown(str):
@@ -166,13 +169,8 @@ def _show_layout(layout: Layout) -> _Shown:
 
 @lru_cache(maxsize=1 << 12)  # a model has few layouts; equal ones may differ in the full shape
 def _show(layout: Layout, full_shape: tuple[int, ...] | None) -> _Shown:
-    return _shown(layout, [name for name in layout.__struct_fields__ if name != "split_shape"])
-
-
-def _shown(record: Struct, names: Iterable[str]) -> _Shown:
-    # In the words of earlier versions: their runs go on.
-    fields = ", ".join(f"{name}={getattr(record, name)!r}" for name in names)
-    return _Shown(f"{type(record).__name__}({fields})")
+    names = (name for name in layout.__struct_fields__ if name != "split_shape")
+    return _Shown(f"Layout({', '.join(f'{name}={getattr(layout, name)!r}' for name in names)})")
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
