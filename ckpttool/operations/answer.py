@@ -25,6 +25,7 @@ from ckpttool.wording import as_typed, count, encodable
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
+Shape = tuple[Count, ...]
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
 # What may be infinite, or NaN; JSON has no such numbers, and their names stand in quotes (`plain`).
 Unbounded = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity"]})]
@@ -280,6 +281,30 @@ def count_casts(types: Iterable[tuple[str, str]]) -> tuple[Cast, ...]:
     """Return how many tensors have another new type than their old one, by both."""
     numbers = sorted(Counter(pair for pair in types if pair[0] != pair[1]).items())
     return tuple(Cast(*pair, number) for pair, number in numbers)
+
+
+class SizedTensor(Answer, frozen=True, kw_only=True):
+    """A full tensor, and the shapes of its slices.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor.
+    dtype
+        Element type, by MindSpore's name.
+    shape
+        Full shape.
+    slice_shape
+        Shape of the first slice.
+    slice_shapes
+        All shapes of slices, if there are several.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    slice_shape: Shape
+    slice_shapes: tuple[Shape, ...] | None = None
 
 
 class DescribedLayout(Answer, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from ckpttool.operations.answer import (
     FileOfSet,
     Magnitude,
     Reported,
+    SizedTensor,
     Some,
     count_casts,
 )
@@ -41,7 +42,6 @@ from ckpttool.wording import Brief, count, format_bytes, format_numbers, format_
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
 
 Part = Annotated[str, msgspec.Meta(pattern="^[0-9]+/[0-9]+$")]
-Shape = tuple[Count, ...]
 
 
 class Output(FileOfSet, frozen=True):
@@ -56,21 +56,11 @@ class Output(FileOfSet, frozen=True):
     kept: bool
 
 
-class ShardedTensor(Answer, frozen=True, kw_only=True):
+class ShardedTensor(SizedTensor, frozen=True, kw_only=True):
     """A sharded tensor, and the layout with which it was read.
 
     Attributes
     ----------
-    name
-        Name of the tensor.
-    dtype
-        Element type, by MindSpore's name.
-    shape
-        Full shape.
-    slice_shape
-        Shape of the first slice.
-    slice_shapes
-        All shapes of slices, if there are several.
     device_matrix
         Sizes of the device grid.
     tensor_map
@@ -83,11 +73,6 @@ class ShardedTensor(Answer, frozen=True, kw_only=True):
         Number of fields, if slices hold their share of each field.
     """
 
-    name: str
-    dtype: str
-    shape: Shape
-    slice_shape: Shape
-    slice_shapes: tuple[Shape, ...] | None = None
     device_matrix: tuple[Some, ...]
     tensor_map: tuple[tuple[Count, ...], ...]
     optimizer_shard: Some

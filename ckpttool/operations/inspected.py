@@ -28,6 +28,8 @@ from ckpttool.operations.answer import (
     Document,
     Each,
     Reported,
+    Shape,
+    SizedTensor,
     Some,
     StageLayout,
     describe_layouts,
@@ -49,7 +51,6 @@ from ckpttool.operations.summary import (
 from ckpttool.problems import Diagnostics
 
 Ranks = tuple[Count, ...]
-Shape = tuple[Count, ...]
 
 
 class TensorOfFile(Answer, frozen=True):
@@ -115,21 +116,11 @@ class TensorOfRanks(Answer, frozen=True):
     ranks: Ranks
 
 
-class TensorOfLayout(Answer, frozen=True, kw_only=True):
+class TensorOfLayout(SizedTensor, frozen=True, kw_only=True):
     """A full tensor and its layout.
 
     Attributes
     ----------
-    name
-        Name of the tensor.
-    dtype
-        Element type, by MindSpore's name.
-    shape
-        Full shape.
-    slice_shape
-        Shape of the first slice.
-    slice_shapes
-        All shapes of slices, if there are several.
     device_matrix
         Sizes of the device grid. Null: nothing lists the tensor.
     tensor_map
@@ -151,11 +142,6 @@ class TensorOfLayout(Answer, frozen=True, kw_only=True):
         Ranks that hold a slice.
     """
 
-    name: str
-    dtype: str
-    shape: Shape
-    slice_shape: Shape
-    slice_shapes: tuple[Shape, ...] | None = None
     device_matrix: tuple[Some, ...] | None
     tensor_map: tuple[tuple[Count, ...], ...] | None
     optimizer_shard: Some | None
@@ -185,21 +171,11 @@ class SliceOfBoxes(Answer, frozen=True):
     ranks: Ranks
 
 
-class TensorOfBoxes(Answer, frozen=True, kw_only=True):
+class TensorOfBoxes(SizedTensor, frozen=True, kw_only=True):
     """A full tensor of a checkpoint that describes itself; it has no layout and no stages.
 
     Attributes
     ----------
-    name
-        Name of the tensor.
-    dtype
-        Element type, by MindSpore's name.
-    shape
-        Full shape.
-    slice_shape
-        Shape of the first slice.
-    slice_shapes
-        All shapes of slices, if there are several.
     nbytes
         Bytes of the full tensor.
     device_matrix, tensor_map, optimizer_shard
@@ -214,11 +190,6 @@ class TensorOfBoxes(Answer, frozen=True, kw_only=True):
         The slices.
     """
 
-    name: str
-    dtype: str
-    shape: Shape
-    slice_shape: Shape
-    slice_shapes: tuple[Shape, ...] | None = None
     nbytes: Count
     device_matrix: None
     tensor_map: None
