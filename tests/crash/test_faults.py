@@ -61,7 +61,7 @@ def break_call(monkeypatch):
     """Makes a call of the system fail from the n-th time on, for files with a name."""
 
     def breaking(call, number, name="", after=0):
-        owner = fcntl if call == "flock" else os
+        owner = {"flock": fcntl, "replace": Path}.get(call, os)
         real = getattr(owner, call)
         calls = []
 
