@@ -1,9 +1,9 @@
 """What is to be made of which files: the job of merge, split, reshard, convert and average.
 
 An `Order` is what a person names, `load_job` reads it, and a `Job` is what follows for the stages
-that all five share: the sources, how each is looked at, and the target.  So one function of `JOBS`
-is all that tells one command from another.  These functions read nothing but what an order names,
-and write nothing.
+that all five share: the sources, how each is looked at, and the target.  The table `SOURCES` and
+the function of convert are all that tells one command from another.  These functions read nothing
+but what an order names, and write nothing.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def find_space(sizes: Mapping[str, int]) -> list[Space]:
         folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
         device = folder.stat().st_dev
         folders.setdefault(device, folder)
-        need[device] += nbytes - _partial_bytes(path)
+        need[device] += max(nbytes - _partial_bytes(path), 0)  # a file takes whole blocks
     disks = {device: os.statvfs(folder) for device, folder in folders.items()}
     return [
         Space(str(folders[device]), nbytes, disks[device].f_bavail * disks[device].f_frsize)

@@ -30,6 +30,12 @@ def free(monkeypatch):
     return has
 
 
+def test_a_half_written_file_needs_no_room_that_it_has(tmp_path):
+    (tmp_path / "a.ckpt.partial").write_bytes(bytes(3 * BLOCK))
+    sizes = {str(tmp_path / "a.ckpt"): 2 * BLOCK + 1, str(tmp_path / "b.ckpt"): BLOCK}
+    assert [space.need for space in preflight.find_space(sizes)] == [BLOCK]
+
+
 @pytest.mark.big
 @pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
 def test_a_real_disk_is_too_small_for_what_is_all_holes(tmp_path, engine):
