@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
-from ckpttool.discovery.scan import SourceOptions, Steps
+from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.keywords import (
     AverageKeywords,
@@ -47,10 +47,9 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.conversion import Conversion
-from ckpttool.operations.describe import Inspected
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
-from ckpttool.operations.inspected import document_of, document_of_steps
+from ckpttool.operations.inspected import Answered, InspectedSteps, document_of_steps
 from ckpttool.operations.inspection import inspect_catalog, inspect_other
 from ckpttool.operations.jobs import Order, Verb
 from ckpttool.operations.load import (
@@ -68,7 +67,6 @@ from ckpttool.operations.run import convert as run_order
 from ckpttool.operations.strategies import RanksToFetch
 from ckpttool.operations.tensor_diff import Difference
 from ckpttool.operations.tensor_diff import diff as compare
-from ckpttool.operations.values import Values
 from ckpttool.operations.verification import Verification
 from ckpttool.operations.verification import verify as find_problems
 from ckpttool.planning.needs import Needs
@@ -103,17 +101,6 @@ Averaged: TypeAlias = (
     Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | Weighted | AverageInput]
 )
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
-Answer: TypeAlias = (
-    Conversion
-    | Inspected
-    | Verification
-    | Difference
-    | Explanation
-    | Steps
-    | Values
-    | Needs
-    | Document
-)
 T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
@@ -405,8 +392,8 @@ def inspect(
     ignore_manifest: bool = False,
     progress: Progress = None,
     **options: Unpack[InspectKeywords],
-) -> Inspected:
-    """Say what a checkpoint or a strategy is; errors are in the answer, ``found.errors``.
+) -> Answered:
+    """Say what a checkpoint or a strategy is; errors are in the answer, ``problems``.
 
     Parameters
     ----------
@@ -439,7 +426,7 @@ def inspect(
     resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_OUTPUTS), manifest=comparing)
     given.end()
     diagnostics = Diagnostics("inspect")
-    answer: Inspected | None = None
+    answer: Answered | None = None
     if isinstance(source.src, str):
         answer = inspect_other(source.src, diagnostics)
     if answer is None:
@@ -641,7 +628,7 @@ def steps(
     *,
     progress: Progress = None,
     **options: Unpack[SourceKeywords],
-) -> Steps:
+) -> InspectedSteps:
     """Return the steps of a training folder, complete or not, the oldest first.
 
     Parameters
@@ -671,22 +658,12 @@ def steps(
     answer = load_steps(source, diagnostics, open_count=_counts(progress))
     raise_all(diagnostics.failures)
     _warn(diagnostics, diagnostics.severity_of)
-    return replace(answer, diagnostics=tuple(diagnostics))
+    return document_of_steps(answer, diagnostics)
 
 
-def to_dict(answer: Answer) -> Json:
+def to_dict(answer: Document | Needs) -> Json:
     """Return an answer as the document that ``--json`` prints."""
-    match answer:
-        case Document():
-            return answer.to_dict()
-        case Steps():
-            found = Diagnostics("inspect")
-            found.add(*answer.diagnostics)
-            return document_of_steps(answer, found).to_dict()
-        case Needs():
-            return RanksToFetch.of(answer).to_dict()
-        case _:
-            return document_of(answer).to_dict()
+    return (RanksToFetch.of(answer) if isinstance(answer, Needs) else answer).to_dict()
 
 
 def _convert(

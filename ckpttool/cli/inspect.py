@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.checkpoint.resolve import Depth
     from ckpttool.cli.options import ReportOptions, Side
-    from ckpttool.operations.describe import Inspected
+    from ckpttool.operations.inspected import Answered
     from ckpttool.operations.values import Rows
 
 
@@ -140,9 +141,12 @@ def inspect(
     )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, diagnostics)
     if report.as_json:
-        from ckpttool.operations.inspected import document_of
+        from ckpttool.operations.answer import notes_and_problems
+        from ckpttool.operations.inspected import InspectedCheckpoint, InspectedSaves
 
-        tables.print_json(document_of(inspected).to_dict())
+        if page.path is not None and isinstance(inspected, InspectedCheckpoint | InspectedSaves):
+            inspected = replace(inspected, **notes_and_problems(diagnostics))  # with those of it
+        tables.print_json(inspected.to_dict())
     else:
         if not report.quiet:
             print_inspected(inspected, show_all=look.show_all, show_ranks=look.show_ranks)
@@ -199,18 +203,18 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
     tables.print_notes(values.notes, values.notes.severity_of, report.quiet)
 
 
-def _draw(inspected: Inspected, path: str, overwrite: bool, diagnostics: Diagnostics) -> str:
+def _draw(answer: Answered, path: str, overwrite: bool, diagnostics: Diagnostics) -> str:
     """Write the page of a checkpoint and return a line that says so; "" if it is refused."""
     from ckpttool.cli.overview import facts_of
     from ckpttool.operations import plot
-    from ckpttool.operations.describe import Inspection
+    from ckpttool.operations.inspected import InspectedCheckpoint
 
-    refusals = [*plot.refusals(inspected, path, overwrite)]
+    refusals = [*plot.refusals(answer, path, overwrite)]
     diagnostics.add(*refusals)
-    if refusals or not isinstance(inspected, Inspection):
+    if refusals or not isinstance(answer, InspectedCheckpoint):
         return ""
     try:
-        nbytes = plot.write(inspected, facts_of(inspected), path)
+        nbytes = plot.write(answer.parts, facts_of(answer.parts), path)
     except ExecutionError as error:
         diagnostics.failures.append(error)
         return ""
@@ -227,10 +231,10 @@ def _inspect(
     every_tensor: bool,
     resolve: ResolveOptions,
     contents: Depth,
-) -> Inspected:
+) -> Answered:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
-    from ckpttool.operations.describe import describe_strategy
+    from ckpttool.operations.inspected import describe_strategy
     from ckpttool.operations.inspection import are_strategies, inspect_catalog, inspect_foreign
 
     strategies = (source.path, *more, *source.strategy_files)

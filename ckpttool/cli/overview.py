@@ -20,12 +20,13 @@ from ckpttool.cli.tables import (
     terminal_columns,
 )
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.formats.foreign import FOREIGN_KINDS, ForeignFile
-from ckpttool.operations.describe import (
-    Inspection,
-    SavesInspection,
-    StrategyInspection,
-    group_ranks,
+from ckpttool.formats.foreign import FOREIGN_KINDS
+from ckpttool.operations.describe import Inspected, group_ranks
+from ckpttool.operations.inspected import (
+    InspectedCheckpoint,
+    InspectedForeign,
+    InspectedSaves,
+    InspectedStrategy,
 )
 from ckpttool.operations.summary import Row, sharded_text
 from ckpttool.problems import CODES
@@ -41,7 +42,7 @@ from ckpttool.wording import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.operations.describe import Inspected
+    from ckpttool.operations.inspected import Answered
     from ckpttool.operations.summary import Amount, Entry, Parallelism, Placement, Stage, Summary
 
 MAX_ROWS = 40  # of the folded table; more are no overview
@@ -57,23 +58,23 @@ _KIND_TEXTS = {
 }
 
 
-def print_inspected(answer: Inspected, *, show_all: bool, show_ranks: bool) -> None:
+def print_inspected(answer: Answered, *, show_all: bool, show_ranks: bool) -> None:
     """Print what was inspected."""
     match answer:
-        case Inspection():
-            print_checkpoint(answer, show_all=show_all, show_ranks=show_ranks)
-        case SavesInspection():
+        case InspectedCheckpoint():
+            print_checkpoint(answer.parts, show_all=show_all, show_ranks=show_ranks)
+        case InspectedSaves():
             _print_saves(answer)
-        case StrategyInspection():
+        case InspectedStrategy():
             print_strategy(answer, show_all)
-        case ForeignFile():
+        case InspectedForeign():
             _print_foreign(answer)
 
 
 # ---------------------------------------------------------------------------------- the first lines
 
 
-def print_checkpoint(answer: Inspection, *, show_all: bool, show_ranks: bool) -> None:
+def print_checkpoint(answer: Inspected, *, show_all: bool, show_ranks: bool) -> None:
     """Print what a checkpoint is, and its tensors: folded, or with ``show_all`` each."""
     files, summary = answer.catalog.files, answer.summary
     if not files and answer.catalog.errors("inspect"):
@@ -97,7 +98,7 @@ def print_checkpoint(answer: Inspection, *, show_all: bool, show_ranks: bool) ->
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
 
 
-def facts_of(answer: Inspection) -> Mapping[str, Iterable[str]]:
+def facts_of(answer: Inspected) -> Mapping[str, Iterable[str]]:
     """Return label to lines of what a checkpoint is, which stand before its tensors."""
     return {
         "contents": _contents(answer),
@@ -110,7 +111,7 @@ def facts_of(answer: Inspection) -> Mapping[str, Iterable[str]]:
     }
 
 
-def _contents(answer: Inspection) -> Iterator[str]:
+def _contents(answer: Inspected) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, done, files = answer.catalog, answer.completeness, answer.catalog.files.values()
     ranks = len(answer.expected_ranks)
@@ -142,12 +143,12 @@ def _contents(answer: Inspection) -> Iterator[str]:
     yield from filter(None, [", ".join(amount for amount, is_there in sizes.items() if is_there)])
 
 
-def _has_replicas(answer: Inspection) -> bool:
+def _has_replicas(answer: Inspected) -> bool:
     placements = {entry.placement for entry in answer.summary.entries if entry.placement.is_listed}
     return any(len(ranks) > 1 for placement in placements for ranks in placement.local_owners)
 
 
-def _number(answer: Inspection) -> str:
+def _number(answer: Inspected) -> str:
     """Return the number of parameters; that of tensors if it is not known what they make."""
     weights, done = answer.summary.amounts.weights, answer.completeness
     if not answer.has_full_tensors:
@@ -163,7 +164,7 @@ def _parameters(weights: Amount) -> str:
     return f"{format_number(weights.parameters)} parameters"
 
 
-def _differing_ranks(answer: Inspection) -> Iterator[str]:
+def _differing_ranks(answer: Inspected) -> Iterator[str]:
     """Yield a line on ranks whose files hold different tensors, if there are any."""
     files, groups = answer.catalog.files, group_ranks(answer.catalog)
     if answer.catalog.is_merged or len(groups) < 2:
@@ -184,13 +185,13 @@ def _differing_ranks(answer: Inspection) -> Iterator[str]:
     yield "; ".join(texts)
 
 
-def _recorded(answer: Inspection) -> Iterator[str]:
+def _recorded(answer: Inspected) -> Iterator[str]:
     description = answer.catalog.description
     if description is not None and description.values:
         yield ", ".join(f"{name} {value}" for name, value in description.values.items())
 
 
-def _metadata(answer: Inspection) -> Iterator[str]:
+def _metadata(answer: Inspected) -> Iterator[str]:
     is_safetensors = {file.format for file in answer.catalog.files.values()} == {"safetensors"}
     attrs = answer.catalog.common_attrs if is_safetensors else {}
     shown = [key for key in attrs if key != "format" and not key.startswith(PROVENANCE)]
@@ -199,7 +200,7 @@ def _metadata(answer: Inspection) -> Iterator[str]:
         yield shorten(map(" ".join, zip(shown, texts, strict=True)), 3)
 
 
-def _provenance(answer: Inspection) -> Iterator[str]:
+def _provenance(answer: Inspected) -> Iterator[str]:
     """Yield how ckpttool made the first file, if that says so; the other files say the same."""
     for file in [*answer.catalog.files.values()][: answer.is_merged]:
         said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
@@ -208,7 +209,7 @@ def _provenance(answer: Inspection) -> Iterator[str]:
             yield f"ckpttool {said['version']} from {said['source']}{of_step}"
 
 
-def _parallelism(answer: Inspection) -> Iterator[str]:
+def _parallelism(answer: Inspected) -> Iterator[str]:
     """Yield the lines on how the tensors are distributed."""
     summary, files = answer.summary, answer.catalog.files
     codes = answer.completeness.complete_codes
@@ -287,7 +288,7 @@ def _samples_text(summary: Summary) -> Iterator[str]:
         yield "--all samples every tensor and shows which ranks hold the same"
 
 
-def _completeness(answer: Inspection) -> str:
+def _completeness(answer: Inspected) -> str:
     """Return whether a checkpoint is complete, and what is missing."""
     done, catalog = answer.completeness, answer.catalog
     gone = []
@@ -321,7 +322,7 @@ def _stage_text(summary: Summary, ranks: Sequence[int]) -> str:
     return "".join(f"stage {number}: " for number in numbers)
 
 
-def _in_stages(answer: Inspection) -> str:
+def _in_stages(answer: Inspected) -> str:
     """Return the stages whose ranks have no file; "" if there is only one stage."""
     parallelism, missing = answer.summary.parallelism, {*answer.completeness.missing_ranks}
     if parallelism is None or len(parallelism.stages) < 2:
@@ -341,7 +342,7 @@ def _whole(replicas: tuple[int, int] | None) -> str:
 # -------------------------------------------------------------------------------------- the tensors
 
 
-def _print_folded(answer: Inspection) -> None:
+def _print_folded(answer: Inspected) -> None:
     """Print the folded tensors: those with a known sharding in a table, the others in lines."""
     summary, is_known = answer.summary, answer.summary.parallelism is not None
     in_table: list[Row] = []
@@ -368,7 +369,7 @@ def _print_folded(answer: Inspection) -> None:
         echo("")
 
 
-def _equality(row: Row, answer: Inspection) -> str:
+def _equality(row: Row, answer: Inspected) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
     summary, ranks = answer.summary, row.first.placement.owners[0]
     if answer.is_merged:
@@ -399,7 +400,7 @@ Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
 _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
-def _columns(summary: Summary, answer: Inspection | None = None) -> Columns:
+def _columns(summary: Summary, answer: Inspected | None = None) -> Columns:
     """Return the columns of a checkpoint or of a strategy."""
     longest = _longest_ranks()
 
@@ -579,7 +580,7 @@ def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
     return f"{len(groups)} slices x {each} rank{'' if each == '1' else 's'}"
 
 
-def _print_files(answer: Inspection) -> None:
+def _print_files(answer: Inspected) -> None:
     """Print a table of all files."""
     root, rows = answer.catalog.root, []
     for rank, file in answer.catalog.files.items():
@@ -599,16 +600,16 @@ def _print_files(answer: Inspection) -> None:
 # ------------------------------------------------------------------------------------- other files
 
 
-def _print_saves(answer: SavesInspection) -> None:
-    ranks = count(sum(map(len, answer.saves)), "rank")
+def _print_saves(answer: InspectedSaves) -> None:
+    ranks = count(sum(len(save.ranks) for save in answer.saves), "rank")
     print_facts(answer.path, {"contents": [f"{ranks}, no step was chosen"]})
-    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in answer.saves.items())
+    rows = ((format_numbers(save.ranks), ", ".join(save.files)) for save in answer.saves)
     print_table("files of every step", ("ranks", "names"), rows)
 
 
-def print_strategy(answer: StrategyInspection, show_all: bool) -> None:
+def print_strategy(answer: InspectedStrategy, show_all: bool) -> None:
     """Print the stages of a strategy, and its parameters: folded, or with ``show_all`` each."""
-    strategy, summary, rules = answer.strategy, answer.summary, answer.strategy.rules
+    strategy, summary, rules = answer.strategy, answer.listed, answer.strategy.rules
     listed_rows = [row for row in summary.rows if row.first.name in strategy.layouts]
     parts = [f"a strategy for {count(len(strategy.ranks), 'rank')}"]
     titles = []
@@ -633,15 +634,14 @@ def print_strategy(answer: StrategyInspection, show_all: bool) -> None:
         print_text("--all lists every layout, --json everything", indent=0)
 
 
-def _print_foreign(file: ForeignFile) -> None:
+def _print_foreign(file: InspectedForeign) -> None:
     """Print what a file is that is not a checkpoint."""
     noun = FOREIGN_KINDS[file.kind].noun
     print_text(f"{file.path}: {noun}, {format_bytes(file.nbytes)}")
-    if file.contents is not None:
-        devices = file.contents.devices
+    if (devices := file.ranks) is not None:
         servers = count(len({device.server for device in devices}), "server")
         print_table(
             f"{len(devices)} ranks on {servers}",
             ("rank>", "server", "device>", "device ip"),
-            ((str(it.rank), it.server, str(it.device), it.ip or "") for it in devices),
+            ((str(it.rank), it.server, str(it.device), it.device_ip or "") for it in devices),
         )

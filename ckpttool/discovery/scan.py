@@ -68,7 +68,7 @@ from ckpttool.secret import Secret
 from ckpttool.transaction.states import (
     describe_record,
 )
-from ckpttool.wording import Brief, count, format_bytes, format_ranks, shorten
+from ckpttool.wording import count, format_ranks, shorten
 
 
 class SelfDescribed(NamedTuple):
@@ -265,23 +265,12 @@ def read_ranks(
     return _checked(catalog, ranks.key, command)
 
 
-class Steps(Brief, Struct, frozen=True):
+class Steps(Struct, frozen=True):
     """Every step of a folder, the oldest first, and what was noted or is wrong."""
 
     path: str
     steps: tuple[FoundStep, ...]
     diagnostics: tuple[Diagnostic, ...]
-
-    def _texts(self) -> Iterator[str]:
-        yield f"{self.path}: {count(len(self.steps), 'step')}"
-        yield f"{sum(step.complete is True for step in self.steps)} complete"
-
-    def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("step", "complete", "files", "size", "what")
-        for step in self.steps:
-            name = step.name or step.step or ""
-            numbers = map(str, (step.complete, step.files))
-            yield (name, *numbers, format_bytes(step.nbytes), step.reason)
 
 
 def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | RankFiles:

@@ -320,15 +320,6 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
-class ForeignFile(Struct, frozen=True):
-    """A file that is shown as what it is; ``contents`` of a rank table."""
-
-    path: str
-    kind: str
-    nbytes: int
-    contents: RankTable | None = None
-
-
 def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
     if "server_list" in table:
         for server in _entries(table, "server_list"):

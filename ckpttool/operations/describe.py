@@ -1,21 +1,19 @@
-"""What inspect answers: the facts of a checkpoint as figures, or what another file is.
+"""The facts of a checkpoint as figures, of which the answers of inspect are made.
 
 Nothing here reads a checkpoint; `ckpttool.operations.inspection` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 
 from msgspec import Struct
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Contents
 from ckpttool.checkpoint.presence import ranks_without_file
-from ckpttool.formats.foreign import Device, ForeignFile
-from ckpttool.model.belonging import find_belongings
+from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.strategy import Strategy
 from ckpttool.operations.summary import (
     Ranks,
     Summary,
@@ -23,10 +21,8 @@ from ckpttool.operations.summary import (
     entries_of_layouts,
     entries_of_tensors,
     find_parallelism,
-    layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, FormatError, StrategyError
-from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
 class Completeness(Struct, frozen=True):
@@ -40,8 +36,8 @@ class Completeness(Struct, frozen=True):
     replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
 
 
-class Inspection(Brief, Struct, frozen=True):
-    """What a checkpoint holds, and what was found wrong or noted.
+class Inspected(Struct, frozen=True):
+    """What an answer about a checkpoint is made of.
 
     Attributes
     ----------
@@ -70,30 +66,6 @@ class Inspection(Brief, Struct, frozen=True):
     devices: Mapping[int, Device] = {}
 
     @property
-    def left_out(self) -> Mapping[str, int]:
-        """The tensors that the user does not want, with their bytes; none if only shown."""
-        is_shown = self.checkpoint.options.tensors.shown_by
-        return {} if is_shown else self.checkpoint.left_out
-
-    def _texts(self) -> Iterator[str]:
-        catalog, complete = self.catalog, self.completeness.complete
-        yield f"{catalog.root}: {count(len(catalog.files), 'file' if self.is_merged else 'rank')}"
-        yield f"step {catalog.step}" if catalog.step else ""
-        yield count(len({entry.name for entry in self.summary.entries}), "tensor")
-        yield format_bytes(sum(entry.total_nbytes for entry in self.summary.entries))
-        yield {True: "complete", False: "incomplete", None: ""}[complete]
-        errors = len(self.found.errors) + len(self.found.failures)
-        yield count(errors, "error") if errors else ""
-
-    def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("tensor", "number", "dtype", "shape", "slices")
-        for row in self.summary.rows:
-            first = row.first
-            shape = "" if first.shape is None else format_shape(first.shape)
-            slices = " x ".join(map(str, first.placement.slice_counts or ()))
-            yield (row.pattern, str(len(row.entries)), first.dtype, shape, slices)
-
-    @property
     def is_merged(self) -> bool:
         """Whether the files hold full tensors, and no strategy says otherwise."""
         return self.catalog.is_merged and not self.checkpoint.are_joined
@@ -120,35 +92,6 @@ class Inspection(Brief, Struct, frozen=True):
             and {equal.ranks for equal in summary.equal_ranks.values()} == {everywhere}
             and any(summary.equal_ranks[name].kind == "equal" for name in tensors)
         )
-
-
-class SavesInspection(Struct, frozen=True):
-    """The files of ranks of which no step was chosen: ranks to the names of their files."""
-
-    path: str
-    saves: Mapping[Ranks, tuple[str, ...]]
-    found: Diagnostics
-
-
-class StrategyInspection(Struct, frozen=True):
-    """What a strategy lists: its layouts at a glance, and the notes of reading it."""
-
-    strategy: Strategy
-    summary: Summary
-    found: Diagnostics
-
-
-Inspected = Inspection | SavesInspection | StrategyInspection | ForeignFile
-
-
-def describe_strategy(strategy: Strategy, diagnostics: Diagnostics) -> StrategyInspection:
-    """Return the answer of inspect for the files of a strategy."""
-    rules = layouts_of_rules(strategy)
-    entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    belongings = find_belongings(strategy.layouts, {})
-    diagnostics.add(*strategy.notes)
-    parallelism = find_parallelism(entries, belongings, strategy)
-    return StrategyInspection(strategy, Summary(entries, belongings, parallelism), diagnostics)
 
 
 def summarize(checkpoint: Checkpoint) -> Summary:

@@ -6,7 +6,7 @@ described when the document is written: a screen folds 100,000 of them into few 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -14,7 +14,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ckpttool.discovery.scan import Steps
-from ckpttool.formats.foreign import Device, ForeignFile, RankTable
+from ckpttool.formats.foreign import Device, RankTable
+from ckpttool.model.belonging import find_belongings
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
@@ -35,20 +37,19 @@ from ckpttool.operations.answer import (
     describe_layouts,
     notes_and_problems,
 )
-from ckpttool.operations.describe import (
-    Inspected,
-    Inspection,
-    SavesInspection,
-    StrategyInspection,
-)
+from ckpttool.operations.describe import Inspected
 from ckpttool.operations.summary import (
     Amount,
     Entry,
     EqualRanks,
     Parallelism,
+    Summary,
+    entries_of_layouts,
+    find_parallelism,
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics
+from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 Ranks = tuple[Count, ...]
 
@@ -299,7 +300,40 @@ class CheckpointSummary(Answer, frozen=True, kw_only=True):
     equal_ranks: tuple[EqualRanks, ...]
 
 
-class InspectedFile(Document, frozen=True):
+class InspectedCheckpoint(Brief, Document, frozen=True, kw_only=True):
+    """What inspect says of a checkpoint, whatever its kind.
+
+    Attributes
+    ----------
+    parts
+        What it is made of.
+    """
+
+    aside = frozenset({"parts"})
+
+    parts: Inspected
+
+    def _texts(self) -> Iterator[str]:
+        parts, catalog = self.parts, self.parts.catalog
+        entries, found = parts.summary.entries, parts.found
+        yield f"{catalog.root}: {count(len(catalog.files), 'file' if parts.is_merged else 'rank')}"
+        yield f"step {catalog.step}" if catalog.step else ""
+        yield count(len({entry.name for entry in entries}), "tensor")
+        yield format_bytes(sum(entry.total_nbytes for entry in entries))
+        yield {True: "complete", False: "incomplete", None: ""}[parts.completeness.complete]
+        errors = len(found.errors) + len(found.failures)
+        yield count(errors, "error") if errors else ""
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "number", "dtype", "shape", "slices")
+        for row in self.parts.summary.rows:
+            first = row.first
+            shape = "" if first.shape is None else format_shape(first.shape)
+            slices = " x ".join(map(str, first.placement.slice_counts or ()))
+            yield (row.pattern, str(len(row.entries)), first.dtype, shape, slices)
+
+
+class InspectedFile(InspectedCheckpoint, frozen=True, kw_only=True):
     """A single file.
 
     Attributes
@@ -332,7 +366,7 @@ class InspectedFile(Document, frozen=True):
     summary: CheckpointSummary
 
 
-class InspectedFiles(Document, frozen=True):
+class InspectedFiles(InspectedCheckpoint, frozen=True, kw_only=True):
     """Full tensors in several files, with an index.
 
     Attributes
@@ -368,7 +402,7 @@ class InspectedFiles(Document, frozen=True):
     summary: CheckpointSummary
 
 
-class InspectedRanks(Document, frozen=True, kw_only=True):
+class InspectedRanks(InspectedCheckpoint, frozen=True, kw_only=True):
     """A checkpoint of ranks.
 
     Attributes
@@ -556,7 +590,11 @@ class InspectedStrategy(Document, frozen=True):
         Facts that do not stop the command: notes and warnings.
     summary
         What it says as a whole.
+    strategy, listed
+        The strategy, and what it lists.
     """
+
+    aside = frozenset({"strategy", "listed"})
 
     kind: Literal["strategy"]
     files: tuple[str, ...]
@@ -567,6 +605,8 @@ class InspectedStrategy(Document, frozen=True):
     replicates_rest: bool
     notes: Reported
     summary: StrategySummary
+    strategy: Strategy
+    listed: Summary
 
 
 class InspectedStep(Answer, frozen=True):
@@ -611,7 +651,7 @@ class InspectedStep(Answer, frozen=True):
     default: bool
 
 
-class InspectedSteps(Document, frozen=True):
+class InspectedSteps(Brief, Document, frozen=True):
     """With --steps: every step of a folder.
 
     Attributes
@@ -631,23 +671,30 @@ class InspectedSteps(Document, frozen=True):
     notes: Reported
     problems: Reported
 
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {count(len(self.steps), 'step')}"
+        yield f"{sum(step.complete is True for step in self.steps)} complete"
 
-def document_of(inspected: Inspected) -> Document:
-    """Return the document of inspect."""
-    match inspected:
-        case Inspection():
-            return _of_files(inspected) if inspected.is_merged else _of_ranks(inspected)
-        case SavesInspection():
-            saves = tuple(Save(*save) for save in inspected.saves.items())
-            return InspectedSaves(inspected.path, saves, **notes_and_problems(inspected.found))
-        case StrategyInspection():
-            return _of_strategy(inspected)
-        case ForeignFile():
-            table = inspected.contents
-            return InspectedForeign(
-                *(inspected.path, inspected.kind, inspected.nbytes),
-                *(() if table is None else _of_table(table)),
-            )
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("step", "complete", "files", "size", "what")
+        for step in self.steps:
+            name = step.name or step.step or ""
+            numbers = map(str, (step.complete, step.files))
+            yield (name, *numbers, format_bytes(step.nbytes), step.reason)
+
+
+Answered = InspectedCheckpoint | InspectedSaves | InspectedStrategy | InspectedForeign
+
+
+def describe_checkpoint(inspected: Inspected) -> InspectedCheckpoint:
+    """Return the answer about a checkpoint."""
+    return _of_files(inspected) if inspected.is_merged else _of_ranks(inspected)
+
+
+def describe_saves(catalog: Catalog, diagnostics: Diagnostics) -> InspectedSaves:
+    """Return the answer about ranks of which no step was chosen."""
+    saves = tuple(Save(*save) for save in catalog.names_of.items())
+    return InspectedSaves(catalog.root, saves, **notes_and_problems(diagnostics))
 
 
 def document_of_steps(steps: Steps, diagnostics: Diagnostics) -> InspectedSteps:
@@ -663,7 +710,7 @@ def document_of_steps(steps: Steps, diagnostics: Diagnostics) -> InspectedSteps:
     return InspectedSteps(steps.path, described, **notes_and_problems(diagnostics))
 
 
-def _of_files(inspected: Inspection) -> Document:
+def _of_files(inspected: Inspected) -> InspectedCheckpoint:
     """Describe a merged checkpoint: one file, or several with an index."""
     catalog, files = inspected.catalog, tuple(inspected.catalog.files.values())
     summary, reported = _summary(inspected), notes_and_problems(inspected.found)
@@ -671,29 +718,31 @@ def _of_files(inspected: Inspection) -> Document:
         (file,) = files
         tensors = Each(_tensor_of_file, tuple(file.tensors.values()))
         return InspectedFile(
-            file.path,
-            file.format,
-            file.nbytes,
-            dict(file.attrs),
-            tensors,
+            path=file.path,
+            format=file.format,
+            nbytes=file.nbytes,
+            attrs=dict(file.attrs),
+            tensors=tensors,
             **reported,
             summary=summary,
+            parts=inspected,
         )
     stored = tuple((file, tensor) for file in files for tensor in file.tensors.values())
     return InspectedFiles(
-        catalog.root,
-        ", ".join(sorted({file.format for file in files})),
-        sum(file.nbytes for file in files),
-        catalog.indexes,
-        tuple(
+        path=catalog.root,
+        format=", ".join(sorted({file.format for file in files})),
+        nbytes=sum(file.nbytes for file in files),
+        indexes=catalog.indexes,
+        files=tuple(
             FileOfCheckpoint(
                 *(file.path, file.format, file.nbytes, dict(file.attrs), len(file.tensors))
             )
             for file in files
         ),
-        Each(_tensor_of_files, stored),
+        tensors=Each(_tensor_of_files, stored),
         **reported,
         summary=summary,
+        parts=inspected,
     )
 
 
@@ -708,7 +757,7 @@ def _tensor_of_files(stored: tuple[FileIndex, StoredTensor]) -> TensorOfFiles:
     return TensorOfFiles(*msgspec.structs.astuple(_tensor_of_file(tensor)), file=file.path)
 
 
-def _of_ranks(inspected: Inspection) -> InspectedRanks:
+def _of_ranks(inspected: Inspected) -> InspectedRanks:
     """Describe the files of ranks, and the full tensors, or those that ranks store."""
     catalog, strategy = inspected.catalog, inspected.checkpoint.strategy
 
@@ -727,6 +776,7 @@ def _of_ranks(inspected: Inspection) -> InspectedRanks:
         tensors=Each(describe, inspected.summary.entries),
         **notes_and_problems(inspected.found),
         summary=_summary(inspected),
+        parts=inspected,
     )
 
 
@@ -785,23 +835,28 @@ def _full_tensor(source: FullTensor, strategy: Strategy) -> TensorOfLayout | Ten
     )
 
 
-def _summary(inspected: Inspection) -> CheckpointSummary:
+def _summary(inspected: Inspected) -> CheckpointSummary:
     summary, amounts = inspected.summary, inspected.summary.amounts
+    is_shown = inspected.checkpoint.options.tensors.shown_by  # else the user does not want them
     return CheckpointSummary(
         weights=amounts.weights,
         optimizer_state=amounts.optimizer_state,
         other=amounts.other,
         copies=amounts.copies if amounts.copies.tensors else None,
-        left_out=LeftOut.of(inspected.left_out),
+        left_out=LeftOut.of({} if is_shown else inspected.checkpoint.left_out),
         parallelism=summary.parallelism,
         **msgspec.structs.asdict(inspected.completeness),
         equal_ranks=tuple(summary.equal_ranks.values()),
     )
 
 
-def _of_strategy(inspected: StrategyInspection) -> InspectedStrategy:
-    strategy, of_rules = inspected.strategy, layouts_of_rules(inspected.strategy)
+def describe_strategy(strategy: Strategy, diagnostics: Diagnostics) -> InspectedStrategy:
+    """Return the answer about the files of a strategy; ``diagnostics`` gets its notes."""
+    of_rules, belongings = layouts_of_rules(strategy), find_belongings(strategy.layouts, {})
+    entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(of_rules))
     rules = strategy.rules.rules if strategy.rules else ()
+    parallelism = find_parallelism(entries, belongings, strategy)
+    diagnostics.add(*strategy.notes)
 
     def describe(name: str) -> LayoutsOfTensor:
         return LayoutsOfTensor(name, describe_layouts(strategy.layouts[name]))
@@ -817,12 +872,15 @@ def _of_strategy(inspected: StrategyInspection) -> InspectedStrategy:
             for rule in rules
         ),
         strategy.rules is not None and strategy.rules.replicates_rest,
-        notes_and_problems(inspected.found)["notes"],
-        StrategySummary(inspected.summary.parallelism),
+        notes_and_problems(diagnostics)["notes"],
+        StrategySummary(parallelism),
+        strategy,
+        Summary(entries, belongings, parallelism),
     )
 
 
-def _of_table(table: RankTable) -> tuple[str | None, tuple[DeviceOfTable, ...]]:
+def describe_table(table: RankTable) -> tuple[str | None, tuple[DeviceOfTable, ...]]:
+    """Return the version and the devices of a rank table."""
     devices = (
         DeviceOfTable(device.rank, device.server, device.device, device.ip)
         for device in table.devices

@@ -17,21 +17,20 @@ from ckpttool.checks.missing import find_nothing
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_nested_checkpoints
 from ckpttool.formats import format_of_content
-from ckpttool.formats.foreign import (
-    ForeignFile,
-    identify_foreign,
-    read_rank_table,
-)
+from ckpttool.formats.foreign import identify_foreign, read_rank_table
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.describe import (
-    Inspection,
-    SavesInspection,
-    StrategyInspection,
-    assess,
+from ckpttool.operations.describe import Inspected, assess, summarize
+from ckpttool.operations.inspected import (
+    InspectedCheckpoint,
+    InspectedForeign,
+    InspectedSaves,
+    InspectedStrategy,
+    describe_checkpoint,
+    describe_saves,
     describe_strategy,
-    summarize,
+    describe_table,
 )
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
@@ -55,7 +54,9 @@ def are_strategies(paths: Sequence[str]) -> bool:
     )
 
 
-def inspect_other(path: str, diagnostics: Diagnostics) -> StrategyInspection | ForeignFile | None:
+def inspect_other(
+    path: str, diagnostics: Diagnostics
+) -> InspectedStrategy | InspectedForeign | None:
     """Return what a strategy, or another file of MindSpore, is; None for a checkpoint.
 
     Raises
@@ -80,7 +81,7 @@ def inspect_catalog(
     options: ResolveOptions | None = None,
     contents: Depth = "samples",
     executor: Executor | None = None,
-) -> Inspection | SavesInspection:
+) -> InspectedCheckpoint | InspectedSaves:
     """Inspect what `scan` returned for ``"inspect"``; ``found`` collects problems, and the notes.
 
     With a strategy, or if the checkpoint describes itself, samples of the tensors are checked
@@ -97,7 +98,7 @@ def inspect_catalog(
     found = Diagnostics("inspect") if found is None else found
     if catalog.names_of:
         found.add(*catalog.diagnostics)
-        return SavesInspection(catalog.root, catalog.names_of, found)
+        return describe_saves(catalog, found)
     options = replace(options or ResolveOptions(), unlisted="first", check_replicas=False)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
@@ -123,7 +124,8 @@ def inspect_catalog(
     summary = replace(summary, equal_ranks=equal_ranks)
     catalog = sight.catalog if checkpoint.unfiltered is None else checkpoint.catalog
     done = assess(checkpoint, summary, found)
-    return Inspection(catalog, checkpoint, shown, summary, done, found, devices)
+    parts = Inspected(catalog, checkpoint, shown, summary, done, found, devices)
+    return describe_checkpoint(parts)
 
 
 def _as_shown(checkpoint: Checkpoint, contents: Contents, has_misfits: bool) -> Checkpoint:
@@ -188,7 +190,7 @@ def _sample_equal_ranks(
     }
 
 
-def inspect_foreign(path: str) -> ForeignFile | None:
+def inspect_foreign(path: str) -> InspectedForeign | None:
     """Return a graph, an exported model, group information or a rank table; None for all else.
 
     Raises
@@ -203,5 +205,5 @@ def inspect_foreign(path: str) -> ForeignFile | None:
         return None  # the scan of the source reports the error
     if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return None
-    contents = read_rank_table(path) if foreign.kind == "rank_table" else None
-    return ForeignFile(path, foreign.kind, stat_file(path).nbytes, contents)
+    table = describe_table(read_rank_table(path)) if foreign.kind == "rank_table" else ()
+    return InspectedForeign(path, foreign.kind, stat_file(path).nbytes, *table)

@@ -26,13 +26,14 @@ from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import BrokenTensor, Holding
-from ckpttool.operations.describe import Inspection, refuses_layouts
+from ckpttool.operations.describe import Inspected, refuses_layouts
 from ckpttool.operations.distribution import (
     Distribution,
     Known,
     distribute,
     full_meta,
 )
+from ckpttool.operations.inspected import Answered, InspectedCheckpoint
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem, inside_problem, is_inside
 from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
@@ -42,39 +43,38 @@ from ckpttool.wording import printable
 if TYPE_CHECKING:
     from ckpttool.model.tensors import StoredFile
     from ckpttool.operations.answer import Json
-    from ckpttool.operations.describe import Inspected
 
 TEMPLATE = Path(__file__).with_name("plot.html")
 # A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
 
-def refusals(inspected: Inspected, path: str, overwrite: bool) -> Iterator[Diagnostic]:
+def refusals(answer: Answered, path: str, overwrite: bool) -> Iterator[Diagnostic]:
     """Yield why no page is written: there is nothing to draw, or it cannot go there."""
-    if reason := _why_not(inspected):
+    if reason := _why_not(answer):
         hint = "`ckpttool help --plot`"
         yield Diagnostic("not_written", f"no picture: {reason}", hint=hint, where=path)
-    inputs = _inputs(inspected) if isinstance(inspected, Inspection) else ()
-    if isinstance(inspected, Inspection) and is_inside(
-        str(Path(path).parent), inspected.catalog.root
-    ):
-        yield inside_problem(path, inspected.catalog, "--plot")
+    parts = answer.parts if isinstance(answer, InspectedCheckpoint) else None
+    inputs = () if parts is None else _inputs(parts)
+    if parts is not None and is_inside(str(Path(path).parent), parts.catalog.root):
+        yield inside_problem(path, parts.catalog, "--plot")
     problem = document_problem(path, "--plot", inputs, overwrite)
     if problem is not None:
         yield problem
 
 
-def _inputs(inspected: Inspection) -> tuple[str, ...]:
+def _inputs(inspected: Inspected) -> tuple[str, ...]:
     catalog = inspected.catalog
     documents = (file.path for file in catalog.documents)
     damaged = (error.path for error in catalog.damaged.values())
     return (*catalog.paths, *documents, *damaged, *inspected.checkpoint.strategy.files)
 
 
-def _why_not(inspected: Inspected) -> str:
+def _why_not(answer: Answered) -> str:
     """Return why a checkpoint cannot be drawn; "" if it can, even with lost slices."""
-    if not isinstance(inspected, Inspection):
+    if not isinstance(answer, InspectedCheckpoint):
         return "no step was chosen"
+    inspected = answer.parts
     if any(isinstance(error, StrategyError) for error in inspected.found.failures):
         return "the strategy cannot be read"
     if refuses_layouts(inspected.found):
@@ -84,7 +84,7 @@ def _why_not(inspected: Inspected) -> str:
     return ""
 
 
-def write(inspected: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> int:
+def write(inspected: Inspected, facts: Mapping[str, Iterable[str]], path: str) -> int:
     """Write the page of a checkpoint, completely or not at all; return its bytes.
 
     Raises
@@ -101,7 +101,7 @@ def write(inspected: Inspection, facts: Mapping[str, Iterable[str]], path: str) 
     return len(page)
 
 
-def draw(inspected: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
+def draw(inspected: Inspected, facts: Mapping[str, Iterable[str]]) -> str:
     """Return the page of a checkpoint.
 
     Parameters
@@ -125,7 +125,7 @@ def _hash_inline(page: str, tag: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(match[1].encode()).digest()).decode()}'"
 
 
-def _describe(inspected: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
+def _describe(inspected: Inspected, facts: Mapping[str, Iterable[str]]) -> Json:
     """Return the data of the page."""
     catalog, done, distributions = (
         inspected.catalog,
@@ -174,7 +174,7 @@ def _describe(inspected: Inspection, facts: Mapping[str, Iterable[str]]) -> Json
     }
 
 
-def _found_by_merge(inspected: Inspection) -> Diagnostics:
+def _found_by_merge(inspected: Inspected) -> Diagnostics:
     said = Diagnostics("convert")
     if inspected.has_full_tensors:  # else merge reports only that there is no strategy
         checkpoint, choices = inspected.checkpoint, inspected.checkpoint.options
@@ -189,12 +189,12 @@ def _names_below(root: str, files: Iterable[StoredFile]) -> str:
     return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
-def _device(inspected: Inspection, rank: int) -> Iterator[str]:
+def _device(inspected: Inspected, rank: int) -> Iterator[str]:
     if (device := inspected.devices.get(rank)) is not None:
         yield printable(f"{device.server}, device {device.device}")
 
 
-def _stages(inspected: Inspection) -> Iterator[Json]:
+def _stages(inspected: Inspected) -> Iterator[Json]:
     """Yield the pipeline stages with their ranks; all ranks together if nothing says stages."""
     rest = set(inspected.expected_ranks)
     parallelism = inspected.summary.parallelism
@@ -209,7 +209,7 @@ def _stages(inspected: Inspection) -> Iterator[Json]:
         yield {"name": name, "ranks": _runs(sorted(rest)), "matrices": [], "isStage": False}
 
 
-def _incomplete(inspected: Inspection) -> Summary:
+def _incomplete(inspected: Inspected) -> Summary:
     """Return the tensors whose slices make no full tensor."""
     joined = inspected.checkpoint.records if inspected.checkpoint.are_joined else ()
     broken = {tensor.name: tensor for tensor in joined if isinstance(tensor, BrokenTensor)}
@@ -236,7 +236,7 @@ class _Distributions:
         The data of each distribution; `find` returns the number of one.
     """
 
-    def __init__(self, inspected: Inspection) -> None:
+    def __init__(self, inspected: Inspected) -> None:
         self.described: list[Json] = []
         self._found = inspected
         self._numbers: dict[object, int] = {}

@@ -83,7 +83,7 @@ def terminal(capsys, monkeypatch):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
-        examined = inspect.inspect_catalog(catalog, strategy)
+        examined = inspect.inspect_catalog(catalog, strategy).parts
         overview.print_checkpoint(examined, **{"show_all": False, "show_ranks": False} | more)
         return capsys.readouterr().out.splitlines()
 

@@ -7,7 +7,6 @@ import pytest
 
 import ckpttool
 from ckpttool.checkpoint import fit_strategy
-from ckpttool.operations.inspected import document_of
 from ckpttool.operations.inspection import inspect_catalog
 from ckpttool.problems import Diagnostics
 from tests.support.commands import run
@@ -29,9 +28,7 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
     printed = json.loads(run("inspect", path, *words, "--json").stdout)
     layouts = strategy and ckpttool.read_strategy([str(GOLDEN / strategy)])
     found = Diagnostics("inspect")
-    document = document_of(
-        inspect_catalog(ckpttool.scan(str(path)), layouts, found=found)
-    ).to_dict()
+    document = inspect_catalog(ckpttool.scan(str(path)), layouts, found=found).to_dict()
     assert json.loads(json.dumps(document)) == printed
     assert [note["text"] for note in printed["notes"]] == [
         note.fact for note in found.of("note", "warning")

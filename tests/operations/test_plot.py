@@ -50,7 +50,7 @@ CASES = [
 def page_of(source, strategy=None):
     read = None if strategy is None else ckpttool.read_strategy(str(strategy))
     catalog = ckpttool.scan(str(source), command="inspect")
-    return read_page(plot.draw(inspect_catalog(catalog, read), {}))
+    return read_page(plot.draw(inspect_catalog(catalog, read).parts, {}))
 
 
 def elements(shape, boxes):
@@ -130,7 +130,7 @@ def test_tensors_with_one_distribution_share_it():
 def test_a_checkpoint_that_describes_itself_is_drawn_without_a_strategy():
     for name in ("ms_two_axes", "newtorch_ragged"):
         folder = GOLDEN / "hyper_parallel" / name / "ckpt"
-        found = inspect_catalog(ckpttool.scan(str(folder), command="inspect"))
+        found = inspect_catalog(ckpttool.scan(str(folder), command="inspect")).parts
         data = read_page(plot.draw(found, {}))
         for entry in found.summary.entries:
             how = distribution_of(data, entry.name)
@@ -230,7 +230,7 @@ def test_what_merge_would_report_is_on_the_page_as_grave_as_it_is_for_merge(tmp_
         entries["rng"] = noise(f"rng{rank}", "Float32", (4,))
     ranks[3]["b"] = noise("other", "Float32", (4, 4))
     catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", ranks, "ckpt")), command="inspect")
-    found = inspect_catalog(catalog, strategy, contents="all")
+    found = inspect_catalog(catalog, strategy, contents="all").parts
     assert not found.found.errors
     data = read_page(plot.draw(found, {}))
     errors = [text for severity, (text, *_) in data["notes"] if severity == "error"]
@@ -256,7 +256,7 @@ EVIL = "</script><img src=x onerror=\"document.title='evil'\">{{data}}{{title}}\
 def test_a_name_cannot_end_the_data(tmp_path):
     ranks = {rank: {EVIL: noise("w", "Float32", (4,))} for rank in (0, 1)}
     folder = write_ranks(tmp_path / "<b>run</b>", ranks, "ckpt")
-    found = inspect_catalog(ckpttool.scan(str(folder), command="inspect"))
+    found = inspect_catalog(ckpttool.scan(str(folder), command="inspect")).parts
     page = plot.draw(found, {"contents": [EVIL]})
     assert "<img" not in page
     assert page.count("</script>") == plot.TEMPLATE.read_text("utf-8").count("</script>")

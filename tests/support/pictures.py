@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.operations import plot
-from ckpttool.operations.describe import Inspection, assess, summarize
+from ckpttool.operations.describe import Inspected, assess, summarize
 from ckpttool.problems import Diagnostics
 
 Box = tuple[tuple[int, int], ...]  # the first element of each axis, and the one behind the last
@@ -54,10 +54,10 @@ def held_boxes(how: dict[str, Any]) -> dict[int, list[Box]]:
     return held
 
 
-def inspection_of(checkpoint: Checkpoint) -> Inspection:
+def inspection_of(checkpoint: Checkpoint) -> Inspected:
     summary, found = summarize(checkpoint), Diagnostics("inspect")
     done = assess(checkpoint, summary, found)
-    return Inspection(checkpoint.catalog, checkpoint, Contents(), summary, done, found)
+    return Inspected(checkpoint.catalog, checkpoint, Contents(), summary, done, found)
 
 
 def draw_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @options.report_options()
 def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: ReportOptions) -> None:
     """Show how a strategy shards each parameter."""
-    from ckpttool.operations.describe import describe_strategy
+    from ckpttool.operations.inspected import describe_strategy
 
     if as_yaml and report.as_json:
         raise UsageProblem("--yaml and --json exclude each other", "one of the two")
@@ -42,9 +42,7 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
         return
     described = describe_strategy(strategy, diagnostics)
     if report.as_json:
-        from ckpttool.operations.inspected import document_of
-
-        tables.print_json(document_of(described).to_dict())
+        tables.print_json(described.to_dict())
         return
     if not report.quiet:
         from ckpttool.cli.overview import print_strategy
