@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_count
-from ckpttool.discovery.scan import SourceOptions
+from ckpttool.discovery.scan import CheckpointFiles, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.keywords import (
     AverageKeywords,
@@ -43,7 +43,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget
 from ckpttool.model.renames import Rename, parse_renames
-from ckpttool.model.strategy import Strategy
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
 from ckpttool.operations.conversion import Conversion
@@ -56,7 +55,6 @@ from ckpttool.operations.load import (
     AverageInput,
     Mean,
     Source,
-    StrategySource,
     load,
     load_sides,
     load_steps,
@@ -80,6 +78,7 @@ from ckpttool.problems import (
     severities,
 )
 from ckpttool.storage.compare import CompareOptions, Tolerance
+from ckpttool.strategy_files.reader import Layouts
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import (
     PARSERS,
@@ -94,8 +93,7 @@ from ckpttool.wording import format_ranks, nearest
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
-Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
+Checkpoint: TypeAlias = CheckpointFiles  # what `scan` takes, or returns
 Weighted: TypeAlias = tuple[Checkpoint, float] | tuple[Checkpoint, float, Layouts | None]
 Averaged: TypeAlias = (
     Checkpoint | Mapping[Path, float] | Sequence[Checkpoint | Weighted | AverageInput]
@@ -177,7 +175,7 @@ def open(
     source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
-    catalog, of_src, of_dst = load(source, _files(target), find_strategy=is_found)
+    catalog, of_src, of_dst = load(source, target or (), find_strategy=is_found)
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
@@ -360,7 +358,7 @@ def average(
     checkpoints = [*_averaged(inputs)]
     mean = Mean(
         [weight for _, weight, _ in checkpoints],
-        _files(strategy),
+        strategy or (),
         parse_steps(steps) if isinstance(steps, str) else steps,
         normalize,
     )
@@ -543,11 +541,11 @@ def diff(
         raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
     resolving = given.take(ResolveOptions)
-    of_files = given.scanning(a, b)
+    of_files = given.take(SourceOptions)
     given.end()
     sides = load_sides(
-        Source(_named(a), _files(strategy), of_files),
-        Source(_named(b), _files(b_strategy), of_files),
+        Source.of(a, strategy or (), of_files),
+        Source.of(b, b_strategy or (), of_files),
         replicated=resolving.replicated,
         open_count=_counts(progress),
     )
@@ -607,7 +605,7 @@ def explain(
     given.end()
     catalog, of_src, of_dst = load(
         source,
-        _files(target),
+        target or (),
         find_strategy=not resolving.replicated,
         open_count=_counts(progress),
     )
@@ -653,7 +651,7 @@ def steps(
         The folder, or the strategy, cannot be read.
     """
     given, diagnostics = _Keywords("steps", options), Diagnostics("inspect")
-    source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
+    source = Source.of(src, strategy or (), given.take(SourceOptions))
     given.end()
     answer = load_steps(source, diagnostics, open_count=_counts(progress))
     raise_all(diagnostics.failures)
@@ -681,15 +679,15 @@ def _convert(
     given = _Keywords(verb, options)
     resolving, run = given.take(ResolveOptions), given.take(RunOptions)
     output = given.take(OutputOptions)
-    scanning = given.scanning(*(src for src, _ in checkpoints))
+    scanning = given.take(SourceOptions)
     given.end()
     order = Order(
         verb,
         [
-            Source(_named(src, run.engine), _files(strategy), scanning)
+            _for_workers(Source.of(src, strategy or (), scanning), run.engine)
             for src, strategy in checkpoints
         ],
-        *(_for_engine(out, run.engine), _files(target), resolving, output, mean),
+        *(_for_engine(out, run.engine), target or (), resolving, output, mean),
     )
     column = severities("convert", strict=resolving.strict)
     watch = Watch(_counts(progress), _bytes(progress), partial(_warn, severity_of=column))
@@ -729,17 +727,9 @@ class _Keywords:
                         taken["rename"] = (*parse_renames(rules), *of_files)
         return options(**taken)
 
-    def source(self, src: Checkpoint, strategy: Layouts | None, engine: str = "threads") -> Source:
+    def source(self, src: Checkpoint, strategy: Layouts | None) -> Source:
         """Return a checkpoint and how it is scanned; a catalog was scanned before."""
-        return Source(_named(src, engine), _files(strategy), self.scanning(src))
-
-    def scanning(self, *sources: Checkpoint) -> SourceOptions:
-        """Take the options of `scan`; raise `TypeError` if a catalog would ignore them."""
-        options = self.take(SourceOptions)
-        if options != SourceOptions() and any(isinstance(source, Catalog) for source in sources):
-            message = "step=, pattern= and key= are for a path, and a catalog was given"
-            raise TypeError(f"{self.function}: {message}; give them to scan")
-        return options
+        return Source.of(src, strategy or (), self.take(SourceOptions))
 
     def end(self) -> None:
         """Raise `TypeError` if a keyword is left."""
@@ -763,7 +753,9 @@ def _value(name: str, given: object, reverse: bool) -> object:
         if name == "rename_file":
             return _rules_of(given, reverse)
         parse = PARSERS.get(_KINDS.get(name, ""))
-        return parse(given) if parse is not None and isinstance(given, str) else given
+        if parse is not None and isinstance(given, str | os.PathLike):
+            return parse(os.fspath(given))
+        return given
     except TypedError as error:
         raise ValueError(f"{name}: {error}") from None
     except OSError as error:
@@ -779,22 +771,15 @@ def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:
     return tuple(chain.from_iterable(map(read_renames, paths, repeat(reverse))))
 
 
-def _named(src: Checkpoint, engine: str = "threads") -> str | Catalog:
+def _for_workers(source: Source, engine: str) -> Source:
     """Return a checkpoint; its path is absolute if workers on other hosts read it."""
-    return src if isinstance(src, Catalog) else _for_engine(src, engine)
+    if isinstance(source.src, Catalog):
+        return source
+    return source._replace(src=_for_engine(source.src, engine))
 
 
 def _for_engine(path: Path, engine: str) -> str:
     return str(pathlib.Path.cwd() / path) if is_cluster(engine) else os.fspath(path)
-
-
-def _files(strategy: Layouts | None) -> StrategySource:
-    return strategy or () if isinstance(strategy, Strategy | None) else _paths(strategy)
-
-
-def _paths(given: Path | Sequence[Path]) -> tuple[str, ...]:
-    paths = [given] if isinstance(given, str | os.PathLike) else given
-    return tuple(os.fspath(path) for path in paths)
 
 
 def _warn(diagnostics: Iterable[Diagnostic], severity_of: SeverityOf) -> None:

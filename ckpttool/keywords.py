@@ -113,6 +113,10 @@ class SourceKeywords(TypedDict, total=False):
             "Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.", kind="pattern"
         ),
     ]
+    files: Annotated[
+        Path | Sequence[Path] | None,
+        Option("LIST names the files of ranks 0, 1, 2 ... below SRC, one a line.", kind="list"),
+    ]
     key: Annotated[  # the key itself, or the path of a file with it
         Union[bytes, "Secret", Path, None],
         Option(

@@ -235,11 +235,26 @@ def parse_steps(value: str) -> range:
     return range(first, last + 1, stride)
 
 
+def read_list(path: str) -> tuple[str, ...]:
+    """Return the lines of a text file, without empty ones."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123, a path in every command
+            lines = tuple(filter(None, map(str.strip, file)))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        message = f"{path!r} cannot be read ({reason})"
+        raise TypedError(message, "expected a text file", "files.txt") from None
+    if not lines:
+        raise TypedError(f"{path!r} has no lines", "expected a path in each", "files.txt")
+    return lines
+
+
 PARSERS: Mapping[str, Callable[[str], object]] = {  # of texts that a keyword takes, by their kind
     "ranks": parse_ranks,
     "size": parse_size,
     "time": parse_duration,
     "k/n": parse_part,
+    "list": read_list,
 }
 
 

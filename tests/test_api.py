@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pydoc
+import re
 import shutil
 import subprocess
 import sys
 import warnings
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -30,7 +33,7 @@ from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
-from tests.support.readers import read_ranks
+from tests.support.readers import entry_of
 from tests.support.snapshots import UPDATE
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -74,13 +77,119 @@ def test_paths_may_be_of_any_type(form, tmp_path):
     assert ckpttool.open(src, strategy).keys() == ckpttool.open(out).keys()
 
 
-def test_what_scan_and_read_strategy_return_is_taken_like_paths(tmp_path):
-    catalog, strategy = ckpttool.scan(SRC), ckpttool.read_strategy(STRATEGY)
-    target = ckpttool.read_strategy([TARGET])
-    ckpttool.reshard(catalog, strategy, target, tmp_path / "a", format="ckpt")
-    ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "b", format="ckpt")
-    assert read_ranks(tmp_path / "a") == read_ranks(tmp_path / "b")
-    assert ckpttool.diff(catalog, tmp_path / "a", strategy, target).equal
+# What each public function makes of a checkpoint and of strategies, in whatever form they come.
+TAKERS = {
+    "open": lambda src, s, t, out: ckpttool.open(src, s, target=t, rank=1).keys(),
+    "merge": lambda src, s, t, out: ckpttool.merge(src, s, out).outputs[0].nbytes,
+    "split": lambda src, s, t, out: (
+        ckpttool.split(
+            *(src, t, out), include="model.norm_out.weight", replicated=True, progress=False
+        )
+        .outputs[0]
+        .nbytes
+    ),
+    "reshard": lambda src, s, t, out: len(ckpttool.reshard(src, s, t, out).outputs),
+    "convert": lambda src, s, t, out: len(ckpttool.convert(src, out, format="ckpt").outputs),
+    "average": lambda src, s, t, out: len(
+        ckpttool.average([(src, 0.5, s), (src, 0.5)], out, strategy=s, target=t).outputs
+    ),
+    "inspect": lambda src, s, t, out: len(ckpttool.inspect(src, s).tensors),
+    "verify": lambda src, s, t, out: ckpttool.verify(src, s).findings,
+    "diff": lambda src, s, t, out: ckpttool.diff(src, src, s, s).equal,
+    "explain": lambda src, s, t, out: len(ckpttool.explain(src, s, target=t).tensors),
+    "steps": lambda src, s, t, out: ckpttool.steps(SRC, s).steps,  # of a folder
+    "scan": lambda src, s, t, out: ckpttool.scan(src, strategy=s).files.keys(),
+    "read_strategy": lambda src, s, t, out: ckpttool.read_strategy(s).layouts,
+    "resolve": lambda src, s, t, out: len(ckpttool.resolve(src, s).tensors),
+    "read_values": lambda src, s, t, out: ckpttool.read_values(src, s, ["lm_head.*"]).values[0],
+    "find_needs": lambda src, s, t, out: ckpttool.find_needs(s, t).together.fetch,
+    "check_strategies": lambda src, s, t, out: len(ckpttool.check_strategies(src, [s])[0].findings),
+    "diff_strategies": lambda src, s, t, out: ckpttool.diff_strategies(s, t).counts,
+    "convert_strategy": lambda src, s, t, out: ckpttool.convert_strategy(s, f"{out}.ckpt").nbytes,
+    "write_strategy": lambda src, s, t, out: ckpttool.write_strategy(s, f"{out}.ckpt"),
+    "plan_merge": lambda src, s, t, out: ckpttool.plan_merge(src, s, out)[0].sizes,
+    "plan_split": lambda src, s, t, out: ckpttool.plan_split(
+        *(src, t, out), ResolveOptions(replicated=True, tensors=TensorOptions(("*.norm_out.*",)))
+    )[0].sizes.keys(),
+    "plan_reshard": lambda src, s, t, out: ckpttool.plan_reshard(src, s, t, out)[0].sizes.keys(),
+    "plan_convert": lambda src, s, t, out: ckpttool.plan_convert(src, out)[0].sizes.keys(),
+    "plan_average": lambda src, s, t, out: ckpttool.plan_average(
+        [(src, s, 0.25), (src, s, 0.75)], out, t
+    )[0].sizes.keys(),
+}
+TAKEN = re.compile(r"\b(Averaged|Checkpoint|CheckpointFiles|Layouts|StrategySource)\b")
+RANK_FILES = sorted(SRC.glob("rank_*/*.ckpt"))
+FORMS = {
+    "read": (lambda: ckpttool.scan(SRC), ckpttool.read_strategy),
+    "text": (lambda: str(SRC), str),
+    "path": (lambda: OnlyAPath(SRC), OnlyAPath),
+    "files": (lambda: RANK_FILES, lambda path: [path]),
+    "dict": (lambda: [*map(OnlyAPath, RANK_FILES)], lambda path: dict_of(path)),
+}
+
+
+def dict_of(path):
+    """Return a strategy as `net.parameter_layout_dict` has it."""
+    return {
+        name: [
+            *(of.device_matrix, [*(axes[0] if axes else -1 for axes in of.tensor_map)]),
+            *(replace(of, optimizer_shard=1).slice_shape(0, shape), 0, True),
+            *("" if of.optimizer_shard == 1 else f"{of.optimizer_shard}-1", shape),
+        ]
+        for name, (of,) in ckpttool.read_strategy(path).layouts.items()
+        for shape in [next(it.meta.shape for it in TENSORS() if it.name == name)]
+    }
+
+
+TENSORS = cache(lambda: ckpttool.resolve(SRC, STRATEGY).tensors)
+
+
+def test_every_function_that_takes_a_checkpoint_or_a_strategy_is_in_the_table():
+    public = {name: getattr(ckpttool, name) for name in ckpttool.__all__ if name.islower()}
+    takers = {
+        name
+        for name, function in public.items()
+        if isinstance(function, FunctionType)
+        and any(TAKEN.search(str(it.annotation)) for it in signature(function).parameters.values())
+    }
+    assert takers == TAKERS.keys()
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_paths_are_taken_wherever_what_they_hold_is(name, tmp_path):
+    made = {}
+    for form, (src, strategy) in FORMS.items():
+        try:
+            made[form] = TAKERS[name](src(), strategy(STRATEGY), strategy(TARGET), tmp_path / form)
+        except ckpttool.CkptToolError as error:
+            made[form] = type(error)
+    assert all(answer == made["read"] for answer in made.values()), made
+
+
+LISTED = {  # files in the order of the ranks, and what is wrong with them
+    "several steps": (["rank_0/n-1_10.ckpt", "rank_1/n-1_20.ckpt"], "of several steps"),
+    "twice": (["rank_0/n-1_10.ckpt", "rank_0/n-1_10.ckpt"], "listed twice"),
+    "not there": (["rank_0/n-1_10.ckpt", "rank_9/n-1_10.ckpt"], "No such file"),
+}
+
+
+@pytest.mark.parametrize(("names", "said"), LISTED.values(), ids=LISTED)
+def test_listed_files_are_the_ranks_in_this_order(tmp_path, names, said):
+    src, listed, layouts = (tmp_path / name for name in ("src", "list.txt", "layouts.json"))
+    for rank, step in ((0, "10"), (1, "10"), (1, "20")):
+        tensor = entry_of(np.full((2, 2), rank, np.float32))
+        write_file(src / f"rank_{rank}" / f"n-1_{step}.ckpt", {"w": tensor}, "ckpt")
+    right = ["rank_1/n-1_10.ckpt", "rank_0/n-1_10.ckpt"]
+    listed.write_text("\n".join(right))
+    rows = {"w": [[2], [0, -1], [2, 2], 0, True, "", [4, 2]]}
+    layouts.write_text(json.dumps(rows))
+    merged = ckpttool.open([src / name for name in right], rows)["w"][:, 0].tolist()
+    assert merged == [1, 1, 0, 0]
+    assert ckpttool.open(src, rows, files=listed)["w"][0, 0] == 1
+    run("merge", src, "-s", layouts, "--files", listed, "-o", tmp_path / "m.h5")
+    assert ckpttool.open(tmp_path / "m.h5")["w"][:, 0].tolist() == merged
+    with pytest.raises(ckpttool.CkptToolError, match=said):
+        ckpttool.open([src / name for name in names], rows)
 
 
 def test_a_call_does_what_the_command_does(tmp_path):
@@ -158,7 +267,7 @@ def merge_scanned(**options):
     return ckpttool.merge(ckpttool.scan(SRC), STRATEGY, "m.h5", **options)
 
 
-OF_SCAN = "step=, pattern= and key= are for a path"
+OF_SCAN = "step=, pattern=, files= and key= are for a path"
 NO_RANK = "expected the number of a rank"
 REFUSED = [  # a call, its keywords, the error, what it says
     (partial(ckpttool.merge, SRC, STRATEGY, "m.h5"), {"overwrit": 1}, "overwrit'; near: overwrite"),

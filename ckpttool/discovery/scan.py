@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -70,6 +70,9 @@ from ckpttool.transaction.states import (
 )
 from ckpttool.wording import count, format_ranks, shorten
 
+if TYPE_CHECKING:
+    from ckpttool.strategy_files.reader import Layouts
+
 
 class SelfDescribed(NamedTuple):
     """A kind of folder: what returns its catalog, and what lists its steps; None for others."""
@@ -84,6 +87,8 @@ SELF_DESCRIBED = (
     SelfDescribed(scan_hyper_parallel, list_step_folders),
 )
 
+# What each function takes for a checkpoint: what `scan` returns, a path, or the files of its ranks.
+CheckpointFiles: TypeAlias = Catalog | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
@@ -101,16 +106,19 @@ class SourceOptions(Struct, frozen=True):
         ``RANKS:NAME/RANKS:NAME`` gives ranks files of several names.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
+    files
+        The files of ranks in the order of these, below the folder; no other is looked for.
 
     Examples
     --------
     >>> SourceOptions(step="10_1", key=b"0123456789abcdef")
-    SourceOptions(pattern=None, step='10_1', key=Secret(...))
+    SourceOptions(pattern=None, step='10_1', key=Secret(...), files=None)
     """
 
     pattern: str | None = None
     step: str | None = None
     key: bytes | Secret | None = None
+    files: Sequence[str | os.PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, bytes | Secret | None):
@@ -122,9 +130,9 @@ class SourceOptions(Struct, frozen=True):
 
 
 def scan(
-    src: str | os.PathLike[str],
+    src: CheckpointFiles,
     options: SourceOptions = SourceOptions(),
-    strategy: Strategy | None = None,
+    strategy: Layouts | None = None,
     *,
     command: Command = "convert",
     on_progress: OnScan = lambda done, total: None,
@@ -136,7 +144,8 @@ def scan(
     src
         A folder of rank folders, or the output folder of a MindFormers run that contains them; or
         one file, which is rank 0; or the folder or the index of a merged checkpoint in several
-        files.
+        files.  A sequence of paths has the files of the ranks in their order.  A catalog is
+        returned as it is, so each function that needs one takes what this one takes.
     options
         Which files of the folder are read, and the key of encrypted ones.
     strategy
@@ -158,12 +167,40 @@ def scan(
         ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
         ``Catalog.damaged``.
     """
-    source = find(os.fspath(src), options, command=command)
+    src, options = locate(src, options)
+    if isinstance(src, Catalog):
+        return src
+    source = find(src, options, command=command)
     if isinstance(source, Catalog):
         if command != "verify" and source.is_merged and not (source.files or source.documents):
             raise_all(source.damaged.values())
         return source
-    return read_ranks(source, strategy, command=command, on_progress=on_progress)
+    of_src = None
+    if strategy is not None:
+        from ckpttool.strategy_files.reader import read_strategy  # late: most have none here
+
+        of_src = read_strategy(strategy)
+    return read_ranks(source, of_src, command=command, on_progress=on_progress)
+
+
+def locate(src: CheckpointFiles, options: SourceOptions) -> tuple[str | Catalog, SourceOptions]:
+    """Return a catalog, or a path and how it is scanned; files are listed below their folder.
+
+    Raises
+    ------
+    TypeError
+        A catalog would ignore the options.
+    """
+    if isinstance(src, Catalog):
+        if options != SourceOptions():
+            message = "step=, pattern=, files= and key= are for a path, and a catalog was given"
+            raise TypeError(f"{message}; give them to scan")
+        return src, options
+    if isinstance(src, str | os.PathLike):
+        return os.fspath(src), options
+    paths = [os.fspath(path) for path in src]
+    folder = os.path.commonpath([str(Path(path).parent) for path in paths])
+    return folder, replace(options, files=[os.path.relpath(path, folder) for path in paths])
 
 
 class RankFiles(Struct, frozen=True):
@@ -340,6 +377,8 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         raise PlanError([Diagnostic("source", what, hint=hint, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
+    if options.files:
+        return _scan_listed(root, options.files, key)
     merged = _scan_merged(root, src, key) if pattern is None else None
     if merged is not None:
         return merged
@@ -373,6 +412,28 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         require_steps(saved, key, are_steps=step is not None)
     notes = tuple(diagnostics)
     return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, notes, are_whole)
+
+
+def _scan_listed(
+    root: Path, names: Sequence[str | os.PathLike[str]], key: Secret | None
+) -> Catalog:
+    """Return the catalog of files of which a person lists one for each rank."""
+    paths = [root / name for name in names]
+    problems = [
+        Diagnostic("source", "listed twice", where=str(path))
+        for path, n in Counter(paths).items()
+        if n > 1
+    ]
+    labels = dict.fromkeys(label_of(path.name) for path in paths)
+    if len(labels) > 1:
+        facts = shorten([label or "no step" for label in labels], 3)
+        message = "the listed files are of several steps by their names"
+        problems.append(Diagnostic("mixed_steps", message, facts=facts, where=str(root)))
+    if problems:
+        raise PlanError(problems)
+    raise_all(error for path in paths for error in refusals(path))
+    files, damaged = read_files(dict(enumerate(map(str, paths))), key)
+    return Catalog(str(root), files, step=next(iter(labels)), damaged=damaged)
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:

@@ -110,6 +110,7 @@ _JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it ha
     "index": frozenset(("weight_map",)),
 }
 _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
+_LAYOUT_ITEMS = 6  # of every parameter, at least; see ckpttool.strategy_files.layout_dicts
 
 
 # -------------------------------------------------------------------------------------------- kinds
@@ -231,12 +232,20 @@ def is_split_info(document: object) -> bool:
     )
 
 
+def is_layout_dict(document: object) -> bool:
+    """Return whether a document is a dict of layouts as MindSpore has it, which is a strategy."""
+    entries = document.values() if isinstance(document, Mapping) else ()
+    return bool(entries) and all(
+        isinstance(entry, list | tuple) and len(entry) >= _LAYOUT_ITEMS for entry in entries
+    )
+
+
 def _json_kind(data: bytes) -> str:
     try:
         document = parse_json(data)
     except ValueError:
         return ""
-    if is_split_info(document):
+    if is_split_info(document) or is_layout_dict(document):
         return "strategy"
     keys = set(document) if isinstance(document, dict) else set()
     return next((kind for kind, marks in _JSON_KEYS.items() if keys & marks), "json")

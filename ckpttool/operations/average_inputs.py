@@ -81,11 +81,7 @@ def _load_inputs(
 ) -> list[tuple[Catalog, Strategy | None]]:
     """Read the catalogs and the strategies of several inputs; see `load_average`."""
     attempt, sources, is_used = Attempts(), [], False
-    common: Strategy | None
-    if isinstance(shared, Strategy):
-        common = shared
-    else:
-        common = attempt("-s", partial(read_strategy, shared)) if shared else None
+    common = attempt("-s", partial(read_strategy, shared)) if shared else None
     for number, source in enumerate(inputs, 1):
         is_shared = False
         if common is not None and source.strategy == ():

@@ -142,9 +142,7 @@ def _load_inputs(
     from ckpttool.operations.average_inputs import load_average
 
     attempt, target = Attempts(), None
-    if isinstance(order.target, Strategy):
-        target = order.target
-    elif order.target:
+    if order.target:
         target = attempt("-d", partial(read_strategy, order.target))
     read = partial(load_average, order.sources, order.mean, is_replicated, open_count)
     inputs = attempt("inputs", read)

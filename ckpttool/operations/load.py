@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from ckpttool.concurrency import OpenCount, no_count
 from ckpttool.discovery.scan import (
+    CheckpointFiles,
     RankFiles,
     SourceOptions,
     Steps,
     find,
     find_steps,
     list_rank_steps,
+    locate,
     read_ranks,
 )
 from ckpttool.model.catalog import Catalog
@@ -33,9 +35,10 @@ from ckpttool.problems import (
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
+    from ckpttool.strategy_files.reader import Layouts
     from ckpttool.transaction.set_strategy import RecordedSet
 
-StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
+StrategySource: TypeAlias = "Layouts"  # none of several files for no strategy
 T = TypeVar("T")
 S = TypeVar("S", bound="Catalog | RankFiles")
 
@@ -58,8 +61,8 @@ class Attempts:
             return None
 
 
-def read_strategy(paths: str | Sequence[str]) -> Strategy:
-    """Read a strategy from its files."""
+def read_strategy(paths: Layouts) -> Strategy:
+    """Read a strategy from its files; one that was read is returned as it is."""
     # Imported late, since most single files that are inspected have no strategy.
     from ckpttool.strategy_files import reader
 
@@ -72,6 +75,17 @@ class Source(NamedTuple):
     src: str | Catalog
     strategy: StrategySource | None = ()  # () to find one, None for none
     options: SourceOptions = SourceOptions()
+
+    @classmethod
+    def of(
+        cls,
+        src: CheckpointFiles,
+        strategy: StrategySource | None = (),
+        options: SourceOptions = SourceOptions(),
+    ) -> Source:
+        """Return a source of all that callers in Python name; see `locate`."""
+        src, options = locate(src, options)
+        return cls(src, strategy, options)
 
 
 class AverageInput(NamedTuple):
@@ -118,11 +132,7 @@ def load(
         files = replace(files, diagnostics=_without_strategy_files(files))
     given = {"-s": strategy, "-d": target}
     read_src, read_dst = (
-        layouts
-        if isinstance(layouts, Strategy)
-        else attempt(option, partial(read_strategy, layouts))
-        if layouts
-        else None
+        attempt(option, partial(read_strategy, layouts)) if layouts else None
         for option, layouts in given.items()
     )
     catalog: Catalog | None
@@ -206,10 +216,7 @@ def load_steps(
         steps_or_files, strategy, used = _find_strategy(steps_or_files)
         diagnostics.add(*used)
     attempt = Attempts()
-    if isinstance(strategy, Strategy):
-        parsed: Strategy | None = strategy
-    else:
-        parsed = attempt("-s", partial(read_strategy, strategy)) if strategy else None
+    parsed = attempt("-s", partial(read_strategy, strategy)) if strategy else None
     diagnostics.failures += attempt.errors.values()
     with open_count("reading headers") as on_scan:
         steps = list_rank_steps(steps_or_files, parsed, on_progress=on_scan)

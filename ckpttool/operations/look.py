@@ -27,10 +27,12 @@ from ckpttool.checkpoint.resolve import FindNeeded, resolving
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.discovery.scan import CheckpointFiles
 from ckpttool.formats import read_indexes
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
+from ckpttool.operations.load import Source, StrategySource, load
 from ckpttool.problems import CkptToolError, Command, Diagnostic, Diagnostics, PlanError, severities
 
 if TYPE_CHECKING:
@@ -269,8 +271,8 @@ def _verify_checksums(
 
 
 def resolve(
-    catalog: Catalog,
-    strategy: Strategy | None = None,
+    catalog: CheckpointFiles,
+    strategy: StrategySource | None = None,
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
@@ -282,10 +284,10 @@ def resolve(
     Parameters
     ----------
     catalog
-        The files on disk, from `scan`.
+        The checkpoint: a path, or what `scan` returns.
     strategy
-        The layouts; None for a checkpoint that holds full tensors or describes itself, and for
-        replicated ranks.
+        Its strategy files, or what `read_strategy` returns; None for a checkpoint that holds full
+        tensors or describes itself, and for replicated ranks.
     options
         Choices where the strategy does not decide.
     executor
@@ -306,7 +308,8 @@ def resolve(
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     executor = executor or InlineExecutor()
-    sight = look(Subject(catalog, strategy, options), found, executor, open_progress=open_progress)
+    files, of_src, _ = load(Source.of(catalog, strategy))
+    sight = look(Subject(files, of_src, options), found, executor, open_progress=open_progress)
     if sight.checkpoint is None and sight.error is not None:
         raise sight.error
     found.failures[:0] = sight.of_files.failures

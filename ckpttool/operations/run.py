@@ -34,9 +34,9 @@ from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.waiting import wait_while_busy
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
+    from ckpttool.discovery.scan import CheckpointFiles
     from ckpttool.model.plan import Plan
-    from ckpttool.model.strategy import Strategy
+    from ckpttool.operations.load import StrategySource
     from ckpttool.problems import Diagnostic
 
 Until: TypeAlias = Literal["planned", "counted", "written"]
@@ -152,8 +152,8 @@ def _planned(
 
 
 def plan_merge(
-    catalog: Catalog,
-    strategy: Strategy | None,
+    catalog: CheckpointFiles,
+    strategy: StrategySource | None,
     path: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
@@ -166,10 +166,10 @@ def plan_merge(
     Parameters
     ----------
     catalog
-        The source, from `scan`.
+        The source: a path, or what `scan` returns.
     strategy
-        The layouts.  None for a source that holds full tensors, for a checkpoint that describes
-        itself, and for replicated ranks.
+        Its strategy files, or what `read_strategy` returns.  None for a source that holds full
+        tensors, for a checkpoint that describes itself, and for replicated ranks.
     path
         The output file; a folder with ``max_shard_bytes``.
     resolve_options
@@ -196,14 +196,19 @@ def plan_merge(
         An option applies to outputs for ranks only.
     """
     order = Order(
-        "merge", [Source(catalog, strategy)], os.fspath(path), (), resolve_options, output_options
+        "merge",
+        [Source.of(catalog, strategy)],
+        os.fspath(path),
+        (),
+        resolve_options,
+        output_options,
     )
     return _planned(order, executor, open_progress)
 
 
 def plan_split(
-    catalog: Catalog,
-    strategy: Strategy,
+    catalog: CheckpointFiles,
+    strategy: StrategySource,
     folder: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
@@ -216,10 +221,10 @@ def plan_split(
     Parameters
     ----------
     catalog
-        The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, replicated ranks, or a checkpoint that describes itself.
+        The source, a path or what `scan` returns: one file, several with an index, a folder with
+        the file of one rank, replicated ranks, or a checkpoint that describes itself.
     strategy
-        Layouts of the target.
+        Layouts of the target, or their files.
     folder
         The output folder, which will hold the rank folders.
     resolve_options
@@ -238,15 +243,15 @@ def plan_split(
         An option applies to merged checkpoints only.
     """
     order = Order(
-        "split", [Source(catalog)], os.fspath(folder), strategy, resolve_options, output_options
+        "split", [Source.of(catalog)], os.fspath(folder), strategy, resolve_options, output_options
     )
     return _planned(order, executor, open_progress)
 
 
 def plan_reshard(
-    catalog: Catalog,
-    src_strategy: Strategy | None,
-    dst_strategy: Strategy,
+    catalog: CheckpointFiles,
+    src_strategy: StrategySource | None,
+    dst_strategy: StrategySource,
     folder: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
@@ -259,9 +264,9 @@ def plan_reshard(
     Parameters
     ----------
     catalog, src_strategy
-        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
+        The source and its layouts, or their paths; None for a checkpoint that describes itself.
     dst_strategy
-        Layouts of the target.
+        Layouts of the target, or their files.
     folder, output_options
         As for `plan_split`.
     resolve_options, executor, open_progress
@@ -274,16 +279,16 @@ def plan_reshard(
     ValueError
         An option applies to merged checkpoints only.
     """
-    source, path = Source(catalog, src_strategy), os.fspath(folder)
+    source, path = Source.of(catalog, src_strategy), os.fspath(folder)
     options = resolve_options, output_options
     order = Order("reshard", [source], path, dst_strategy, *options)
     return _planned(order, executor, open_progress)
 
 
 def plan_average(
-    inputs: Sequence[AverageInput],
+    inputs: Sequence[AverageInput | tuple[CheckpointFiles, StrategySource | None, float]],
     path: str | os.PathLike[str],
-    dst_strategy: Strategy | None = None,
+    dst_strategy: StrategySource | None = None,
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
     *,
@@ -297,7 +302,8 @@ def plan_average(
     Parameters
     ----------
     inputs
-        The checkpoints, at least two; the sum of their weights is 1.
+        The checkpoints, at least two, each with its strategy and its weight; the sum of the weights
+        is 1.
     path
         The output file, as for `plan_merge`; the folder of rank files with ``dst_strategy``.
     dst_strategy
@@ -312,8 +318,8 @@ def plan_average(
     ValueError
         An option applies to other outputs only.
     """
-    sources = [Source(source.catalog, source.strategy) for source in inputs]
-    path, mean = os.fspath(path), Mean([source.weight for source in inputs])
+    sources = [Source.of(catalog, strategy) for catalog, strategy, _ in inputs]
+    path, mean = os.fspath(path), Mean([weight for *_, weight in inputs])
     order = Order(
         "average", sources, path, dst_strategy, resolve_options, output_options, mean=mean
     )
@@ -321,7 +327,7 @@ def plan_average(
 
 
 def plan_convert(
-    catalog: Catalog,
+    catalog: CheckpointFiles,
     path: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
@@ -334,7 +340,7 @@ def plan_convert(
     Parameters
     ----------
     catalog
-        The source, from `scan`.
+        The source: a path, or what `scan` returns.
     path
         The output file, or the folder for the files of ranks, or for numbered files.  Files of
         ranks keep their names, but for the suffix.
@@ -353,6 +359,6 @@ def plan_convert(
         An option applies only where tensors are joined, or to outputs of a strategy.
     """
     order = Order(
-        "convert", [Source(catalog)], os.fspath(path), (), resolve_options, output_options
+        "convert", [Source.of(catalog)], os.fspath(path), (), resolve_options, output_options
     )
     return _planned(order, executor, open_progress)

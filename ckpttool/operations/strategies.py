@@ -13,7 +13,7 @@ from ckpttool.planning.needs import Needs
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all, severities
 from ckpttool.storage.files import write_document
-from ckpttool.strategy_files.reader import Paths, read_strategy
+from ckpttool.strategy_files.reader import Layouts, Paths, read_strategy
 from ckpttool.strategy_files.stages import merge_stages
 from ckpttool.strategy_files.writer import Word, encode_strategy, form_of
 from ckpttool.typed import parse_rank_files
@@ -117,7 +117,7 @@ class RanksToFetch(Document, frozen=True, kw_only=True):
 
 
 def convert_strategy(
-    paths: Paths, path: str | os.PathLike[str], *, overwrite: bool = False
+    paths: Layouts, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> WrittenStrategy:
     """Write the strategy of some files in the form of another suffix.
 

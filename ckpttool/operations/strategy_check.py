@@ -33,7 +33,7 @@ from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import CheckpointFiles, scan
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
@@ -43,7 +43,7 @@ from ckpttool.operations.describe import summarize
 from ckpttool.operations.look import read_contents
 from ckpttool.operations.summary import names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
-from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.strategy_files.reader import Layouts, read_strategy
 from ckpttool.wording import format_difference
 
 Verdict = Literal["fits", "unknown", "misfit"]
@@ -125,8 +125,8 @@ class StrategyCheck(Document, frozen=True):
 
 
 def check_strategies(
-    catalog: Catalog | str | os.PathLike[str],
-    strategies: Sequence[str | os.PathLike[str] | Strategy],
+    catalog: CheckpointFiles,
+    strategies: Sequence[Layouts],
     executor: Executor | None = None,
 ) -> tuple[Candidate, ...]:
     """Return what a checkpoint shows of each strategy, the best first.
@@ -145,14 +145,13 @@ def check_strategies(
     CkptToolError
         No file of the checkpoint can be read.
     """
-    if not isinstance(catalog, Catalog):
-        catalog = scan(catalog)
+    catalog = scan(catalog)
     if not catalog.holders:
         raise_all(catalog.damaged.values())
     evidence = Evidence()
     executor = executor or InlineExecutor()
-    given = (it if isinstance(it, Strategy) else os.fspath(it) for it in strategies)
-    return tuple(sorted((_try(catalog, it, executor, evidence) for it in given), key=_order))
+    tried = (_try(catalog, it, executor, evidence) for it in strategies)
+    return tuple(sorted(tried, key=_order))
 
 
 def _order(it: Candidate) -> tuple[int, int, int, int, int]:
@@ -160,16 +159,18 @@ def _order(it: Candidate) -> tuple[int, int, int, int, int]:
     return VERDICTS.index(it.verdict), len(it.findings), -evidence, unproven, -it.listed
 
 
-def _try(
-    catalog: Catalog, given: str | Strategy, executor: Executor, evidence: Evidence
-) -> Candidate:
+def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidence) -> Candidate:
     """Return what the checkpoint shows of one strategy, by itself."""
-    path, column = given if isinstance(given, str) else given.origin, severities("verify")
+    path, column = "the strategy", severities("verify")
+    if isinstance(given, str | os.PathLike):
+        path = os.fspath(given)
+    elif isinstance(given, Strategy):
+        path = given.origin
     tensors = catalog.holders.keys()
     findings, number = Reported((), column), len(tensors)
     unread = Candidate(path, "unknown", None, None, 0, number, 0, 0, 0, False, {}, findings)
     try:
-        strategy = read_strategy([given]) if isinstance(given, str) else given
+        strategy = read_strategy(given)
     except CkptToolError as error:
         return replace(unread, findings=Reported(error.diagnostics, column))
     try:

@@ -36,7 +36,7 @@ from ckpttool.operations.answer import (
 )
 from ckpttool.operations.summary import fold_names
 from ckpttool.problems import severities
-from ckpttool.strategy_files.reader import Paths, as_strategy
+from ckpttool.strategy_files import reader
 from ckpttool.wording import Brief, count, shorten
 
 
@@ -130,9 +130,9 @@ class StrategyComparison(Brief, Document, frozen=True):
         )
 
 
-def diff_strategies(a: Strategy | Paths, b: Strategy | Paths) -> StrategyComparison:
+def diff_strategies(a: reader.Layouts, b: reader.Layouts) -> StrategyComparison:
     """Compare two strategies; each is one that was read, or its files."""
-    a, b = as_strategy(a), as_strategy(b)
+    a, b = reader.read_strategy(a), reader.read_strategy(b)
     differing: dict[str, LayoutDifference] = {}
     respelled = []
     names = sorted({*_listed_names(a), *_listed_names(b)})

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
-from ckpttool.model.catalog import Catalog
+from ckpttool.discovery.scan import CheckpointFiles
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.region import Region
-from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import (
     Answer,
     Count,
@@ -31,6 +30,7 @@ from ckpttool.operations.answer import (
     Unbounded,
     notes_and_problems,
 )
+from ckpttool.operations.load import Source, StrategySource, load
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
 from ckpttool.storage.numbers import Numbers
@@ -229,8 +229,8 @@ class Values(Brief, Document, frozen=True):
 
 
 def read_values(
-    catalog: Catalog,
-    strategy: Strategy | None,
+    catalog: CheckpointFiles,
+    strategy: StrategySource | None,
     patterns: Sequence[str],
     rows: Rows | None = None,
     options: ResolveOptions = ResolveOptions(),
@@ -260,15 +260,16 @@ def read_values(
     """
     executor = executor or InlineExecutor()
     options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
-    plan, diagnostics = plan_reading(catalog, strategy, None, None, options, executor)
+    files, of_src, _ = load(Source.of(catalog, strategy))
+    plan, diagnostics = plan_reading(files, of_src, None, None, options, executor)
     (output,) = plan.outputs([0])
-    opened = OpenCheckpoint(catalog.root, output.tensors, {})
+    opened = OpenCheckpoint(files.root, output.tensors, {})
     nbytes = sum(_nbytes_of(tensor, rows) for tensor in opened.values())
-    with require_unmodified_sources(catalog), open_progress(nbytes, "reading values") as progress:
+    with require_unmodified_sources(files), open_progress(nbytes, "reading values") as progress:
         read = tuple(_read(tensor, rows, executor, progress) for tensor in opened.values())
     reported = notes_and_problems(diagnostics)
     printed = Each(PrintedValues.of, read)
-    return Values(catalog.root, catalog.step, printed, **reported, tensors=read)
+    return Values(files.root, files.step, printed, **reported, tensors=read)
 
 
 def _rows_of(tensor: LazyTensor, rows: Rows | None) -> range | None:

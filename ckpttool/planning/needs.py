@@ -31,7 +31,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
 from ckpttool.problems import Diagnostic, Diagnostics
-from ckpttool.strategy_files.reader import Paths, as_strategy
+from ckpttool.strategy_files.reader import Layouts, read_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import require_rank
 
@@ -78,8 +78,8 @@ class Needs(Struct, frozen=True):
 
 
 def find_needs(
-    strategy: Strategy | Paths,
-    target: Strategy | Paths | None,
+    strategy: Layouts,
+    target: Layouts | None,
     ranks: Collection[SupportsIndex] | None = None,
 ) -> Needs:
     """Return the source ranks that ``ranks`` of a target need, from the strategies alone.
@@ -98,8 +98,8 @@ def find_needs(
     PlanError
         The target has no such rank, or cannot shard a shape that the strategies give.
     """
-    target = None if target is None else as_strategy(target)
-    strategy, target = _with_names(as_strategy(strategy), target)
+    target = None if target is None else read_strategy(target)
+    strategy, target = _with_names(read_strategy(strategy), target)
     strategy, tensors, undecided = _imply(strategy, target, {})
     if target is None:
         outputs = Target("hdf5", {0: ""})

@@ -50,8 +50,9 @@ A stage counts as a merged file if it has the names of a complete one, and no ot
 contradicts it.
 
 JSON files of operator strategies are not read, because they lack parameter layouts.
-`ckpttool.strategy_files.handwritten` reads hand-written files, and
-`ckpttool.strategy_files.split_info` those of mindone.
+`ckpttool.strategy_files.handwritten` reads hand-written files,
+`ckpttool.strategy_files.split_info` those of mindone, and `ckpttool.strategy_files.layout_dicts`
+the dicts that MindSpore has in Python, also as JSON.
 
 Source
 ------
@@ -76,7 +77,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.formats import format_of_content
-from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.foreign import identify_foreign, is_layout_dict
 from ckpttool.formats.local import (
     is_file,
     is_folder,
@@ -110,6 +111,7 @@ from ckpttool.strategy_files.handwritten import (
     parse_handwritten,
     read_handwritten,
 )
+from ckpttool.strategy_files.layout_dicts import LayoutItem, layout_of
 from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
 from ckpttool.wording import count, format_ranks, shorten
 
@@ -121,15 +123,15 @@ _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strat
 
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# What each function takes for a strategy: a strategy, its files, or what MindSpore has in Python.
+Layouts: TypeAlias = Strategy | Paths | Mapping[str, Sequence[object]]
 
 
-def as_strategy(given: Strategy | Paths) -> Strategy:
-    """Return a strategy, or the one in its files."""
-    return given if isinstance(given, Strategy) else read_strategy(given)
-
-
-def read_strategy(paths: Paths) -> Strategy:
+def read_strategy(paths: Layouts) -> Strategy:
     """Return the strategy in one or several files, or folders of such files.
+
+    A strategy is returned as it is.  So each function that needs one takes what this one takes.  A
+    dict of layouts, as ``net.parameter_layout_dict`` of MindSpore has it, is read like its JSON.
 
     They are files of single stages, or merged ones; see `ckpttool.strategy_files.folders`.  Several
     files of one stage must agree.  A merged file among others of its folder provides the stages
@@ -145,6 +147,10 @@ def read_strategy(paths: Paths) -> Strategy:
     OSError
         A file cannot be read.
     """
+    if isinstance(paths, Strategy):
+        return paths
+    if isinstance(paths, Mapping):
+        return join_stages(_make_file("the dict", *_entries_of("the dict", paths), True).stages)
     errors: dict[str, CkptToolError] = {}
     files: list[_StrategyFile] = []
     cache: dict[tuple[bool, bytes], _StrategyFile] = {}
@@ -301,6 +307,12 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
         raise _foreign_error(path, error) from error
     if not entries:
         raise _foreign_error(path)
+    return _make_file(path, entries, operator_stages, from_json)
+
+
+def _make_file(
+    path: str, entries: _Entries, operator_stages: set[int], from_json: bool
+) -> _StrategyFile:
     impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
     if impossible:
         message = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
@@ -314,11 +326,11 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
             named = format_ranks([*operator_stages], "stage")
             message = f"operators of {named}, but the names of parameters have no stages"
             raise StrategyError(path, message)
-        by_stage = {next(iter(operator_stages), 0): entries}
+        by_stage = {next(iter(operator_stages), 0): dict(entries)}
         is_merged = False
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
-    made: dict[_LayoutEntry, Layout] = {}  # thousands of parameters have few layouts
+    made: dict[_LayoutEntry | LayoutItem, Layout] = {}  # thousands of parameters have few layouts
     for stage, of_stage in by_stage.items():
         layouts = stages.setdefault(stage, {})
         for name, entry in of_stage.items():
@@ -334,9 +346,9 @@ def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
     return _StrategyFile(path, stages, from_json, is_merged, bool(operator_stages))
 
 
-def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _LayoutEntry]] | None:
+def _split_names(entries: _Entries) -> dict[int, dict[str, _LayoutEntry | LayoutItem]] | None:
     """Return the entries of a merged file by stage; None if any name is without a stage."""
-    stages: dict[int, dict[str, _LayoutEntry]] = {}
+    stages: dict[int, dict[str, _LayoutEntry | LayoutItem]] = {}
     for name, entry in entries.items():
         match = _MERGED_NAME.fullmatch(name)
         if match is None:
@@ -346,8 +358,8 @@ def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _La
 
 
 def _find_merged_stage(
-    stages: Mapping[int, Mapping[str, _LayoutEntry]],
-) -> dict[int, dict[str, _LayoutEntry]] | None:
+    stages: Mapping[int, _Entries],
+) -> dict[int, dict[str, _LayoutEntry | LayoutItem]] | None:
     """Return the stages of a merged file that is a stage of this file; None if there is none."""
     for stage, entries in stages.items():
         nested = _split_names(entries)
@@ -395,8 +407,13 @@ class _LayoutEntry(Struct, frozen=True):
     field: int = 0
 
 
-def _make_layout(entry: _LayoutEntry) -> Layout:
+_Entries: TypeAlias = Mapping[str, _LayoutEntry | LayoutItem]
+
+
+def _make_layout(entry: _LayoutEntry | LayoutItem) -> Layout:
     """Return the layout that an entry encodes; raise ValueError if it is impossible."""
+    if isinstance(entry, LayoutItem):
+        return layout_of(entry)
     maps = [(axes,) if isinstance(axes, int) else axes for axes in entry.tensor_map]
     matrix, shard = entry.dev_matrix, entry.opt_weight_shard_size
     axes = max(len(matrix), len(maps), *(len(axes) for axes in maps), 0)
@@ -522,7 +539,7 @@ def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
 # --------------------------------------------------------------------------------------------- JSON
 
 
-def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], set[int]]:
+def _read_json(path: str, data: bytes | None) -> tuple[_Entries, set[int]]:
     """Return layouts by parameter name, and the stages of the operators."""
     try:
         document = parse_json(read_file(path) if data is None else data)
@@ -536,6 +553,13 @@ def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], 
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
         message = "strategies of operators (set_op_strategy_config), not layouts of parameters"
         raise StrategyError(path, message, _RUN_FILE)
+    return _entries_of(path, document)
+
+
+def _entries_of(path: str, document: Mapping[str, object]) -> tuple[_Entries, set[int]]:
+    if is_layout_dict(document):
+        listed = document.items()
+        return {name: _convert(path, LayoutItem, it, f"{name}: ") for name, it in listed}, set()
     items = _convert(path, Items, document)
     entries = {
         name: _convert(path, _LayoutEntry, item, f"{name}: ")

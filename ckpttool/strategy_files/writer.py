@@ -83,7 +83,7 @@ from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
 from ckpttool.storage.files import is_there, write_document
 from ckpttool.strategy_files.handwritten import YAML_SUFFIXES, encode_handwritten, why_no_line
-from ckpttool.strategy_files.reader import parse_strategy
+from ckpttool.strategy_files.reader import Layouts, parse_strategy, read_strategy
 from ckpttool.wording import count, format_ranks, shorten
 
 _OPERATORS = "ckpttool_stage_"  # begins the name of the item of a stage
@@ -91,7 +91,7 @@ _NEEDS_NAMES = "split or reshard with --write-strategy"  # these have the names 
 
 
 def write_strategy(
-    strategy: Strategy, path: str | os.PathLike[str], *, overwrite: bool = False
+    strategy: Layouts, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> None:
     """Write a strategy file, completely or not at all, and make its folder if necessary.
 
@@ -112,7 +112,7 @@ def write_strategy(
     path = os.fspath(path)
     if (problem := url_problem(path)) is not None:
         raise StrategyError(path, *problem)
-    data = encode_strategy(strategy, path)
+    data = encode_strategy(read_strategy(strategy), path)
     if is_there(path) and not overwrite:
         message = "the strategy file exists already"
         raise PlanError(
