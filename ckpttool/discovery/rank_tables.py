@@ -2,14 +2,15 @@
 
 Where each of several hosts has ``device0`` to ``device7``, only a rank table says which ranks these
 are.  A host is the only server of the table in its folder, or the server whose id is the name of
-that folder; else hosts whose names are numbered are the servers in the order of their ranks.
+that folder.  Else numbered hosts are the servers in the order of their ranks, if the ids of the
+servers have the same order: no file says which host a server is.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,12 +29,19 @@ def ranks_of_devices(hosts: Mapping[Path, Collection[int]]) -> Mapping[Path, Map
     for host, devices in hosts.items():
         for servers in (*_read_tables(host), *_read_tables(host.parent)):
             server = servers.get(host.name)
-            if server is None and len(servers) in (1, len(in_order)):
-                server = [*servers.values()][0 if len(servers) == 1 else in_order.index(host)]
+            if server is None and len(servers) == 1:
+                (server,) = servers.values()
+            elif server is None and len(servers) == len(in_order) and _are_in_order(servers):
+                server = [*servers.values()][in_order.index(host)]
             if server is not None and server.keys() >= {*devices}:
                 ranks.setdefault(host, {device: server[device] for device in devices})
     taken = [rank for rank_of in ranks.values() for rank in rank_of.values()]
     return ranks if ranks.keys() == hosts.keys() and len(taken) == len({*taken}) else {}
+
+
+def _are_in_order(servers: Iterable[str]) -> bool:
+    numbers = [[int(number) for number in re.findall(r"\d{1,9}", server)] for server in servers]
+    return numbers == sorted(numbers)
 
 
 def _numbered(hosts: Collection[Path]) -> list[Path]:

@@ -88,7 +88,7 @@ def require_steps(saved: SavedFiles, key: Secret | None, *, are_steps: bool) -> 
     names = [file.path.name for file in saved.files]
     may_be_ranks = not are_steps and any(find_numbered(names, are_files=False))
     message = "names that differ in one number: that of a step, or of a rank"
-    hint = "--step with one of these steps, or --pattern with {rank} for the number"
+    hint = "--pattern with {rank} for the number of a rank, or --step with one of these steps"
     runs: dict[Run, list[str]] = defaultdict(list)
     for file in saved.files:
         runs[file.run].append(str(file.path))

@@ -41,6 +41,7 @@ from ckpttool.problems import (
     SourceHashError,
     SourceValueError,
     VerifyError,
+    add_note,
     join_clauses,
     join_first,
     notes_of,
@@ -104,6 +105,7 @@ class Job(Struct, eq=False):
     crcs: list[CrcExtent] = []
     casts: dict[str, CastStats] = {}  # by tensor
     written: frozenset[Place] = frozenset()  # the units that an earlier run wrote
+    is_logged: bool = False  # whether a resumed run can go on in the file
     # What the log does not tell of yet.
     unlogged: list[tuple[int, int, bytes]] = []
     unlogged_casts: dict[str, CastStats] = {}
@@ -377,7 +379,7 @@ class _Run(Struct, dict=True):
                 raise self.transaction.source_differs(job.output)
             total += nbytes
         self.on_progress(total)
-        job.written = frozenset(written)
+        job.written, job.is_logged = frozenset(written), True
         for (place, number), digest in written.items():
             job.add_unit(place, number, digest)
         for name, stats in casts.items():
@@ -389,7 +391,7 @@ class _Run(Struct, dict=True):
             if isinstance(job.file, PartialFile) and job.unlogged:
                 job.file.sync()
                 self.transaction.record_units(job.output, job.unlogged, job.unlogged_casts)
-                job.unlogged, job.unlogged_casts = [], {}
+                job.unlogged, job.unlogged_casts, job.is_logged = [], {}, True
         self.transaction.log.sync()
         self.unlogged_bytes = 0
 
@@ -497,11 +499,16 @@ class _Run(Struct, dict=True):
     def abandon(self, error: BaseException) -> None:
         """Remove unfinished outputs, cancel the waiting tasks, and wait for the running ones.
 
+        A stop leaves the files in which a resumed run goes on, as a kill would.
+
         The outputs stay open until no task can write to them: their inodes could otherwise be given
         to files of the next run.  Do not wait for the workers of a cluster: they may be lost, and
         their attempts have names of their own.
         """
-        clean_up(error, *(job.file.remove for job in self.jobs))
+        is_stopped = not isinstance(error, Exception)
+        left = [job.file for job in self.jobs if is_stopped and job.is_logged]
+        removed = [job.file for job in self.jobs if job.file not in left]
+        clean_up(error, *(file.remove for file in removed))
         if isinstance(self.executor, Abortable):
             self.executor.stop()  # a future that is cancelled meanwhile never completes
         else:
@@ -509,4 +516,6 @@ class _Run(Struct, dict=True):
                 future.cancel()
         if not isinstance(self.executor, Cluster):
             wait(self.pending)
-        clean_up(error, *(job.file.discard for job in self.jobs))
+        clean_up(error, *(file.discard for file in removed), *(file.close for file in left))
+        if left:
+            add_note(error, f"--resume goes on in {count(len(left), 'half-written file')}")

@@ -151,9 +151,10 @@ class TemporaryFile:
         try:
             self.remove()
         finally:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Release the lock; the file stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -207,7 +208,7 @@ class PartialFile(TemporaryFile):
         """Give the sealed file the name of the output, and release the lock."""
         require_name(self._path, self._fd)
         rename_durably(self._path, self._output.path)
-        self._close()
+        self.close()
 
 
 def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:

@@ -167,8 +167,8 @@ class Claim:
             with suppress(HeldError), FileLock(record.lock, CLAIM_SECONDS):
                 destination = look(record)
                 for log in destination.logs:
-                    is_own, is_empty = log.path == self._run.log, not any(log.plans.values())
-                    if is_own and is_empty and self._has_log():
+                    is_empty = not any((*log.plans.values(), *log.units.values()))
+                    if log.path == self._run.log and is_empty and self._has_log():
                         log.path.unlink()
                 self.release()
                 if not (self._is_of_others(destination) or _has_something_to_resume(destination)):

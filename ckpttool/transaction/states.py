@@ -393,9 +393,9 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
         return diagnostic(
             "unfinished", "its parts are not finalized", *describe_missing(destination)
         )
-    hint = RESUME
+    hint = ANEW if destination.damaged else RESUME
     if is_held(destination.record.lock) is None:
-        hint = f"when it has ended, {RESUME} {NO_LOCKS}"
+        hint = f"when it has ended, {hint} {NO_LOCKS}"
     return diagnostic("unfinished", "a run of ckpttool did not end here", hint, MAY_LACK)
 
 

@@ -43,11 +43,20 @@ def names_of(*hosts, inside="device{device}/net-1_2.ckpt"):
         "device{device}/ckpt_{device}/net-1_2.ckpt",
     ],
 )
-@pytest.mark.parametrize("hosts", [("10.0.0.2", "10.0.0.1"), ("h0", "h1"), ("node1", "node2")])
-def test_a_table_beside_the_hosts_says_which_ranks_their_devices_are(make_run, hosts, inside):
+@pytest.mark.parametrize(
+    ("hosts", "ranks_of"),
+    [
+        (("10.0.0.2", "10.0.0.1"), table(s_10_0_0_2=0, s_10_0_0_1=PER_HOST)),
+        (("h0", "h1"), table(s_10_0_0_9=0, s_10_0_0_10=PER_HOST)),
+        (("node1", "node2"), table(x=0, y=PER_HOST)),
+    ],
+)
+def test_a_table_beside_the_hosts_says_which_ranks_their_devices_are(
+    make_run, hosts, ranks_of, inside
+):
     names = names_of(*hosts, inside=inside)
     src = Path(make_run(*names))
-    (src / "rank_table_8pcs.json").write_text(table(s_10_0_0_2=0, s_10_0_0_1=PER_HOST))
+    (src / "rank_table_8pcs.json").write_text(ranks_of)
     assert found(src) == dict(enumerate(names))
     assert notes_of(src)[:1] == [f"ranks by the rank table: {hosts[1]}/device0 is rank {PER_HOST}"]
 
@@ -66,6 +75,7 @@ def test_each_host_may_have_the_table_of_its_own_devices(make_run):
         (("host0", "host1"), []),
         (("host0", "host2"), [("rank_table.json", table(x=0, y=4))]),
         (("host0", "host1"), [("rank_table.json", table(x=0))]),
+        (("host0", "host1"), [("rank_table.json", table(s_10_0_0_2=0, s_10_0_0_1=4))]),
         (("a", "b"), [("rank_table.json", table(x=0, y=4))]),
         (("a", "b"), [("a/hccl.json", table(x=0)), ("b/hccl.json", table(y=0))]),
     ],

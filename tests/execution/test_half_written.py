@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ckpttool.formats import local
 from ckpttool.model import manifest as model_manifest
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import FileStamp
+from ckpttool.storage.files import PARTIAL
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.strategy_files.writer import write_strategy
 from ckpttool.transaction.log import Log
@@ -24,7 +26,8 @@ from tests.support.commands import message, run, run_well
 from tests.support.executors import FORMATS, everything_in
 from tests.support.manifests import LOG, MANIFEST, RECORD
 
-RANKS, ROWS, COLUMNS, KILLED = 4, 16, 64, 77
+RANKS, ROWS, COLUMNS = 4, 16, 64
+KILLED, STOPPED = 77, 128 + signal.SIGTERM
 NAMES = ("a", "b", "c")
 CAST = ("--dtype", "bf16", "--on-overflow", "inf")
 TOTAL = len(NAMES) * ROWS * COLUMNS * 4
@@ -74,7 +77,7 @@ def words_of(case, out, *more):
     return [*words, "-o", out, "--engine", "inline", *more]
 
 
-def kill(words, calls):
+def kill(words, calls, end=lambda: os._exit(KILLED)):
     """Run a command in a process that ends before this call of `fill`; return whether it did."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside a thread of pytest
@@ -84,13 +87,15 @@ def kill(words, calls):
 
         def count(task):
             seen.append(task)
-            return fill(task) if len(seen) < calls else os._exit(KILLED)
+            if len(seen) == calls:
+                end()
+            return fill(task)
 
         execute_module.fill = count
         os._exit(run(*words).exit_code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, KILLED)
-    return code == KILLED
+    assert code in (0, KILLED, STOPPED)
+    return code != 0
 
 
 @pytest.fixture
@@ -146,6 +151,23 @@ def test_runs_that_are_killed_one_after_the_other_write_each_unit_once(case, tmp
     written.clear()
     run_well(*words, "--resume")
     assert sum(written) == TOTAL - second
+    run_well(*words_of(case, tmp_path / "wanted"))
+    assert everything_in(out) == everything_in(tmp_path / "wanted")
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_stop_leaves_the_files_that_a_resumed_run_goes_on_in(case, tmp_path, written, calls):
+    out, words = tmp_path / "out", words_of(case, tmp_path / "out")
+    assert kill(words, calls, stop)
+    left = [*out.rglob(f"*{PARTIAL}")] if out.exists() else []
+    logged = logged_bytes(out) if left else 0
+    assert bool(left) == (calls > 1)
+    run_well(*words, "--resume")
+    assert sum(written) == TOTAL - logged
     run_well(*words_of(case, tmp_path / "wanted"))
     assert everything_in(out) == everything_in(tmp_path / "wanted")
 
