@@ -44,6 +44,7 @@ from ckpttool.problems import (
     StepError,
     UnsupportedError,
 )
+from ckpttool.transaction.states import Record
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
@@ -624,6 +625,8 @@ def _refusal(saved: SavedFiles, problem: Diagnostic) -> StepError:
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
     if names := [f"--step {quote(name)}" for name in islice(_proposals(saved), 2)]:
         hint = names[0] if ":" in names[0] else ", or ".join(names)
+    if Record.of(Path(saved.src)).replaced():  # the names are those of an older set and a new one
+        hint = f"ckpttool finalize {quote(saved.src)}"
     return StepError([replace(problem, hint=hint)])
 
 
@@ -687,21 +690,28 @@ def _choice_notes(saved: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
 
 
 def _warn_of_times(saved: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
-    """Yield a warning if an older step was written after a later step of another rank."""
+    """Yield a warning if an older step was written after a later step of another rank.
+
+    Times count for a rank that wrote a still older step before.
+    """
 
     def time_of(file: SavedFile) -> int:
         return stat_file(file.path).mtime_ns
 
     save = files[0].save
-    later = [
-        file
-        for file in saved.files
-        if file.series == files[0].series and file.save.order > save.order
-    ]
+    in_series = [file for file in saved.files if file.series == files[0].series]
+    later = [file for file in in_series if file.save.order > save.order]
+    earlier = [file for file in in_series if file.save.order < save.order]
     if not later:
         return
     first = min(later, key=time_of)
-    after = [file for file in files if file.rank != first.rank and time_of(file) > time_of(first)]
+    # A copy that does not keep times writes all files of a rank after those of another.
+    in_order = {file.rank for file in earlier if time_of(file) < time_of(first)}
+    after = [
+        file
+        for file in files
+        if file.rank in in_order - {first.rank} and time_of(file) > time_of(first)
+    ]
     if after:
         ranks = tuple(file.rank for file in after)
         message = f"{format_ranks(ranks)}: {save.text} was written after a later step"

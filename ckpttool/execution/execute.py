@@ -204,7 +204,8 @@ def execute(
         Called in the caller's thread with the number of bytes that were written since the last
         call.
     on_note
-        Called with what only shows when the run begins, such as a file system without locks.
+        Called with what only shows when the run begins or ends, such as a file system without
+        locks.
     check
         Called several times a second, when it is safe to end the run; raises to end it.
 
@@ -251,7 +252,8 @@ def execute(
         while run.pending:
             run.collect()
         run.refuse_overflow()
-        transaction.finish()
+        for note in transaction.finish():
+            on_note(note)
     except BaseException as error:
         try:
             run.abandon(error)

@@ -189,7 +189,7 @@ class Hdf5(Format):
             # libhdf5 does not say that a file exceeds the limit on sizes (``ulimit -f``).
             most = sum(meta.nbytes for meta in tensors) + self.header_bytes(tensors, attrs)
             os.ftruncate(fd, most)
-            with h5py.File(_new_file(path)) as opened:
+            with h5py.File(new_file(path)) as opened:
                 root = h5g.open(opened.id, b"/")
                 for name, value in sorted(attrs.items()):
                     if name.startswith(PROVENANCE):
@@ -473,7 +473,7 @@ def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
 # ------------------------------------------------------------------------------------------ writing
 
 
-def _new_file(path: str) -> h5f.FileID:
+def new_file(path: str) -> h5f.FileID:
     """Begin an HDF5 file as `h5py.File` does, but without a time in its root group.
 
     The driver of h5py for open files places datasets differently, so libhdf5 opens the path.  It
@@ -487,6 +487,7 @@ def _new_file(path: str) -> h5f.FileID:
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
     access.set_fapl_stdio()
+    access.set_file_locking(False, True)  # nobody else has the file, and some systems have no locks
     return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
 
 

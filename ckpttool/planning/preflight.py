@@ -33,7 +33,7 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, OutputOptions, inspect_previous_run
-from ckpttool.wording import format_bytes, shorten
+from ckpttool.wording import count, format_bytes, shorten
 
 NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
@@ -172,16 +172,18 @@ def _destination_problems(
 
 
 def _blocked(
-    target: Target, inputs: Collection[str], documents: Collection[str]
+    target: Target, inputs: Collection[str], documents: Collection[str], older: Collection[str]
 ) -> dict[str, Diagnostic]:
     """Return path to problem for outputs that cannot be written even with ``--overwrite``.
+
+    Nor can it remove ``older`` outputs that are inputs.
 
     All outputs that are inputs share one problem.
     """
     input_ids = {find_file_id(path) for path in inputs}
     manifest = [target.manifest_path] if target.paths else []
     problems: dict[str, Diagnostic] = {}
-    replaced: list[str] = []
+    replaced = [path for path in older if find_file_id(path) in input_ids]
     is_one_file = target.is_merged and not target.is_numbered
     outputs = {*target.paths.values()}
     for path in (*target.paths.values(), *documents, *manifest):
@@ -310,10 +312,19 @@ def _partial_problem(
     return access_problem(partial, os.R_OK | os.W_OK, elsewhere)
 
 
-def _find_stale_files(target: Target, options: OutputOptions) -> Iterator[Diagnostic]:
+def _find_stale_files(
+    target: Target, options: OutputOptions, removed: Collection[str] = ()
+) -> Iterator[Diagnostic]:
     if target.paths and not target.is_merged:
         ranks = range(target.ranks) if options.ranks is None else options.ranks
-        yield from stale_files(target.paths, ranks)
+        yield from stale_files(target.paths, ranks, removed)
+
+
+def _older_outputs(assignment: Assignment) -> list[str]:
+    """Return the outputs of older sets that are there, and that the new set does not have."""
+    names = assignment.record.older_outputs()
+    paths = (str(assignment.folder / name) for name in names if name not in assignment.whole)
+    return [] if assignment.options.ranks is not None else [*filter(is_there, paths)]
 
 
 def preflight(
@@ -338,11 +349,13 @@ def preflight(
         target = target.limited_to(assignment.ranks)
     elif options.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
-    blocked = _blocked(target, inputs, documents)
+    older = [] if assignment is None else _older_outputs(assignment)
+    blocked = _blocked(target, inputs, documents, older)
     # The record is read later, so it names the run that has written what is there now.
     paths = [path for path in (*target.paths.values(), *documents) if path not in blocked]
     manifest = [target.manifest_path] if target.paths else []
     there, manifest = (list(filter(is_there, files)) for files in (paths, manifest))
+    there += [] if manifest else older  # of a run that was killed while it replaced them
     if plan is not None and assignment is not None and not blocked:
         seen = Diagnostics()
         try:
@@ -356,7 +369,11 @@ def preflight(
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
         if options.overwrite:
-            seen.add(*_find_stale_files(target, options))
+            seen.add(*_find_stale_files(target, options, older))
+            if older:
+                message = f"removes {count(len(older), 'output')} of the older set, at the end"
+                facts = shorten(older, 3)
+                seen.add(assignment.record.diagnostic("resumed", message, facts=facts))
         assignment = replace(assignment, notes=(*assignment.notes, *seen.of("note", "warning")))
     if assignment is not None and assignment.refusals:
         there = manifest = []  # a refusal says more than that a file exists

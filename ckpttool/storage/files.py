@@ -33,7 +33,7 @@ from ckpttool.system import reserve, sync_contents
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
 
-# Errors of file systems that cannot lock a file or reserve space, as some network file systems.
+# Errors of file systems that cannot reserve space or sync a folder, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
 
 
@@ -62,17 +62,17 @@ class TakenError(OSError):
     """Another run has locked a file, or has replaced it with its own."""
 
 
-def try_lock(path: Path, fd: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to lock an open file; return whether that worked, None on a file system without locks."""
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+    """Try to lock an open file; return whether that worked, None on a file system without locks.
+
+    Such systems fail with many errors: ENOLCK, EOPNOTSUPP, EIO, 524 of the kernel's own.
+    """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:
-        if error.errno in UNSUPPORTED:
-            return None
-        error.filename = str(path)
-        raise
+    except OSError:  # EINTR is retried by Python
+        return None
     return True
 
 
@@ -87,7 +87,7 @@ def lock(path: Path, fd: int, tries: int = 1) -> int:
         Another run has locked or replaced the file.
     """
     try:
-        while try_lock(path, fd) is False:
+        while try_lock(fd) is False:
             tries -= 1
             if not tries:
                 raise TakenError(errno.EWOULDBLOCK, "another run is writing it", str(path))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttool.problems import BusyError, Diagnostic, ExecutionError, FormatError, refusal
+from ckpttool.formats.local import describe_os_error
+from ckpttool.model.manifest import list_outputs
+from ckpttool.problems import (
+    BusyError,
+    Diagnostic,
+    ExecutionError,
+    FormatError,
+    join_first,
+    refusal,
+)
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
@@ -18,12 +27,14 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import Log, LogWriter, UnitGroup
+from ckpttool.transaction.outputs import sample_problem
 from ckpttool.transaction.resume import (
     Assignment,
     beside_problem,
     busy_problem,
     destination_changes,
 )
+from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.transaction.states import (
     Destination,
     Record,
@@ -32,6 +43,7 @@ from ckpttool.transaction.states import (
     find_writers,
     look,
 )
+from ckpttool.wording import count, shorten
 
 BEGINS = "it begins or ends, or a set is finalized"
 
@@ -199,20 +211,55 @@ def _has_something_to_resume(destination: Destination) -> bool:
     return is_of_use or any(is_there(folder / name) for name in destination.logged())
 
 
-def remove_leftovers(record: Record, ended: RecordedPlan | None) -> None:
-    """Remove the logs and plan that a run left beside a finished set, unless another is there.
+def remove_leftovers(record: Record, ended: RecordedPlan | None) -> tuple[Diagnostic, ...]:
+    """Remove what a run left beside a finished set, unless another run is there; return notes.
 
-    Without locks, only the plan of a run that has ``ended`` is removed.  If that fails, it stays:
-    the set is complete all the same.
+    These are its logs and plan, and the outputs of the sets that it replaced.  Without locks, only
+    the plan of a run that has ``ended`` is removed.  If that fails, it stays: the set is complete
+    all the same.
     """
-    if not (is_there(record.manifest) and record.leftovers()):
-        return
-    with suppress(OSError), FileLock(record.lock, CLAIM_SECONDS) as lock:
+    if not (is_there(record.manifest) and (record.leftovers() or record.replaced())):
+        return ()
+    with suppress(OSError, FormatError), FileLock(record.lock, CLAIM_SECONDS) as lock:
         plan = _read_plan(record.plan)
         is_free = not find_writers(record) if lock.works else plan in (None, ended)
         if is_there(record.manifest) and is_free:
+            notes = tuple(_remove_replaced(record))
             remove_half_written(record, () if plan is None else plan.files)
             forget_run(record)
+            return notes
+    return ()
+
+
+def _remove_replaced(record: Record) -> Iterator[Diagnostic]:
+    """Remove the outputs of replaced sets that are as they were written; yield what became of all.
+
+    A manifest of a replaced set goes after its outputs, so the next run continues after a crash.
+    """
+    removed, left = list[str](), list[str]()
+    names = {output.path for output in ManifestFile.read(record.manifest).outputs()}
+    for manifest in record.replaced():
+        for output in list_outputs(ManifestFile.read(manifest).outputs()):
+            path = record.folder / output.entry.path
+            if output.entry.path in names or not is_there(path):
+                continue
+            try:
+                if problem := sample_problem(record.folder, output):
+                    left.append(f"{path}: {problem}")
+                    continue
+                path.unlink()
+                removed.append(str(path))
+            except OSError as error:
+                left.append(f"{path}: {describe_os_error(error)}")
+            with suppress(OSError):  # other files are in it
+                path.parent.rmdir()
+        manifest.unlink()
+    if removed:
+        message = f"{count(len(removed), 'output')} of the older set removed"
+        yield record.diagnostic("resumed", message, facts=shorten(removed, 3))
+    if left:
+        message = f"{count(len(left), 'output')} of the older set left"
+        yield record.diagnostic("stale", message, "move what is left away", join_first(left))
 
 
 def remove_half_written(record: Record, names: Iterable[str]) -> None:
@@ -223,9 +270,16 @@ def remove_half_written(record: Record, names: Iterable[str]) -> None:
 
 
 def forget_run(record: Record) -> None:
-    """Remove the logs and the plan; of a set that is not finished, the whole record."""
+    """Remove the logs and the plan; of a set that is not finished, the whole record.
+
+    If the run has replaced nothing of an older set, that is complete again.
+    """
     for path in record.leftovers():
         path.unlink(missing_ok=True)
+    if not is_there(record.manifest):
+        for older in record.replaced()[:1]:
+            older.replace(record.manifest)
+            sync_folder(record.folder)
     if is_there(record.manifest):
         sync_folder(record.home)
         return

@@ -117,8 +117,9 @@ def _finalize(folder: str) -> Manifest:
         except OSError as error:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         ended = destination.plan
-    remove_leftovers(record, ended)
-    return _check_complete(folder, record)
+    notes = remove_leftovers(record, ended)
+    manifest = _check_complete(folder, record)
+    return replace(manifest, notes=(*notes, *manifest.notes))
 
 
 def _busy(folder: str, destination: Destination) -> Diagnostic:
@@ -152,7 +153,7 @@ def _finish(folder: str, destination: Destination) -> None:
     problems += (
         Diagnostic("destination", message, hint=hint, where=document.path)
         for document in documents
-        if is_there(document.path) and not is_written(document)
+        if not record.replaced() and is_there(document.path) and not is_written(document)
     )
     errors: list[CkptToolError] = [PlanError(problems)] if problems else []
     logged = destination.logged(plan.provenance.digest)  # in the order in which they were written

@@ -47,7 +47,7 @@ def is_held(path: Path) -> bool | None:
             return False
         raise
     try:
-        is_free = try_lock(path, fd, fcntl.LOCK_SH)
+        is_free = try_lock(fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)
     return None if is_free is None else not is_free
@@ -90,7 +90,7 @@ class FileLock:
         except FileNotFoundError:
             return False  # a run that leaves nothing has just removed the folder
         try:
-            is_locked = try_lock(self.path, fd)
+            is_locked = try_lock(fd)
             if is_locked is not False and is_open_as(self.path, fd):
                 self.fd, self.works = fd, is_locked is not None
                 return True

@@ -12,15 +12,17 @@
    synced.  The next run keeps those whose hashes are still those in the log.
 9. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
 10. `Transaction.record_complete` appends its entry to the log and syncs it.
-11. Before the first rename, the manifest, stamps and documents of an older set are removed.
+11. Before the first rename, the manifest of an older set goes to the record, and its stamps and
+    documents are removed unless all its outputs have other names.
 12. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
 13. `Transaction.finish`: the sources are unchanged.  A run with ``--part`` appends which outputs
     are done, and ends.
 14. Any other run, or `ckpttool.finalize`: the outputs are unchanged.  The stamps and documents are
     written, then the manifest: COMPLETE.
-15. The logs and the plan are removed, with the record locked.
+15. The outputs of the older set that the new one does not list are removed, and then its manifest,
+    the logs and the plan, with the record locked.
 16. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
-    record is removed.  After a crash line 2 decides.
+    record is removed, and an older set has its manifest again.  After a crash line 2 decides.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, UnitHash
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
     BusyError,
+    Diagnostic,
     ExecutionError,
     PlanError,
     VerifyError,
@@ -93,11 +96,12 @@ class Transaction(Claim):
         self._begun: set[str] = set()  # the half-written outputs of which the log of this run tells
         self.kept = run.kept_ranks
         self.writing = ""
-        if run.is_finished:
-            remove_leftovers(run.record, run.destination.plan if run.options.no_locks else None)
-        elif changed := changed_sources(*plan.inputs):
+        if not run.is_finished and (changed := changed_sources(*plan.inputs)):
             raise PlanError(changed)
         super().__init__(run)
+        if run.is_finished:
+            ended = run.destination.plan if run.options.no_locks else None
+            self.notes = remove_leftovers(run.record, ended)
         try:
             if run.replaces_itself and not run.is_finished:
                 self._list_finished()
@@ -198,8 +202,14 @@ class Transaction(Claim):
 
     def _remove_older_set(self) -> None:
         self.require_record()
-        documents = (document.path for document in self._run.documents)
-        for path in (self._record.manifest, self._record.stamps, *documents):
+        record, run = self._record, self._run
+        if run.options.ranks is None:  # else the other ranks stay
+            older = record.older_outputs()
+            record.set_aside()
+            if older and run.whole.keys().isdisjoint(older):
+                return  # it stays whole with its documents
+        documents = (document.path for document in run.documents)
+        for path in (record.manifest, record.stamps, *documents):
             remove_document(str(path))
 
     def record_placed(self, output: OutputFile) -> None:
@@ -210,8 +220,10 @@ class Transaction(Claim):
             self._entries[name] = replace(self._entries[name], stamp=stamp)
             self.log.add_stamp(name, stamp)
 
-    def finish(self) -> None:
+    def finish(self) -> tuple[Diagnostic, ...]:
         """Write the documents of the set and its manifest; with ``--part`` what is done.
+
+        Return what became of the outputs of an older set.
 
         Raises
         ------
@@ -222,7 +234,7 @@ class Transaction(Claim):
             A document cannot be written; the error names it.
         """
         if self._run.is_finished:
-            return
+            return ()
         record, run = self._record, self._run
         is_part = run.part is not None
         self.writing = str(run.log if is_part else record.manifest)
@@ -244,8 +256,7 @@ class Transaction(Claim):
                 self.writing = str(error.filename or self.writing).removesuffix(PARTIAL)
                 raise
         self.release()
-        if not is_part:
-            remove_leftovers(record, self.plan)
+        return () if is_part else remove_leftovers(record, self.plan)
 
     def _describe_source_changes(self) -> str:
         changed = join_alike(changed_sources(*self._plan.inputs))

@@ -8,6 +8,7 @@ The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of
 ``plan.json``        what is written, from which files, and who began it
 ``*.log``            the log of each run (`ckpttool.transaction.log`), which its writer locks
 ``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
+``replaced-*.json``  the manifest of an older set with other names, which a run replaces
 ===================  ===============================================================================
 
 ``plan.json`` and ``stamps.json`` are sealed (`ckpttool.transaction.sealed_files`), with the
@@ -31,6 +32,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -45,7 +47,7 @@ from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
-from ckpttool.storage.files import PARTIAL, is_there, stamp_at
+from ckpttool.storage.files import PARTIAL, is_there, stamp_at, sync_folder
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import (
     RECORD_SCHEMA,
@@ -57,13 +59,14 @@ from ckpttool.transaction.log import (
     Writer,
     require_schema,
 )
-from ckpttool.transaction.sealed_files import SealedFile, sealed_text
+from ckpttool.transaction.sealed_files import ManifestFile, SealedFile, sealed_text
 from ckpttool.wording import count, shorten
 
 LOG = re.compile(r"whole\.log|\d{1,6}-of-\d{1,6}\.log")
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
 NO_LOCKS = "--no-locks"
+REPLACED = "replaced-"
 ANEW = "the command that writes it, with --overwrite"
 MOST = 3  # logs that are described; an array job may leave thousands
 
@@ -149,6 +152,27 @@ class Record(Struct, frozen=True):
         files = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
         return [p for p in files if LOG.fullmatch(p.name) or p.name.startswith(names)]
+
+    def replaced(self) -> list[Path]:
+        """Return the manifests of older sets that a run replaces, the last one first."""
+        manifests = self.home.glob(f"{REPLACED}*.json")
+        return sorted(manifests, key=lambda path: -path.stat().st_mtime_ns)
+
+    def older_outputs(self) -> list[str]:
+        """Return the paths of outputs that the manifests of this set and of replaced ones list."""
+        names: dict[str, None] = {}
+        for path in (self.manifest, *self.replaced()):
+            with suppress(FileNotFoundError, FormatError):  # which says nothing of outputs
+                names |= {output.path: None for output in ManifestFile.read(path).outputs()}
+        return list(names)
+
+    def set_aside(self) -> None:
+        """Keep the manifest of an older set in the record, until its outputs are removed."""
+        with suppress(FileNotFoundError, FormatError):
+            digest = ManifestFile.read(self.manifest).digest
+            self.manifest.replace(self.home / f"{REPLACED}{digest}.json")
+            sync_folder(self.home)
+            sync_folder(self.folder)
 
 
 class _Documents(Struct, frozen=True):
@@ -421,6 +445,9 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         (problem,) = error.diagnostics
         yield replace(problem, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs
+    if destination.state is State.COMPLETE and record.replaced():
+        hint = f"ckpttool finalize {quote(str(output))}"
+        yield record.diagnostic("leftover", "outputs of an older set are left", hint)
     if destination.state is State.COMPLETE or plan is None:
         return
     for log in islice(logs, MOST):

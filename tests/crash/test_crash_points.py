@@ -131,19 +131,20 @@ class Runs:
         self.out = self._folder / str(self._number)
 
     def run(self, kind=MINE, check=lambda: None, **options):
-        output_options = ckpttool.OutputOptions("ckpt", max_shard_bytes=4, **options)
+        options = {"max_shard_bytes": 4, **options}
+        output_options = ckpttool.OutputOptions("ckpt", **options)
         planned = ckpttool.plan_merge(
             self._sources[kind], None, str(self.out), output_options=output_options
         )
         ckpttool.execute(*planned, check=check, options=CopyOptions(task_bytes=1))
 
-    def fail(self, outputs):
+    def fail(self, outputs, **options):
         def check():
             if len([*self.out.glob("*-of-*.ckpt")]) >= outputs:
                 raise StopError
 
         with pytest.raises(StopError):
-            self.run(check=check)
+            self.run(check=check, **options)
 
     def stop(self, kind=MINE, **options):
         assert has_crashed(lambda: self.run(kind, **options), crash_before_second_rename)
@@ -192,9 +193,13 @@ class Scenario:
             runs.finalize()
 
 
-def both_parts(runs):
-    runs.run(part=(1, 2))
-    runs.run(part=(2, 2))
+def both_parts(runs, **options):
+    runs.run(part=(1, 2), **options)
+    runs.run(part=(2, 2), **options)
+
+
+def older_names(runs):
+    runs.run(OTHER, max_shard_bytes=8)
 
 
 def part_of_another_plan(runs):
@@ -217,6 +222,17 @@ SCENARIOS = {
     "finalize": Scenario(both_parts, Runs.finalize),
     "overwrite": Scenario(
         lambda runs: runs.run(OTHER), lambda runs: runs.run(overwrite=True), overwrite=True
+    ),
+    "overwrite other names": Scenario(
+        older_names, lambda runs: runs.run(overwrite=True), overwrite=True
+    ),
+    "finalize over other names": Scenario(
+        lambda runs: (older_names(runs), both_parts(runs, overwrite=True)),
+        Runs.finalize,
+        overwrite=True,
+    ),
+    "failing over other names": Scenario(
+        older_names, lambda runs: runs.fail(0, overwrite=True), overwrite=True
     ),
     "overwrite itself": Scenario(Runs.run, lambda runs: runs.run(overwrite=True), overwrite=True),
     "resume": Scenario(Runs.stop, lambda runs: runs.run(resume=True)),
@@ -253,8 +269,12 @@ def check_state(runs, before, was_stopped):
     assert not (was_stopped and destination.state is State.NONE)
     assert not destination.damaged
     assert destination.state in (State.NONE, State.STOPPED, State.COMPLETE)
-    if destination.state is State.COMPLETE:
-        assert now in runs.sets.values()
+    older = {name: digest for name, digest in before.items() if "-of-00002" in name}
+    if destination.state is not State.COMPLETE:
+        assert older.items() <= now.items()  # until the new set is complete
+    elif now != before:
+        left = now.items() - runs.sets[MINE].items()
+        assert now in runs.sets.values() or (left and left <= older.items())
     if destination.state is State.NONE:
         assert now == before
     is_unfinished = find_unfinished_run(runs.out) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.formats.local import ReadFile, more_files_hint, open_file
+from ckpttool.formats.local import ReadFile, open_file
 from ckpttool.model.tensors import StoredFile
 from ckpttool.operations.tensor_diff import diff
 from ckpttool.operations.verification import verify
@@ -61,7 +60,7 @@ def break_call(monkeypatch):
     """Makes a call of the system fail from the n-th time on, for files with a name."""
 
     def breaking(call, number, name="", after=0):
-        owner = {"flock": fcntl, "replace": Path}.get(call, os)
+        owner = Path if call == "replace" else os
         real = getattr(owner, call)
         calls = []
 
@@ -90,11 +89,6 @@ FAULTS = [  # call, error, file, calls before that succeed, what is named, outpu
         for call in ("fsync", "posix_fallocate")
         for number in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EAGAIN)
     ),
-    *(
-        ("flock", number, f"{name}.partial", 0, name, most)
-        for name, most in ((OUTPUT, 1), (MANIFEST, 4))
-        for number in (errno.EIO, errno.ESTALE, errno.EMFILE)
-    ),
     *(("replace", number, OUTPUT, 0, OUTPUT, 1) for number in (errno.EAGAIN, errno.EEXIST)),
     ("write", errno.ENOSPC, ".log", 3, ".ckpt", 2),  # a run, an output and its stamp
     ("fsync", errno.ENOSPC, f"{STAMPS}.partial", 0, STAMPS, 4),
@@ -119,7 +113,7 @@ def test_a_call_that_fails_is_named_with_its_file_and_the_run_goes_on_later(
     break_call(call, number, name, after)
     result = run(*ordered_words(out, *words))
     assert result.exit_code == 6
-    reason = SAID[number] if call not in ("flock", "replace") else os.strerror(number)
+    reason = SAID[number] if call != "replace" else os.strerror(number)
     assert f"{shown}: not written: {reason}" in message(result)
     left = files_below(out)
     assert [file for file in left if file.endswith(".partial")] == []
@@ -129,7 +123,6 @@ def test_a_call_that_fails_is_named_with_its_file_and_the_run_goes_on_later(
     assert message(result).count(f"{out}/rank_") == min(complete, 3) + (not is_document)
     assert not (out / MANIFEST).exists()
     first = "free some space" if number in (errno.ENOSPC, errno.EDQUOT) else ""
-    first = more_files_hint(OSError(number, "")) if number == errno.EMFILE else first
     hint = f"Try: {first}, then the same command" if first else "Try: the same command"
     assert message(result).endswith(f"{hint} with --resume" if complete else hint)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5
+from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5, new_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import join_alike
@@ -182,6 +182,11 @@ def test_creating_writes_headers_only(tmp_path):
     index = create(tmp_path, [TensorMeta("w", "Float32", (1 << 14, 1 << 14))])
     assert index.nbytes > 1 << 30
     assert Path(index.path).stat().st_blocks * 512 < 1 << 20
+
+
+def test_libhdf5_locks_no_new_file_as_some_systems_have_no_locks(tmp_path):
+    access = new_file(str(tmp_path / "a.h5")).get_access_plist()
+    assert access.get_file_locking() == (False, True)
 
 
 # ------------------------------------------------------------------------ what cannot be written

@@ -181,9 +181,9 @@ class SmallSet:
         return WANTED[key]
 
 
-def in_parts(small: SmallSet) -> None:
+def in_parts(small: SmallSet, *more: str) -> None:
     for part in ("1/2", "2/2"):
-        small.run_well("--part", part)
+        small.run_well("--part", part, *more)
 
 
 def then(*acts: Callable[[SmallSet], object]) -> Callable[[SmallSet], None]:

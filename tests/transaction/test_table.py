@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from functools import partial
@@ -115,6 +116,21 @@ def killed_over_finished(small):
     assert not small.manifest.exists()
 
 
+def older(small):
+    small.run_well("--name", "older_{rank}")
+
+
+def killed_before_removal(small):
+    """Leave both sets, as a crash does when the manifest of the new one is written."""
+    older(small)
+    manifest, left = small.manifest.read_bytes(), contents(small)
+    small.run_well("--overwrite")
+    for path, data in left.items():
+        path.write_bytes(data) if path.name.startswith("older_") else None
+    digest = json.loads(manifest)["sha256"]
+    (small.record / f"replaced-{digest}.json").write_bytes(manifest)
+
+
 def killed_at_the_end(small):
     """Leave logs and plan beside the manifest, as a crash does before they are removed."""
     in_parts(small)
@@ -172,6 +188,14 @@ STATES = {
     "killed, another plan": other(killed),
     "an output changed since": then(killed, to_output(flip_byte)),
     "killed with `--overwrite`, 2 old outputs left": killed_over_finished,
+    "killed with `--overwrite` and another `--name`": then(
+        older, lambda small: small.stop("--overwrite")
+    ),
+    "all parts done, with `--overwrite` and another `--name`": then(
+        older, lambda small: in_parts(small, "--overwrite")
+    ),
+    "killed before the older set was removed": killed_before_removal,
+    "this command, another `--name`": older,
     "`plan.json` damaged": then(killed, in_record("plan.json", cut_short)),
     "`whole.log` damaged": then(killed, in_record("whole.log", partial(flip_byte, at=100))),
     "part 1/2 killed": part("1/2 killed"),
@@ -283,6 +307,7 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
         assert not re.search("left over|half-written", printed)  # or somebody removes it
     if code == "0" and not is_running and column in ("plain", "--resume", "--overwrite"):
         assert small.read() == small.wanted()
+        assert not [*small.out.rglob("older_*")]
 
 
 KEPT = {"killed with `--overwrite`, 2 old outputs left": 2, "an output changed since": 1,
