@@ -321,8 +321,9 @@ def average(
     *,
     strategy: Layouts | None = None,
     target: Layouts | None = None,
-    steps: range | str | None = None,
+    steps: Sequence[int] | str | None = None,
     normalize: bool = False,
+    is_sum: bool = False,
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[AverageKeywords],
@@ -344,9 +345,11 @@ def average(
     target
         The strategy of the outputs, which are then files of ranks.
     steps
-        The steps of the folder, as a range or as ``"8000..10000:500"``.
+        The steps of the folder, as a range, a list or ``"8000..10000:500"``.
     normalize
         Divide the weights by their sum.
+    is_sum
+        Add the inputs, each with any weight but 0: ``{"a": 1, "b": -1}`` is a difference.
     dry_run, progress, options
         As for `merge`; with ``target`` as for `reshard`.
 
@@ -361,6 +364,7 @@ def average(
         strategy or (),
         parse_steps(steps) if isinstance(steps, str) else steps,
         normalize,
+        is_sum,
     )
     sources = [(src, of_src) for src, _, of_src in checkpoints]
     return _convert("average", options, sources, target, out, progress, dry_run=dry_run, mean=mean)

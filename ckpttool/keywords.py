@@ -221,12 +221,9 @@ class ResolveKeywords(TypedDict, total=False):
     manifest: Manifest
 
 
-class RankKeywords(TypedDict, total=False):
-    """What is written for ranks."""
+class NameKeywords(TypedDict, total=False):
+    """How files of ranks are named."""
 
-    prefix: Annotated[
-        str, Option("Name the output files PREFIX<rank>.", kind="prefix", default="checkpoint_")
-    ]
     name: Annotated[
         str | None,
         Option(
@@ -235,6 +232,14 @@ class RankKeywords(TypedDict, total=False):
     ]
     mindformers: Annotated[
         bool, Option("Write the meta.json of each rank, from which MindFormers 1.x resumes.")
+    ]
+
+
+class RankKeywords(NameKeywords, total=False):
+    """What is written for ranks."""
+
+    prefix: Annotated[
+        str, Option("Name the output files PREFIX<rank>.", kind="prefix", default="checkpoint_")
     ]
     ranks: Ranks
     not_in_target: Annotated[
@@ -348,7 +353,13 @@ class ReadKeywords(VerifyKeywords, TensorKeywords, total=False):
 
 
 class ConvertKeywords(
-    SourceKeywords, TensorKeywords, ShardKeywords, WriteKeywords, RunKeywords, total=False
+    SourceKeywords,
+    TensorKeywords,
+    NameKeywords,
+    ShardKeywords,
+    WriteKeywords,
+    RunKeywords,
+    total=False,
 ):
     """The options of ``convert``."""
 

@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import IO, NamedTuple, SupportsIndex
@@ -180,7 +180,10 @@ def parse_part(value: str) -> tuple[int, int]:
     """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise TypedError(f"{value!r} is not a part K/N with K from 1 to N", example="2/8")
+        facts, example = "", "2/8"
+        if match is not None and int(match[1]) == 0 < int(match[2]):
+            facts, example = "The first part is 1/N.", f"1/{match[2]}"
+        raise TypedError(f"{value!r} is not a part K/N with K from 1 to N", facts, example)
     return int(match[1]), int(match[2])
 
 
@@ -219,18 +222,20 @@ def parse_averaged(typed: str) -> AveragedText:
     return AveragedText(path, strategy, next(iter(steps), None), weight)
 
 
-def parse_steps(value: str) -> range:
-    """Return the steps of ``FIRST..LAST:STRIDE``; LAST is one of them.
+def parse_steps(value: str) -> Sequence[int]:
+    """Return the steps of a list, or of ``FIRST..LAST:STRIDE``; LAST is one of them.
 
     Examples
     --------
-    >>> [*parse_steps("8000..9000:500")]
-    [8000, 8500, 9000]
+    >>> [*parse_steps("8000..9000:500")], parse_steps("1,3,4")
+    ([8000, 8500, 9000], [1, 3, 4])
     """
+    if re.fullmatch(r"\d{1,12}(,\d{1,12})+", value, re.ASCII):
+        return [*map(int, value.split(","))]
     match = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12}):(\d{1,12})", value, re.ASCII)
     first, last, stride = map(int, match.groups()) if match is not None else (0, 0, 0)
     if not stride or last < first or (last - first) % stride:
-        facts = "FIRST..LAST:STRIDE counts from FIRST to LAST, and reaches it."
+        facts = "FIRST..LAST:STRIDE counts from FIRST to LAST, and reaches it; or 1,3,4."
         raise TypedError(f"{value!r} does not name steps", facts, "8000..10000:500")
     return range(first, last + 1, stride)
 

@@ -502,7 +502,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             words = ["the same command without --crc, which this file cannot pass"]
         if not words or len(weights) > MOST_EXCLUDED:
             return error
-        return error.with_hint(f"{COPY_AGAIN}, or {' '.join(words)}")
+        return error.with_hint(f"{error.hint or COPY_AGAIN}, or {' '.join(words)}")
 
 
 def _of_stages(broken: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:

@@ -36,7 +36,13 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BrokenTensor, Tensor, Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.tensors import (
+    CutShortError,
+    FileIndex,
+    PartlyReadError,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.problems import (
     AuthenticityError,
     Diagnostic,
@@ -228,7 +234,8 @@ def without_harmless(
             del damaged[number]
             (problem,) = error.diagnostics
             facts = join_clauses(problem.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
-            notes.append(replace(problem, code="cut_short", hint="", facts=facts))
+            code = "skipped" if isinstance(error, PartlyReadError) else "cut_short"
+            notes.append(replace(problem, code=code, hint="", facts=facts))
         else:
             of_wanted = {name: meta for name, meta in lost.items() if name in wanted}
             damaged[number] = error.knowing(replace(error.remains, lost=of_wanted))

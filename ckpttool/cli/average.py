@@ -24,8 +24,9 @@ class Inputs(NamedTuple):
     sides: Sequence[Side]
     weights: Sequence[float | None]
     shared: tuple[str, ...]
-    steps: range | None
+    steps: Sequence[int] | None
     normalize: bool
+    is_sum: bool
 
 
 def _build(**values: Any) -> Inputs:
@@ -35,7 +36,8 @@ def _build(**values: Any) -> Inputs:
         for input in values["inputs"]
     ]
     weights = [input.weight for input in values["inputs"]]
-    return Inputs(sides, weights, values["shared"], values["steps"], values["normalize"])
+    named = (values[name] for name in ("shared", "steps", "normalize", "is_sum"))
+    return Inputs(sides, weights, *named)
 
 
 def _argument(name: str, heading: str) -> options.Decorator:
@@ -52,9 +54,10 @@ inputs = options.OptionGroup(
             "inputs that name none", "-s", "--src-strategy", aliases=("--strategy",)
         ),
         "steps": options.option(
-            "Average these steps of one folder, as FIRST..LAST:STRIDE.", type=STEPS
+            "Average these steps of one folder: 1,3,4 or FIRST..LAST:STRIDE.", type=STEPS
         ),
         "normalize": options.flag("Divide the weights by their sum, which need not be 1."),
+        "is_sum": options.flag("Add the inputs: A:1 B:-1 is a difference.", "--sum"),
         "pattern": options.source_options.parameters["pattern"],
         "key": options.source_options.parameters["key"],
     },
@@ -105,7 +108,7 @@ def average(
         hint = "the same command without one of them"
         raise UsageProblem("--max-shard-size does not go with -d", hint)
     options.refuse_lost_checksum(output, "" if dst_strategy else path)
-    mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
+    mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize, inputs.is_sum)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)
     workflow.convert(order, run, report)

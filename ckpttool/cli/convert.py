@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 @options.output_path("path", "Output file; a folder if SRC is one.", "converted/", "OUT")
 @options.output_options(
     *options.OF_FILES,
+    "name",
+    "mindformers",
     format=options.format_of_output("by the suffix of OUT; of a folder that of SRC"),
     ranks=options.variant("ranks", help="Convert only these ranks, such as 0,3-7."),
 )

@@ -9,8 +9,7 @@ argument or a variable of the environment, and shells keep them in histories.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from itertools import chain
@@ -37,7 +36,6 @@ from ckpttool.cli.params import (
     whole_number,
 )
 from ckpttool.formats import FORMATS, get_format
-from ckpttool.problems import PlanError
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
@@ -576,25 +574,14 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     from ckpttool.operations import jobs
 
     is_folder = output.max_shard_bytes is not None
-    with _wrong_name():
-        return replace(output, format=jobs.choose_format(path, output.format, is_folder))
+    return replace(output, format=jobs.choose_format(path, output.format, is_folder))
 
 
 def refuse_file_name(path: str, output: OutputOptions) -> None:
     """Refuse a folder of rank folders with the name of a file."""
     from ckpttool.operations import jobs
 
-    with _wrong_name():
-        jobs.refuse_file_name(path, output.format)
-
-
-@contextmanager
-def _wrong_name() -> Iterator[None]:
-    try:
-        yield
-    except PlanError as error:
-        (problem,) = error.diagnostics
-        raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
+    jobs.refuse_file_name(path, output.format)
 
 
 def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import fsum, isclose
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,9 @@ def _print(done: Conversion, verbose: bool) -> None:
     if done.cast is not None:
         tables.print_text(f"Cast {done.cast}")
     if done.averaged is not None:
-        tables.print_text(f"Averaged {averaged_text(done.averaged)}")
+        total = fsum(source.weight for source in done.averaged.inputs)
+        verb = "Averaged" if isclose(total, 1) else "Added"
+        tables.print_text(f"{verb} {averaged_text(done.averaged)}")
     summary = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *done.beside]

@@ -578,6 +578,9 @@ def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
             f"{count(len(names), 'tensor')} ({shorten(names, 3)}); unsupported in .ckpt and HDF5"
         )
         yield Diagnostic("unsupported_type", message, facts=facts, where=catalog.root)
+    if axes := sorted({name for file in catalog.files.values() for name in file.skipped}):
+        message = f"{count(len(axes), 'netCDF dimension')} without values: ignored"
+        yield Diagnostic("skipped", message, facts=shorten(axes, 3), where=catalog.root)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], *, has_key: bool) -> Iterator[Diagnostic]:

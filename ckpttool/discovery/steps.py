@@ -707,11 +707,8 @@ def _warn_of_times(saved: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Di
     first = min(later, key=time_of)
     # A copy that does not keep times writes all files of a rank after those of another.
     in_order = {file.rank for file in earlier if time_of(file) < time_of(first)}
-    after = [
-        file
-        for file in files
-        if file.rank in in_order - {first.rank} and time_of(file) > time_of(first)
-    ]
+    others = (file for file in files if file.rank in in_order - {first.rank})
+    after = [file for file in others if time_of(file) > time_of(first)]
     if after:
         ranks = tuple(file.rank for file in after)
         message = f"{format_ranks(ranks)}: {save.text} was written after a later step"

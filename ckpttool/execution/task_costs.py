@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.execution.copy import CopyOptions, TensorUnit, read_tensor
+from ckpttool.execution.copy import CopyOptions, Place, TensorUnit, read_tensor
 from ckpttool.execution.schedule import Batch, ranks_of_batches
 from ckpttool.formats import header_of
 from ckpttool.model.catalog import Catalog
@@ -109,17 +109,26 @@ class _TensorCounts(NamedTuple):
     used: tuple[Mapping[Origin, int], ...]
 
 
-def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool) -> Work:
+def survey(
+    plan: Plan,
+    ranks: Collection[int],
+    options: CopyOptions,
+    *,
+    by_file: bool,
+    half_written: Mapping[int, frozenset[Place]] = {},
+) -> Work:
     """Return what writing the outputs of ``ranks`` takes; the arguments are those of `schedule`.
 
+    The units that an earlier run wrote of outputs, which are ``half_written``, do not count.
     Of batches with equal patterns the tasks of one are walked, because those of all do the same.
     """
     mine = plan.limited_to(ranks)
     alike = mine.alike
     kind_of = {rank: kind for kind, of_kind in enumerate(alike) for rank in of_kind}
-    batches: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    batches: dict[tuple[tuple[int, frozenset[Place]], ...], list[tuple[int, ...]]] = {}
     for batch in ranks_of_batches(plan, ranks, options, by_file=by_file):
-        batches.setdefault(tuple(kind_of[rank] for rank in batch), []).append(batch)
+        key = tuple((kind_of[rank], half_written.get(rank, frozenset())) for rank in batch)
+        batches.setdefault(key, []).append(batch)
     sizes: dict[int, int] = {}
     used: dict[int, Mapping[Origin, int]] = {}
     known: dict[Hashable, _Counts] = {}
@@ -127,13 +136,14 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
     reads = Reads()
     survey = _Survey(mine)
     outputs = mine.of_kinds.outputs(rank for batch, *_ in batches.values() for rank in batch)
-    for kinds, (batch, *more) in batches.items():
+    for keys, (batch, *more) in batches.items():
+        kinds, left = zip(*keys, strict=True)
         pattern = find_pattern(mine, [next(outputs) for _ in batch])
-        counts = known.get(pattern.key)
+        counts = known.get((pattern.key, left))
         if counts is None:
             whole = tuple(mine.limited_to(batch).outputs(batch))
-            counts = survey.count(Batch(whole, options, bool(plan.listed)), pattern)
-            known[pattern.key] = counts
+            counts = survey.count(Batch(whole, options, bool(plan.listed)), pattern, left)
+            known[pattern.key, left] = counts
         sizes |= zip(kinds, counts.sizes, strict=True)
         for kind, of_output in zip(kinds, counts.used, strict=True):
             used[kind] = {pattern.origins[number]: nbytes for number, nbytes in of_output.items()}
@@ -225,7 +235,7 @@ class _Survey:
                 self._kinds[id(terms)] = name if is_usual else (name, transfer.name)
         self._known: dict[Hashable, _TensorCounts] = {}
 
-    def count(self, batch: Batch, pattern: _Pattern) -> _Counts:
+    def count(self, batch: Batch, pattern: _Pattern, left: Sequence[frozenset[Place]]) -> _Counts:
         """Return what the tasks of a batch do."""
         indexes = [
             header_of(output).of_file(StoredFile(output.path + PARTIAL)) for output in batch.outputs
@@ -235,7 +245,7 @@ class _Survey:
         used = [Counter[int]() for _ in indexes]
         tasks = needed = written = buffer_bytes = 0
         reads = Reads()
-        for task in batch.tasks(indexes):
+        for task in batch.tasks(indexes, left):
             tasks += 1
             needed += task.needed_bytes
             written += task.nbytes

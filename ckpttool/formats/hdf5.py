@@ -70,11 +70,13 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
+    PartlyReadError,
+    Remains,
     StoredFile,
     StoredTensor,
     TensorMeta,
 )
-from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
+from ckpttool.problems import Diagnostic, FormatError, UnsupportedError, join_clauses
 from ckpttool.system import open_scratch
 from ckpttool.wording import shorten
 
@@ -96,7 +98,7 @@ _HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are writt
 _HEAP_SIGNATURE, _HEAP_HEADER_BYTES, _HEAP_OBJECT_BYTES = b"GCOL", 16, 16
 _DTYPE_ATTRIBUTE = "dtype"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
-_WRITE_AGAIN = "write the dataset again, or leave it out"
+_WRITE_AGAIN = "write the dataset again"
 _NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
 _FILTERS = range(1, 7)  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset: h5repack has them
 _H5PY = "`ckpttool help unsupported` has lines of h5py; compare the number of tensors"
@@ -136,7 +138,8 @@ class Hdf5(Format):
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
-        path, tensors = file.path, {}
+        path, tensors, skipped = file.path, {}, list[str]()
+        unread: dict[str, UnsupportedError] = {}
         with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
             cache = opened.id.get_mdc_config()
             cache.max_size = _READ_CACHE_BYTES
@@ -149,7 +152,14 @@ class Hdf5(Format):
             attrs = _read_provenance(root, os.pread(opened.id.get_vfd_handle(), _HEAP_BYTES, base))
             for name, dataset in _walk_file(path, root):
                 self._on_object()
-                tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
+                try:
+                    tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
+                except UnsupportedError as error:
+                    if _is_dimension(dataset):
+                        skipped.append(name)
+                    else:
+                        unread[name] = error
+                    continue
                 # A link has the address, too; but this call finds damage that no other does.
                 header = base + h5o.get_info(dataset).addr
                 if header in places:  # another link to it
@@ -162,7 +172,16 @@ class Hdf5(Format):
                 if offset is not None and nbytes:
                     contents.append((offset, offset + nbytes, name))
         _refuse_shared_bytes(path, [*places.values(), *contents])
-        return FileIndex((file,), self.name, stamp.nbytes, tensors, attrs)
+        index = FileIndex((file,), self.name, stamp.nbytes, tensors, attrs, skipped=(*skipped,))
+        if unread:
+            first, *others = unread.values()
+            more = shorten((error.reason for error in others), 2)
+            facts, remains = (
+                join_clauses(first.facts, more),
+                Remains(index, {**dict.fromkeys(unread)}, True),
+            )
+            raise PartlyReadError(path, None, first.reason, first.hint, facts, remains)
+        return index
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the least size of the file with the `index`, in bytes; libhdf5 need not run."""
@@ -302,6 +321,12 @@ _DTYPES_BY_SIZE = {  # a comparison of types takes a microsecond
 }
 
 
+_COMPLEX = 11  # H5T_COMPLEX of HDF5 2.0
+for _name, _word in (("Complex64", "COMPLEX_IEEE_F32LE"), ("Complex128", "COMPLEX_IEEE_F64LE")):
+    if hasattr(h5t, _word):  # else libhdf5 does not read such a file
+        _DTYPES_BY_SIZE[DTYPES[_name].itemsize].append((getattr(h5t, _word), _name))
+
+
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
     """Return MindSpore's name of a dataset's type; None if MindSpore lacks the type."""
     known_types = _DTYPES_BY_SIZE.get(kind.get_size(), ())
@@ -328,6 +353,12 @@ def _read_provenance(root: h5g.GroupID, head: bytes) -> dict[str, str]:
     }
 
 
+def _is_dimension(dataset: h5d.DatasetID) -> bool:
+    """Return whether a dataset only stands for an axis of others, as netCDF writes it."""
+    text = _read_attribute(dataset, b"NAME") if h5a.exists(dataset, b"NAME") else None
+    return (text or "").startswith("This is a netCDF dimension but not a netCDF variable")
+
+
 def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedError:
     if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
         hint = "write the dataset again in little-endian order"
@@ -339,6 +370,10 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
         h5t.ENUM: "enumeration",
         h5t.OPAQUE: "opaque type",  # such as bfloat16 of ml_dtypes
         h5t.BITFIELD: "bit field",  # such as bool of PyTables
+        h5t.REFERENCE: "reference",
+        h5t.VLEN: "array of variable length",
+        h5t.ARRAY: "array",
+        _COMPLEX: "complex type",
     }.get(kind.get_class(), "other type")
     facts = f"HDF5 {word} of {kind.get_size()} bytes"
     return _unread(path, name, "MindSpore has no such element type", _WRITE_AGAIN, facts)

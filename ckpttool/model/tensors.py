@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
-from ckpttool.problems import FormatError
+from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -222,6 +222,7 @@ class FileIndex(Struct, frozen=True):
     tensors: Mapping[str, StoredTensor]  # name to tensor, in the order of the file
     attrs: Mapping[str, str] = {}
     reads: Reads = Reads()  # what was read of the files to know all this
+    skipped: tuple[str, ...] = ()  # the names of what is no tensor
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FileIndex):
@@ -272,7 +273,7 @@ class CutShortError(FormatError):
     """A file that provably ends too early; what ends before that, ``remains``, is whole."""
 
     def __init__(
-        self, path: str, offset: int, reason: str, hint: str, facts: str, remains: Remains
+        self, path: str, offset: int | None, reason: str, hint: str, facts: str, remains: Remains
     ) -> None:
         super().__init__(path, offset, reason, hint, facts)
         self.args = path, offset, reason, hint, facts, remains
@@ -283,6 +284,10 @@ class CutShortError(FormatError):
         copied = self._copy()
         copied.remains, copied.args = remains, (*self.args[:5], remains)
         return copied
+
+
+class PartlyReadError(CutShortError, UnsupportedError):
+    """A file with tensors that cannot be read; the others, ``remains``, can."""
 
 
 class Block(Struct, frozen=True):

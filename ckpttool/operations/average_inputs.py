@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ from ckpttool.operations.load import (
     read_strategy,
 )
 from ckpttool.planning.averaging import find_weights
-from ckpttool.problems import Diagnostic, Diagnostics, PlanError, raise_all
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError, raise_all
 from ckpttool.wording import count, shorten
 
 
@@ -65,7 +66,9 @@ def load_average(
         source.src.root if isinstance(source.src, Catalog) else source.src for source in inputs
     ]
     attempt = Attempts()
-    shares = attempt("weights", partial(find_weights, weights, names, normalize=mean.normalize))
+    more = _propose_steps(inputs[0], open_count) if len(inputs) == 1 else ""
+    find = partial(find_weights, normalize=mean.normalize, is_sum=mean.is_sum, more=more)
+    shares = attempt("weights", partial(find, weights, names))
     loaded = attempt(
         "inputs",
         partial(_load_inputs, inputs, shared, replicated=replicated, open_count=open_count),
@@ -154,6 +157,19 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
         raise PlanError(problems)
     chosen = [of_number[number][0] for number in numbers]
     return [source._replace(options=replace(source.options, step=name)) for name in chosen]
+
+
+def _propose_steps(source: Source, open_count: OpenCount) -> str:
+    """Return what makes one input several: the last of its steps, or another input."""
+    if isinstance(source.src, str) and source.options.step is None:
+        with suppress(CkptToolError):  # which loading the input reports
+            steps = load_steps(source, Diagnostics(), open_count=open_count)
+            for kind in ("step", "epoch"):
+                of_number = _by_number(steps, kind)
+                numbers = sorted(n for n, names in of_number.items() if len(names) == 1)
+                if len(numbers) == len(of_number) > 1:
+                    return f"--steps {','.join(map(str, numbers[-3:]))}"
+    return "a second input"
 
 
 def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[int, list[str]]:

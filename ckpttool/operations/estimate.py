@@ -64,8 +64,14 @@ def count_work(
     assert isinstance(executor, CountingExecutor), "it counts what is read"
     mine, before = plan.limited_to(assignment.ranks), peak_bytes()
     ranks = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
+    by_file = is_cluster(run.engine)  # which begins half-written files anew
+    left = {} if by_file or not assignment.options.resume else assignment.half_written
+    half = {
+        assignment.outputs[name]: frozenset(unit[:2] for group in groups for unit in group.hashes)
+        for name, groups in left.items()
+    }
     with open_progress(0, "counting"):
-        work = survey(plan, ranks, limits, by_file=is_cluster(run.engine))
+        work = survey(plan, ranks, limits, by_file=by_file, half_written=half)
     outputs = _outputs(mine, assignment, work.sizes)
     written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
     of_headers = sum(map(_header_reads, plan.inputs), Reads())

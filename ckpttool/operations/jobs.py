@@ -48,7 +48,8 @@ from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
-_OF_RANK_FILES = ("prefix", "name", "mindformers", "not_in_target", "strategy_path")  # options
+_OF_TARGET = ("prefix", "not_in_target", "strategy_path")  # options of rank files
+_OF_NAMES = ("name", "mindformers")
 _OF_CONVERT = ("strict", "manifest", "tensors")  # of `ResolveOptions`
 
 
@@ -119,7 +120,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
     elif order.command in ("split", "reshard"):
         raise TypeError(f"{order.command} needs target=, the strategy of the outputs")
     else:
-        order.output.refuse(*_OF_RANK_FILES, "ranks")
+        order.output.refuse(*_OF_TARGET, *_OF_NAMES, "ranks")
         is_numbered = order.output.max_shard_bytes is not None
         format = choose_format(order.path, order.output.format, is_numbered)
         target = _full_tensors(order.path, format, order.output, is_numbered)
@@ -302,8 +303,11 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     changed = [n for n in names if getattr(options, n) != getattr(unset, n)]
     if unused := [name for name in changed if name not in _OF_CONVERT]:
         raise ValueError(f"{', '.join(unused)}: not an option of convert, which joins nothing")
-    output.refuse(*_OF_RANK_FILES)
+    output.refuse(*_OF_TARGET)
     _refuse_url(path)
+    if catalog.is_merged and (named := [name for name in _OF_NAMES if getattr(output, name)]):
+        message, hint = "a merged checkpoint has no ranks", f"the same command without --{named[0]}"
+        raise PlanError([Diagnostic("options", message, hint=hint, where=catalog.root)])
     kept, unknown = Kept(), None
     if catalog.needs_strategy:
         kept, unknown = read_kept(catalog, options.manifest == "ignore")
@@ -419,10 +423,13 @@ def _again(
     The marks that all headers have stay, where the format keeps them.  So does the strategy that a
     manifest names.
     """
-    paths = {
-        rank: str(Path(folder, _name_in(os.path.relpath(file.path, catalog.root), format)))
-        for rank, file in catalog.files.items()
-    }
+    if options.name or options.mindformers:
+        of_ranks = name_files(catalog, catalog.files, format, options)
+        names = {rank: f"rank_{rank}/{name}" for rank, name in of_ranks.items()}
+    else:
+        there = {rank: os.path.relpath(it.path, catalog.root) for rank, it in catalog.files.items()}
+        names = {rank: _name_in(name, format) for rank, name in there.items()}
+    paths = {rank: str(Path(folder, name)) for rank, name in names.items()}
     common = catalog.common_attrs if catalog.files else {}
     attrs = {key: common[key] for key in ("format", REDUNDANCY_KEY) if key in common}
     ranks = max(catalog.files, default=0) + 1

@@ -103,6 +103,7 @@ class Mean(Struct, frozen=True):
     shared: StrategySource = ()
     steps: Sequence[int] | None = None
     normalize: bool = False
+    is_sum: bool = False
 
 
 Loaded: TypeAlias = tuple[Catalog, Strategy | None, Strategy | None]  # and that of the target

@@ -28,15 +28,23 @@ Planned: TypeAlias = tuple[Checkpoint | None, Plan | None]
 
 
 def find_weights(
-    given: Sequence[float | None], names: Sequence[str], *, normalize: bool
+    given: Sequence[float | None],
+    names: Sequence[str],
+    *,
+    normalize: bool,
+    is_sum: bool = False,
+    more: str = "a second input",
 ) -> tuple[float, ...]:
     """Return the weights of inputs: equal ones if none is given, with a sum of 1.
+
+    Those of a sum are 1 if none is given, else any numbers but 0.  ``more`` says what may go with
+    a single input.
 
     Raises
     ------
     PlanError
         There are fewer than two inputs, only some have a weight, a weight is not a positive number,
-        or the sum is not 1.
+        or the sum of those of a mean is not 1.
 
     Examples
     --------
@@ -49,15 +57,26 @@ def find_weights(
     def problems() -> Iterator[Diagnostic]:
         if len(given) < 2:
             message = f"an average needs two inputs or more, and {len(given)} was given"
-            yield Diagnostic("options", message, hint="A:0.25 B:0.75")
+            yield Diagnostic("options", message, hint=more)
+        if normalize and is_sum:
+            message = "--sum and --normalize exclude each other"
+            yield Diagnostic("options", message, hint="one of them")
+        is_right = True
         without = [name for name, weight in zip(names, given, strict=True) if weight is None]
         if 0 < len(without) < len(given):
             message = f"only some inputs have a weight, {shorten(without, 3)} has none"
             yield Diagnostic("options", message, hint="a weight for each input, or for none")
         for name, weight in zip(names, given, strict=True):
-            if weight is not None and not (math.isfinite(weight) and weight > 0):
-                message, hint = f"the weight {weight:g} is not positive", "a number greater than 0"
-                yield Diagnostic("options", message, hint=hint, where=name)
+            if weight is None or (math.isfinite(weight) and (is_sum or weight > 0)):
+                continue
+            is_right = False
+            message = f"the weight {weight:g} is not {'finite' if is_sum else 'positive'}"
+            hint = (
+                "--sum, or a number greater than 0" if -math.inf < weight < 0 else "another number"
+            )
+            yield Diagnostic("options", message, hint=hint, where=name)
+        if is_sum or not is_right:
+            return
         known = [weight for weight in given if weight is not None and math.isfinite(weight)]
         total = sum(known)  # Inf if it overflows, where math.fsum raises an error
         if len(known) == len(given) and math.isinf(total):
@@ -65,11 +84,12 @@ def find_weights(
             yield Diagnostic("options", message, hint="other weights")
         elif len(known) == len(given) and not normalize and abs(total - 1) > TOLERANCE:
             message = f"the sum of the weights is {math.fsum(known):.12g}, expected 1"
-            yield Diagnostic("options", message, hint="--normalize, or other weights")
+            yield Diagnostic("options", message, hint="--normalize, --sum, or other weights")
 
     if refusals := [*problems()]:
         raise PlanError(refusals)
-    known = [1.0 / len(given) if weight is None else weight for weight in given]
+    equal = 1.0 if is_sum else 1.0 / len(given)
+    known = [equal if weight is None else weight for weight in given]
     total = math.fsum(known) if normalize else 1.0
     return tuple(weight / total for weight in known)
 
@@ -176,9 +196,15 @@ def _differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
                 continue
             shapes = [format_shape(of.header_shape) for of in (other, meta)]
             hint = "inputs of one model, or --exclude with these tensors"
-            if other.dtype != meta.dtype:
+            one, last = checkpoints[number], checkpoints[-1]
+            if one.wanted_dtype(other) != last.wanted_dtype(meta):
                 facts = f"{other.dtype} in {labels[number]}, {meta.dtype} in {labels[-1]}"
-                message = "inputs of different types"
+                message, is_cast = (
+                    "inputs of different types",
+                    {other.dtype, meta.dtype} <= CASTABLE,
+                )
+                if is_cast and last.belonging(meta.name).is_trained:
+                    hint = "--dtype fp32, to which both are cast"
                 yield Diagnostic("unlike_inputs", message, hint=hint, facts=facts, tensor=name)
             if shapes[0] != shapes[1]:
                 facts = f"{shapes[0]} in {labels[number]}, {shapes[1]} in {labels[-1]}"

@@ -34,7 +34,7 @@ from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.log import Writer
+from ckpttool.transaction.log import UnitGroup, Writer
 from ckpttool.transaction.outputs import FindUnchanged, find_unchanged
 from ckpttool.transaction.parts import ranks_of_part
 from ckpttool.transaction.sealed_files import ManifestFile
@@ -269,6 +269,13 @@ class Assignment(Brief, Struct, frozen=True):
     def kept_ranks(self) -> frozenset[int]:
         """Ranks of the outputs that are kept."""
         return frozenset(self.outputs[name] for name in self.kept)
+
+    @property
+    def half_written(self) -> Mapping[str, list[UnitGroup]]:
+        """The units that an earlier run wrote of outputs whose temporary files are there."""
+        of_plan = self.destination.half_written(self.provenance.digest).items()
+        files = {name: f"{self.folder / name}{PARTIAL}" for name in self.outputs}
+        return {name: units for name, units in of_plan if name in files and is_there(files[name])}
 
     @property
     def record(self) -> Record:
@@ -679,8 +686,7 @@ def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Di
         what = f"{len(complete)} of {count(len(run.outputs), 'output')} that a run completed"
         then, hint = ("kept", "") if is_resumed else ("written again", "--resume keeps them")
         yield diagnostic("resumed", f"{what} before it stopped: {then}", hint)
-    begun = run.destination.half_written(run.provenance.digest).keys() & run.outputs.keys()
-    half = [name for name in begun if is_there(f"{run.folder / name}{PARTIAL}")]
+    half = run.half_written
     if half and is_resumed:
         message = f"goes on inside {count(len(half), 'half-written output')}"
         yield diagnostic("resumed", message, facts=shorten(sorted(half), 3))

@@ -445,9 +445,6 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         (problem,) = error.diagnostics
         yield replace(problem, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs
-    if destination.state is State.COMPLETE and record.replaced():
-        hint = f"ckpttool finalize {quote(str(output))}"
-        yield record.diagnostic("leftover", "outputs of an older set are left", hint)
     if destination.state is State.COMPLETE or plan is None:
         return
     for log in islice(logs, MOST):

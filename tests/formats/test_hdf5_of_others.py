@@ -7,8 +7,9 @@ from h5py import h5d, h5p, h5s, h5t, h5z
 
 from ckpttool.formats import read_index
 from ckpttool.formats.hdf5 import _TYPES, Hdf5
-from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.model.tensors import PartlyReadError, StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
+from tests.support.commands import message, run, run_well
 from tests.support.file_bytes import read_contents
 from tests.support.pages import DOCS, python_block
 
@@ -211,7 +212,7 @@ REFUSED = {
     "big-endian bytes": (raw(h5t.STD_I8BE), "big-endian"),
     "array of strings": (put(w=[b"a", b"b"]), "array of strings; write each string"),
     "one string in an array": (put(w=[b"a"]), "array of strings"),
-    "nothing": (put(w=h5py.Empty("f4")), "H5S_NULL.*; write the dataset again, or leave"),
+    "nothing": (put(w=h5py.Empty("f4")), "H5S_NULL.*; write the dataset again"),
     "no string": (put(w=h5py.Empty(h5py.string_dtype())), "H5S_NULL"),
     "soft link": (put(v=VALUES, w=h5py.SoftLink("/v")), "soft or external link; h5repack --merge"),
     "external link": (put(w=h5py.ExternalLink("other.h5", "/w")), "soft or external link"),
@@ -236,6 +237,45 @@ REFUSED = {
 def test_legal_datasets_that_are_not_read_are_refused_with_the_remedy(read, fill, reason):
     with pytest.raises(UnsupportedError, match=rf"net\.h5: w: .*{reason}"):
         read(fill)
+
+
+def test_what_else_a_file_holds_that_cannot_be_read_is_left_out_by_exclude(read, tmp_path):
+    values = put(w=VALUES, mask=np.zeros(2, "V2"), more=np.zeros(2, "V2"))
+    with pytest.raises(PartlyReadError, match=r"mask: .*; more: MindSpore has no"):
+        read(values)
+    words = "merge", tmp_path / "net.h5", "-o", tmp_path / "out.h5"
+    assert "--exclude mask --exclude more" in message(refused := run(*words))
+    assert refused.exit_code == 3
+    refused = run(*words, "--exclude", "more")
+    assert "or --exclude mask" in message(refused)
+    left_out = run_well(*words, "--exclude", "m*")
+    assert "HDF5 opaque type of 2 bytes" in message(left_out)
+    assert list(read_index(str(tmp_path / "out.h5")).tensors) == ["w"]
+
+
+def test_dimensions_of_netcdf_are_skipped_with_a_note(read, tmp_path):
+    def fill(file):
+        file["w"] = VALUES
+        axis = file.create_dataset("axis", (3,), ">f4")
+        text = b"This is a netCDF dimension but not a netCDF variable.         3"
+        axis.attrs["NAME"] = np.bytes_(text)
+
+    assert read(fill).skipped == ("axis",)
+    inspected = message(run_well("inspect", tmp_path / "net.h5"))
+    assert "1 netCDF dimension without values: ignored axis" in inspected
+
+
+@pytest.mark.skipif(not hasattr(h5t, "COMPLEX_IEEE_F32LE"), reason="libhdf5 before 2.0")
+def test_native_complex_numbers_of_hdf5_2_are_read(read):
+    def fill(file):
+        space = h5s.create_simple((2,))
+        dataset = h5d.create(file.id, b"w", h5t.COMPLEX_IEEE_F32LE, space)
+        dataset.write(h5s.ALL, h5s.ALL, data, h5t.COMPLEX_IEEE_F32LE)
+
+    data = np.array([1 + 2j, 3 - 4j], np.complex64)
+    index = read(fill, libver="latest")
+    assert index.tensors["w"].meta == TensorMeta("w", "Complex64", (2,))
+    assert read_contents(index)["w"] == data.tobytes()
 
 
 def test_a_group_under_two_names_is_refused(read):

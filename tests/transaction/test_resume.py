@@ -32,6 +32,7 @@ from tests.support.executors import (
     with_options,
 )
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS, log_line, reseal
+from tests.support.small_sets import SmallSet
 
 
 def test_an_output_with_the_stamp_that_it_had_is_not_read(tmp_path, monkeypatch):
@@ -157,6 +158,14 @@ def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeyp
     assert result.exit_code == 6
     assert message(result).endswith(said)
     assert files_below(tmp_path) == []
+
+
+def test_a_dry_run_counts_no_units_that_a_resumed_run_keeps(tmp_path):
+    small = SmallSet(tmp_path)  # of four outputs of 400 bytes
+    small.stop_inside()
+    takes = json.loads(small.run_well("--resume", "-n", "--json").stdout)["dry_run"]
+    assert takes["writes"]["data"] == 2 * 400 - 200
+    assert takes["reads"]["data"]["nbytes"] == 2 * 400 - 200
 
 
 def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_path):
