@@ -322,8 +322,7 @@ def average(
     strategy: Layouts | None = None,
     target: Layouts | None = None,
     steps: Sequence[int] | str | None = None,
-    normalize: bool = False,
-    is_sum: bool = False,
+    normalize: bool | None = False,
     dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[AverageKeywords],
@@ -347,9 +346,8 @@ def average(
     steps
         The steps of the folder, as a range, a list or ``"8000..10000:500"``.
     normalize
-        Divide the weights by their sum.
-    is_sum
-        Add the inputs, each with any weight but 0: ``{"a": 1, "b": -1}`` is a difference.
+        Divide the weights by their sum.  With None they may be any numbers:
+        ``average({"a": 1, "b": -1}, out, normalize=None)`` writes a difference.
     dry_run, progress, options
         As for `merge`; with ``target`` as for `reshard`.
 
@@ -364,7 +362,6 @@ def average(
         strategy or (),
         parse_steps(steps) if isinstance(steps, str) else steps,
         normalize,
-        is_sum,
     )
     sources = [(src, of_src) for src, _, of_src in checkpoints]
     return _convert("average", options, sources, target, out, progress, dry_run=dry_run, mean=mean)

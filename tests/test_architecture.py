@@ -615,6 +615,7 @@ def test_the_record_of_a_run_is_behind_few_names():
         "resume.inspect_previous_run",
         "sources.changed_sources",
         "sources.require_unmodified_sources",
+        "states.Record",
         "states.describe_record",
         "states.find_unfinished_run",
         "set_strategy.RecordedSet",

@@ -234,8 +234,9 @@ def without_harmless(
             del damaged[number]
             (problem,) = error.diagnostics
             facts = join_clauses(problem.facts, f"{count(len(lost), 'lost tensor')}, not wanted")
-            code = "skipped" if isinstance(error, PartlyReadError) else "cut_short"
-            notes.append(replace(problem, code=code, hint="", facts=facts))
+            note = replace(problem, code="cut_short", hint="", facts=facts)
+            is_cut = not isinstance(error, PartlyReadError)
+            notes.append(note if is_cut else replace(note, code="skipped"))
         else:
             of_wanted = {name: meta for name, meta in lost.items() if name in wanted}
             damaged[number] = error.knowing(replace(error.remains, lost=of_wanted))

@@ -25,8 +25,7 @@ class Inputs(NamedTuple):
     weights: Sequence[float | None]
     shared: tuple[str, ...]
     steps: Sequence[int] | None
-    normalize: bool
-    is_sum: bool
+    normalize: bool | None
 
 
 def _build(**values: Any) -> Inputs:
@@ -36,8 +35,12 @@ def _build(**values: Any) -> Inputs:
         for input in values["inputs"]
     ]
     weights = [input.weight for input in values["inputs"]]
-    named = (values[name] for name in ("shared", "steps", "normalize", "is_sum"))
-    return Inputs(sides, weights, *named)
+    if values["normalize"] and values["is_sum"]:
+        raise UsageProblem(
+            "--sum and --normalize exclude each other", "the same command without one"
+        )
+    normalize = None if values["is_sum"] else values["normalize"]
+    return Inputs(sides, weights, values["shared"], values["steps"], normalize)
 
 
 def _argument(name: str, heading: str) -> options.Decorator:
@@ -108,7 +111,7 @@ def average(
         hint = "the same command without one of them"
         raise UsageProblem("--max-shard-size does not go with -d", hint)
     options.refuse_lost_checksum(output, "" if dst_strategy else path)
-    mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize, inputs.is_sum)
+    mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)
     workflow.convert(order, run, report)

@@ -67,7 +67,7 @@ def load_average(
     ]
     attempt = Attempts()
     more = _propose_steps(inputs[0], open_count) if len(inputs) == 1 else ""
-    find = partial(find_weights, normalize=mean.normalize, is_sum=mean.is_sum, more=more)
+    find = partial(find_weights, normalize=mean.normalize, more=more)
     shares = attempt("weights", partial(find, weights, names))
     loaded = attempt(
         "inputs",

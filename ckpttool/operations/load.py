@@ -102,8 +102,7 @@ class Mean(Struct, frozen=True):
     weights: Sequence[float | None]
     shared: StrategySource = ()
     steps: Sequence[int] | None = None
-    normalize: bool = False
-    is_sum: bool = False
+    normalize: bool | None = False  # None for a sum, whose weights are any numbers
 
 
 Loaded: TypeAlias = tuple[Catalog, Strategy | None, Strategy | None]  # and that of the target

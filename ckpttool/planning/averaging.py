@@ -31,14 +31,13 @@ def find_weights(
     given: Sequence[float | None],
     names: Sequence[str],
     *,
-    normalize: bool,
-    is_sum: bool = False,
+    normalize: bool | None,
     more: str = "a second input",
 ) -> tuple[float, ...]:
     """Return the weights of inputs: equal ones if none is given, with a sum of 1.
 
-    Those of a sum are 1 if none is given, else any numbers but 0.  ``more`` says what may go with
-    a single input.
+    ``normalize`` divides them by their sum.  If it is None, they are those of a sum: 1 if none is
+    given, else any numbers.  ``more`` says what may go with a single input.
 
     Raises
     ------
@@ -53,14 +52,12 @@ def find_weights(
     >>> find_weights([1.0, 3.0], ["a", "b"], normalize=True)
     (0.25, 0.75)
     """
+    is_sum = normalize is None
 
     def problems() -> Iterator[Diagnostic]:
         if len(given) < 2:
             message = f"an average needs two inputs or more, and {len(given)} was given"
             yield Diagnostic("options", message, hint=more)
-        if normalize and is_sum:
-            message = "--sum and --normalize exclude each other"
-            yield Diagnostic("options", message, hint="one of them")
         is_right = True
         without = [name for name, weight in zip(names, given, strict=True) if weight is None]
         if 0 < len(without) < len(given):

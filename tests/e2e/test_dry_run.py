@@ -349,9 +349,9 @@ def test_ranks_of_a_kind_are_counted_once(monkeypatch, meshes, gap, options):
     walked = []
     tasks = Batch.tasks
 
-    def walk(batch, indexes):
+    def walk(batch, *given):
         walked.append(batch)
-        return tasks(batch, indexes)
+        return tasks(batch, *given)
 
     monkeypatch.setattr(Batch, "tasks", walk)
     folded, once = dry(words)["dry_run"], len(walked)
