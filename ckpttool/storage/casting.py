@@ -258,8 +258,8 @@ def _widened(src: str) -> Words:
 
 def widen(x: Words, src: str, out: Float64s) -> None:
     """Write elements to ``out`` as Float64, which holds those of every type exactly."""
-    if FORMATS[src].bits == 16:
-        np.take(_table(src, "Float64").words.view("<f8"), x, out=out, mode="wrap")
-    else:
-        with np.errstate(invalid="ignore"):  # signalling NaN
+    with np.errstate(all="ignore"):  # signalling NaN
+        if FORMATS[src].bits == 16:
+            np.take(_table(src, "Float64").words.view("<f8"), x, out=out, mode="wrap")
+        else:
             np.copyto(out, x.view(f"<f{FORMATS[src].bits // 8}"))

@@ -61,7 +61,8 @@ def spread(data: Bytes, term: Term, region: Region) -> Float64s:
     numbers = decode(data, term.source.meta.dtype)
     assert numbers is not None, "a scale is a number"
     wanted, block = term.elements(region), term.block or ()
-    scales = numbers.astype(np.float64).reshape(wanted.shape)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        scales = numbers.astype(np.float64).reshape(wanted.shape)
     for axis, size in enumerate(block):
         places = np.arange(region.start[axis], region.stop[axis]) // size - wanted.start[axis]
         scales = np.take(scales, places, axis)

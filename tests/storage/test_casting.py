@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.model.manifest import CastStats
-from ckpttool.storage.casting import BLOCK_BYTES, FORMATS, Caster
+from ckpttool.storage.casting import BLOCK_BYTES, FORMATS, Caster, _table
+from ckpttool.storage.means import first_number
 from tests.strategies import examples
 
 WORDS = {name: np.dtype(f"<u{one.bits // 8}") for name, one in FORMATS.items()}
@@ -217,3 +218,10 @@ def test_no_elements_and_only_nans_and_zeros_have_no_errors(src, dst):
         for value in (0.0, -0.0, np.nan, np.inf):
             _, stats = cast(words_of(np.full(size, value), src), src, dst)
             assert stats == CastStats(size)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_signalling_nan_is_read_without_a_warning_of_numpy(dtype):
+    _table.cache_clear()  # what was computed before warns no more
+    word = np.array([FORMATS[dtype].infinity + 1], WORDS[dtype])
+    assert math.isnan(first_number(word.view(np.uint8), dtype))
