@@ -116,7 +116,7 @@ def open(
     *,
     target: Layouts | None = None,
     rank: int | None = None,
-    not_in_target: NotInTarget = "follow",
+    not_in_target: NotInTarget | None = None,
     dtypes: DTypes = "float32",
     **options: Unpack[ReadKeywords],
 ) -> OpenCheckpoint:
@@ -164,7 +164,7 @@ def open(
     """
     if (target is None) != (rank is None):
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
-    if target is None and not_in_target != "follow":
+    if target is None and not_in_target is not None:
         raise ValueError("not_in_target= is about a target, and there is none")
     rank = None if rank is None else require_rank("rank", rank)
     require_choice("dtypes", dtypes, get_args(DTypes))

@@ -245,10 +245,10 @@ class RankKeywords(NameKeywords, total=False):
     not_in_target: Annotated[
         "NotInTarget",
         Option(
-            "What becomes of parameters outside the target strategy: follow, full or drop.",
+            "What becomes of parameters outside the target strategy: follow, full or drop.  "
+            "[default: follow]",
             choices=("follow", "full", "drop"),
             metavar="HOW",
-            default="follow",
         ),
     ]
     strategy_path: Annotated[

@@ -156,6 +156,7 @@ CODES: Mapping[str, Code] = {
         "the strategy may hide an optimizer shard, which only a missing rank would show"
     ),
     "equal_slices": _warning("slices that should differ are equal"),
+    "odd_shape": _warning("a full shape has sizes that no other tensor has"),
     "unlike_states": _warning("a parameter and its state are sharded differently"),
     "not_compared": _warning("a check that could not be made"),
     "borrowed_strategy": _warning(
@@ -221,6 +222,9 @@ CODES: Mapping[str, Code] = {
     "memory": _error("the work does not fit the limit of memory"),
     # outputs
     "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
+    "target_unfit": _error(
+        "the target lists too few of the weights", inspect=None, verify=None, diff=None
+    ),
     "format": _note("what the format of files means for those who load them"),
     "manifest": _error("a file is missing or is not what its manifest lists"),
     "not_written": _error("an output could not be written"),

@@ -466,6 +466,13 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
                 shown |= {*pair}
         return frozenset(shown)
 
+    def find_unconfirmed(self, indexes: Iterable[Mapping[str, TensorMeta]]) -> Iterator[FullTensor]:
+        """Yield the sharded tensors whose full shapes only the layouts show; see `confirmed_by`."""
+        confirmed = self.confirmed_by(indexes)
+        for tensor in self.tensors:
+            if tensor.is_sharded_by_layout and tensor.name not in confirmed:
+                yield tensor
+
     @property
     def listing(self) -> str:
         """What lists the layouts, for messages."""

@@ -92,6 +92,7 @@ CHECKS = (
     Check(unlisted.check_perhaps_slices, "MindSpore did not merge these.", _INSPECT, _FILES),
     Check(unlisted.check_differing, "Wrong ranks make tensors differ, so ranks are checked first."),
     Check(layouts.check_handwritten, "A person may have written a wrong layout."),
+    _contents(layouts.check_odd_shapes, "Only sizes that other tensors have show a wrong axis."),
     _contents(missing.check_missing, "The checks above explain why slices are missing."),
     Check(unlisted.check_single_file, "One file may be one rank of several.", of=_FILES),
     Check(missing.check_unsaved, "A tensor that was never saved is not lost."),
@@ -134,6 +135,7 @@ CHECKS = (
 _OF_WRONG_STRATEGY = frozenset(
     (
         *("strategy", "contradicted", "other_strategy", "shape", "replica", "equal_slices"),
+        "odd_shape",
         *("undecided_shard", "hidden_shard", "inferred", "unlike_states", "follows", "guessed"),
         *("missing", "missing_rank", "missing_replica", "missing_own", "lacking", "partly_held"),
         *("unsaved", "absent", "renamed", "unlisted", "deduplicated", "no_pattern"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import combinations
 
 from msgspec.structs import replace
 
@@ -14,6 +16,7 @@ from ckpttool.checkpoint.optimizer_state import (
     shape_difference,
 )
 from ckpttool.checkpoint.presence import ranks_without_file, shows_deduplication
+from ckpttool.model.belonging import owners_of
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor
@@ -46,6 +49,49 @@ def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
             hint = "correct one of the two layouts"
             yield Diagnostic("shape", message, hint=hint, facts=facts, tensor=name)
+
+
+def check_odd_shapes(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
+    """Yield the full shapes of hand-written or trusted layouts that seem cut along a wrong axis.
+
+    No tensor of another kind has any of their sizes, and the same slices along other axes would
+    make a shape of sizes that all occur.  Nothing else in a checkpoint shows the axis.
+    """
+    whole, by_hand = checkpoint.whole, checkpoint.strategy.handwritten
+    are_trusted = checkpoint.options.trust_strategy
+    if not (by_hand or are_trusted):
+        return
+    kinds = {it.name: _kind(it.name, whole) for it in whole.tensors}
+    kinds_of: dict[int, set[str]] = defaultdict(set)
+    for tensor in whole.tensors:
+        for size in tensor.meta.shape:
+            kinds_of[size].add(kinds[tensor.name])
+    for tensor in whole.find_unconfirmed(contents.readable_indexes):
+        name, shape, layout = tensor.name, tensor.meta.shape, tensor.layout
+        place = by_hand.get(name) or by_hand.get(tensor.parameter or "", "")
+        known = {size for size, having in kinds_of.items() if having - {kinds[name]}}
+        if not (place or are_trusted) or known.intersection(shape) or not layout.is_even:
+            continue
+        for axis, other in combinations(range(len(shape)), 2):
+            cuts = list(layout.tensor_map)
+            cuts[axis], cuts[other] = cuts[other], cuts[axis]
+            way = replace(layout, tensor_map=tuple(cuts))
+            likely = way.implied_shape(layout.slice_shape(layout.first_rank, shape))
+            if known.issuperset(likely):
+                message = "its full shape has sizes that no other tensor has: a wrong axis?"
+                facts = f"{shape}; cut along the other axis the same slices make {likely}"
+                hint = f"correct {place}" if place else "-s with the strategy of this run"
+                hint += "; `ckpttool help odd_shape` explains"
+                where = place or checkpoint.strategy.origin
+                yield Diagnostic(
+                    "odd_shape", message, hint=hint, facts=facts, tensor=name, where=where
+                )
+                break
+
+
+def _kind(name: str, checkpoint: Checkpoint) -> str:
+    *_, base = name, *owners_of(name, checkpoint.belongings)
+    return re.sub(r"\d+", "", base)
 
 
 def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -97,8 +97,7 @@ def _print(answer: Verification, report: ReportOptions) -> None:
         count(answer.tensors, "tensor"),
         format_bytes(answer.nbytes),
     ]
-    depth = "all data read" if answer.deep else "--deep reads all data"
     if answer.errors or answer.warnings or not report.quiet:
-        text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {depth})"
+        text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {answer.depth})"
         tables.print_text(text, label)
     tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)

@@ -317,6 +317,9 @@ def _describe_step(
     )
     if is_late:
         step = step.doubted(None, "newer than meta.json records")
+    if saved.strategy is None and step.complete and len(saved.ranks) > 1:
+        reason = f"only a strategy shows whether ranks follow {max(saved.ranks)}"
+        step = step.doubted(None, reason)
     problem = _why_not(saved, files)
     return step if problem is None else step.doubted(None, problem.message)
 

@@ -275,6 +275,11 @@ class FullTensor(Struct, frozen=True, gc=False):
         return len([*islice(self.slicing.owners(), 2)]) > 1
 
     @property
+    def is_sharded_by_layout(self) -> bool:
+        """Whether there are several slices, and a layout says which elements they have."""
+        return isinstance(self.slicing, LayoutSlicing) and self.is_sharded
+
+    @property
     def is_listed(self) -> bool:
         """Whether the strategy lists the tensor, or the checkpoint describes it."""
         return isinstance(self.known_by, Listed)

@@ -6,6 +6,8 @@ say.  The plan and the assignment lie beside the document, for the screen and fo
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,7 +20,7 @@ from ckpttool.model.manifest import AveragedInput, CastStats, LeftOut
 from ckpttool.model.names import parse_name
 from ckpttool.model.plan import Document as PlannedDocument
 from ckpttool.model.plan import NotInTarget, Plan
-from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.answer import (
     Answer,
@@ -37,9 +39,10 @@ from ckpttool.planning.preflight import Space
 from ckpttool.problems import Diagnostic, severities
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sealed_files import Written
-from ckpttool.wording import Brief, count, format_bytes, format_numbers, format_sizes
+from ckpttool.wording import Brief, count, format_bytes, format_numbers, format_sizes, shorten
 
-MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
+MAX_SHARDED = 3  # tensors that a document names
+MAX_SHAPES = 16  # that a person is asked to check; models have about ten
 
 Part = Annotated[str, msgspec.Meta(pattern="^[0-9]+/[0-9]+$")]
 
@@ -456,11 +459,17 @@ class Conversion(Brief, Document, frozen=True, kw_only=True):
 
     @property
     def shapes_to_check(self) -> str:
-        """Names and full shapes that only a strategy shows, of the largest tensors."""
+        """The full shapes that only a strategy shows, and how many tensors have each.
+
+        There are none if an earlier run wrote all outputs.
+        """
         plan = self.planned
-        unsure = (tensor for tensor in _sharded(plan) if tensor.name not in plan.confirmed)
-        metas = (source.meta for source in islice(unsure, MAX_SHARDED))
-        return ", ".join(f"{meta.name} {format_sizes(meta.shape)}" for meta in metas)
+        sources = (it.source for it in plan.transfers if it.source.name not in plan.confirmed)
+        is_new = not all(output.kept for output in self.outputs)
+        shapes = Counter(it.meta.shape for it in sources if is_new and it.is_sharded_by_layout)
+        ordered = sorted(shapes, key=math.prod, reverse=True)
+        texts = (f"{format_sizes(shape)} ({shapes[shape]})" for shape in ordered)
+        return shorten(texts, MAX_SHAPES).replace(")", " tensors)", 1)
 
 
 class Estimate(Conversion, frozen=True, kw_only=True):
@@ -514,7 +523,7 @@ def describe_run(
         not_in_target=None
         if target.is_merged or plan.is_own
         else NotListed(
-            assignment.options.not_in_target,
+            assignment.options.not_in_target or "follow",
             *(NumberOfTensors(*size) for size in plan.not_listed.sizes.values()),
         ),
         notes=Reported((*plan.notes, *assignment.notes, *late), severities("convert")),
@@ -579,7 +588,7 @@ def _sharded(plan: Plan) -> Iterator[FullTensor]:
     sharded = {
         source.slicing.key: source
         for source in sorted((transfer.source for transfer in plan.transfers), key=_size)
-        if isinstance(source.slicing, LayoutSlicing) and source.is_sharded
+        if source.is_sharded_by_layout
     }
     return reversed(sharded.values())
 

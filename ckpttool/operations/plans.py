@@ -207,7 +207,7 @@ def plan_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
-    not_in_target: NotInTarget = "follow",
+    not_in_target: NotInTarget | None = None,
 ) -> tuple[Plan, Diagnostics]:
     """Plan what a merge, or a reshard to a rank of ``target``, would write, for who only reads it.
 
@@ -229,7 +229,7 @@ def try_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
-    not_in_target: NotInTarget = "follow",
+    not_in_target: NotInTarget | None = None,
 ) -> PlannedSource:
     """Look and plan as `plan_reading`, and collect what is wrong."""
     ranks = None if rank is None else (rank,)

@@ -45,6 +45,8 @@ from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
     PlanError,
+    Severity,
+    join_alike,
     raise_all,
 )
 from ckpttool.storage.checksums import check_files
@@ -86,10 +88,12 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
     is_merged
         Whether the files are those of a merged checkpoint.
     compared
-        What is right where nothing is wrong.
+        What is right where nothing is wrong, and what nothing proves.
+    unread
+        Number of files that cannot be read.
     """
 
-    aside = frozenset({"is_merged", "compared"})
+    aside = frozenset({"is_merged", "compared", "unread"})
 
     path: str
     step: str | None
@@ -106,6 +110,7 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
     notes: Reported
     is_merged: bool
     compared: str
+    unread: Count = 0
 
     def _texts(self) -> Iterator[str]:
         yield f"{self.path}: {self.verdict}"
@@ -114,14 +119,26 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("severity", "finding")
-        for finding in self.findings:
+        for finding in self.messages:
             yield (str(self.findings.severity_of[finding.code]), str(finding))
 
     @property
     def verdict(self) -> str:
-        """The number of errors and warnings; without any what is right."""
-        numbers = {"error": self.errors, "warning": self.warnings}
-        return ", ".join(count(n, what) for what, n in numbers.items() if n) or self.compared
+        """The number of messages, errors first; without any what is right."""
+        numbers = Counter(self.findings.severity_of[it.code] for it in self.messages)
+        kinds: tuple[Severity, ...] = ("error", "warning")
+        return ", ".join(count(numbers[it], it) for it in kinds if numbers[it]) or self.compared
+
+    @property
+    def messages(self) -> Sequence[Diagnostic]:
+        """The findings as they are listed: the same problem of several files is one."""
+        return join_alike(self.findings)
+
+    @property
+    def depth(self) -> str:
+        """What was read, for people."""
+        files = f" but that of {count(self.unread, 'file')}" if self.unread else ""
+        return f"all data read{files}" if self.deep else "--deep reads all data"
 
 
 def verify(
@@ -193,16 +210,25 @@ def verify(
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
-    compared = _compared(deep, crc, options, is_sampled)
+    compared = _compared(deep, crc, options, is_sampled, are_joined)
     compared += "" if is_whole else " in each rank by itself"
+    if any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
+        compared += "; full shapes come from the strategy alone"
     return _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
 
 
-def _compared(deep: bool, crc: bool, options: ResolveOptions, is_sampled: bool = False) -> str:
+def _compared(
+    deep: bool,
+    crc: bool,
+    options: ResolveOptions,
+    is_sampled: bool = False,
+    are_joined: bool = False,
+) -> str:
     what = {"samples": is_sampled, "checksums": crc, "hashes": options.manifest == "all"}
     parts = ["headers", *(name for name, is_compared in what.items() if is_compared)]
     words = " and ".join(", ".join(parts).rsplit(", ", 1))
-    return "nothing is wrong" if deep else f"the {words} are right"
+    of_data = "files are whole, replicas are equal" if are_joined else "files are whole"
+    return of_data if deep else f"the {words} are right"
 
 
 def _report(
@@ -229,6 +255,7 @@ def _report(
         notes=Reported(diagnostics.of("note"), diagnostics.severity_of),
         is_merged=catalog.is_merged,
         compared=compared,
+        unread=len(catalog.damaged),
     )
 
 

@@ -54,6 +54,7 @@ from ckpttool.model.names import (
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import FullTensor, why_not_sliced
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.naming import ResumeRecords
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
@@ -82,6 +83,8 @@ def plan(
     target, transfers, not_listed = find_transfers(
         checkpoint, target, options, diagnostics, compares_names=not contents.is_incomplete
     )
+    if options.not_in_target is None and not (contents.is_incomplete or diagnostics.has_errors):
+        diagnostics.add(*_unfit_problem(checkpoint, target, transfers, not_listed.full))
     diagnostics.add(*check_nothing(checkpoint))
     is_incomplete = contents.is_incomplete or bool(checkpoint.presence.missing)
     if not transfers and not (is_incomplete or diagnostics.has_errors or checkpoint.left_out):
@@ -171,7 +174,7 @@ def _resolve_names(
         target.strategy,
         {called[name]: meta for name, meta in full.items()},
         {called[name]: meta for name, meta in metas.items()},
-        options.not_in_target != "follow",
+        options.not_in_target not in (None, "follow"),
         whole.catalog.root,
         [called[name] for name in metas if name not in checkpoint.left_out],
     )
@@ -232,7 +235,7 @@ class _LayoutChooser:
 
     def __init__(self, checkpoint: Checkpoint, target: Target, options: OutputOptions) -> None:
         self.target = target
-        self.options = options
+        self.not_in_target = options.not_in_target or "follow"
         self.src_strategy = checkpoint.strategy
         whole = checkpoint.whole.tensors  # a state follows its parameter also without it
         self.metas = {tensor.name: tensor.meta for tensor in whole}
@@ -280,12 +283,12 @@ class _LayoutChooser:
         )
         is_followed = is_state and not self._stays_in_full(tensor)
         layouts = state_layouts(strategy, name, self.owners) if is_followed else ()
-        if layouts and self.options.not_in_target == "follow":
+        if layouts and self.not_in_target == "follow":
             self.not_listed.followed[name] = tensor.meta
             return layouts
         if tensor.meta.is_single and map_of_component(name) is None:
             return self._full(tensor)
-        if self.options.not_in_target == "drop":
+        if self.not_in_target == "drop":
             self.not_listed.dropped[name] = tensor.meta
             return ()
         self.not_listed.full[name] = tensor.meta
@@ -382,6 +385,36 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
+
+
+def _unfit_problem(
+    checkpoint: Checkpoint,
+    target: Target,
+    transfers: Sequence[Transfer],
+    full: Mapping[str, TensorMeta],
+) -> Iterator[Diagnostic]:
+    """Yield a problem if the target lists too few weights, by bytes: it is of another model.
+
+    A state counts as its parameter.  Copies that take no more than the source do no harm.
+    """
+    names = {} if target.strategy is None else target.strategy.layouts
+    weights = [transfer.source.meta for transfer in transfers if transfer.source.meta.shape[1:]]
+    states = checkpoint.states if full else {}
+    outside = (
+        meta
+        for meta in weights
+        if meta.name in full and states.get(meta.name, meta.name) not in names
+    )
+    nbytes = sum(file.nbytes for file in checkpoint.catalog.files.values())
+    copies = target.ranks * sum(meta.nbytes for meta in full.values())
+    are_few = 10 * sum(it.nbytes for it in outside) > sum(it.nbytes for it in weights)
+    if target.strategy is not None and are_few and copies > nbytes:
+        message = f"{len(full)} of {count(len(transfers), 'tensor')} are not in the target strategy"
+        facts = f"in full on {count(target.ranks, 'rank')} they take {format_bytes(copies)}, the "
+        facts += f"source {format_bytes(nbytes)}: {shorten(full, 3)}"
+        hint = "-d with a strategy of this model, or --not-in-target follow to write them in full"
+        where = target.strategy.origin
+        yield Diagnostic("target_unfit", message, hint=hint, facts=facts, where=where)
 
 
 def written_strategy(plan: Plan) -> Strategy:

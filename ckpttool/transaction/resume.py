@@ -85,6 +85,7 @@ class OutputOptions(Struct, frozen=True):
         How to write parameters that the target strategy does not list.  ``"follow"`` shards
         optimizer state like its parameter and writes the rest in full to every rank.  ``"full"``
         writes everything in full.  ``"drop"`` writes nothing.  Single values go to every rank.
+        None is ``"follow"``, and refuses a target that lists too few of the weights.
     strategy_path
         Write the strategy of the outputs to this file, which MindSpore's own tools can read; see
         `ckpttool.planning.targets`.
@@ -120,7 +121,7 @@ class OutputOptions(Struct, frozen=True):
     name: str | None = None
     mindformers: bool = False
     ranks: Collection[int] | None = None
-    not_in_target: NotInTarget = "follow"
+    not_in_target: NotInTarget | None = None
     strategy_path: str | None = None
     max_shard_bytes: int | None = None
     crc: bool = False

@@ -173,6 +173,14 @@ CASES = {
         held(replace(UNLIKE, handwritten=BY_HAND), adam_m__w=SLICE),
         held(UNLIKE, adam_m__w=SLICE),
     ),
+    "check_odd_shapes": (
+        "odd_shape",
+        # (800, 30) by the layout; cut along the other axis (400, 60)
+        *(
+            held(replace(ONE_STAGE, handwritten=BY_HAND), v=shape)
+            for shape in ((400, 60), (30, 60))
+        ),
+    ),
     "check_missing": ("missing", held(ranks=(0, 1)), held(ranks=(0, 3))),
     "check_own_values": (
         "missing_own",

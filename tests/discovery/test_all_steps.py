@@ -96,7 +96,8 @@ def test_with_a_strategy_only_its_ranks_count(make_run):
     )
     first = (*range(4),)
     strategy = Strategy({"w": (Layout((4,), ((0,),)),)}, 1, 4)
-    assert rows(src) == [("1_10", True, (*range(8),), True), ("2_10", False, first, False)]
+    assert rows(src) == [("1_10", None, (*range(8),), True), ("2_10", False, first, False)]
+    assert steps_of(src).steps[0].reason == "only a strategy shows whether ranks follow 7"
     assert rows(src, strategy) == [("1_10", True, first, False), ("2_10", True, first, True)]
 
 
@@ -105,7 +106,7 @@ def test_a_step_that_no_record_names_yet_is_perhaps_unfinished(tmp_path):
         write(tmp_path, f"rank_{rank}/net-1_10.ckpt")
         write(tmp_path, f"rank_{rank}/net-2_10.ckpt")
         write(tmp_path, f"rank_{rank}/meta.json=net-1_10.ckpt")
-    assert rows(tmp_path) == [("1_10", True, (0, 1), True), ("2_10", None, (0, 1), False)]
+    assert rows(tmp_path) == [("1_10", None, (0, 1), True), ("2_10", None, (0, 1), False)]
     assert steps_of(tmp_path).steps[1].reason == "newer than meta.json records"
 
 
@@ -117,7 +118,7 @@ def test_damaged_and_empty_files_are_not_complete(tmp_path):
     (tmp_path / "rank_0" / "net-3_10.ckpt").write_bytes(b"")
     both = (0, 1)
     sharded, replicated = (Strategy({"w": (Layout((2,), (axes,)),)}, 1, 2) for axes in ((0,), ()))
-    expected = ((None, True, False, None), (sharded, True, False, False), (replicated, *3 * [True]))
+    expected = ((None, None, False, None), (sharded, True, False, False), (replicated, *3 * [True]))
     for strategy, *complete in expected:
         listing = rows(tmp_path, strategy)
         assert listing == [

@@ -16,7 +16,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
-from tests.support.commands import run_well
+from tests.support.commands import run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import (
     carry_out,
@@ -61,6 +61,34 @@ def test_reshard_and_split_do_the_same_and_count_it(tmp_path, choice):
         base = ranks[0][name.removeprefix("adam_m.").removeprefix("adam_v.")]
         assert choice in ("full", "drop") or entry.shape == base.shape
     assert (choice == "drop") == ("adam_m" not in {name.partition(".")[0] for name in ranks[0]})
+
+
+@pytest.mark.parametrize(
+    ("listed", "ranks", "choice", "is_refused"),
+    [
+        ("w", 8, None, True),  # half of the weights; a state counts as its parameter
+        ("w", 8, "follow", False),
+        ("w", 8, "full", False),
+        ("w", 2, None, False),  # copies as large as the source
+        ("wv", 8, None, False),  # b has one axis
+        ("v", 8, None, True),
+    ],
+)
+def test_a_target_that_lists_too_few_weights_is_refused(
+    tmp_path, listed, ranks, choice, is_refused
+):
+    shapes = {"w": (8, 4), "v": (8, 4), "adam_m.w": (8, 4), "adam_m.v": (8, 4), "b": (4,)}
+    entries = {name: noise(name, "Float32", shape) for name, shape in shapes.items()}
+    of_src = strategy_of(dict.fromkeys(shapes.keys() - {"b"}, Layout((1, 2), ((), ()))))
+    src = write_ranks(tmp_path / "src", cut(entries, of_src), "ckpt")
+    target = strategy_of(dict.fromkeys(listed, Layout((ranks,), ((0,), ()))))
+    ckpttool.write_strategy(of_src, str(tmp_path / "s.ckpt"))
+    ckpttool.write_strategy(target, str(tmp_path / "d.ckpt"))
+    words = ["-s", tmp_path / "s.ckpt", "-d", tmp_path / "d.ckpt", "-o", tmp_path / "o"]
+    words += [] if choice is None else ["--not-in-target", choice]
+    result = run("reshard", src, *words, "--dry-run")
+    assert result.exit_code == (5 if is_refused else 0)
+    assert ("target_unfit" in result.output) == is_refused
 
 
 # --------------------------------------------------------------- split(merge(x)) = reshard(x)
