@@ -59,7 +59,7 @@ from ckpttool.operations.load import (
     load_sides,
     load_steps,
 )
-from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.open import DTypes, Framework, OpenCheckpoint
 from ckpttool.operations.run import Watch
 from ckpttool.operations.run import convert as run_order
 from ckpttool.operations.strategies import RanksToFetch
@@ -88,7 +88,7 @@ from ckpttool.typed import (
     require_choice,
     require_rank,
 )
-from ckpttool.wording import format_ranks, nearest
+from ckpttool.wording import format_numbers, format_ranks, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,6 +118,7 @@ def open(
     rank: int | None = None,
     not_in_target: NotInTarget | None = None,
     dtypes: DTypes = "float32",
+    framework: Framework = "np",
     **options: Unpack[ReadKeywords],
 ) -> OpenCheckpoint:
     """Open a checkpoint like one file: a mapping of names to tensors, read where they are indexed.
@@ -139,6 +140,9 @@ def open(
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
         types of the package ``"ml_dtypes"``.
+    framework
+        What indexing returns: arrays of NumPy, or with ``"pt"`` tensors of PyTorch, in its own
+        bfloat16 and float8, as ``safetensors.safe_open`` does.
     options
         Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
 
@@ -156,7 +160,7 @@ def open(
     IndexError
         The target has no such rank.
     ImportError
-        The package ml_dtypes is not installed.
+        The package ml_dtypes, or PyTorch, is not installed.
 
     Examples
     --------
@@ -170,6 +174,9 @@ def open(
     require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
+    require_choice("framework", framework, get_args(Framework))
+    if framework == "pt":
+        import torch  # noqa: F401, to fail here if it is not installed
     given = _Keywords("open", options)
     resolving = given.take(ResolveOptions)
     source = given.source(src, strategy)
@@ -185,7 +192,11 @@ def open(
     _warn(diagnostics, diagnostics.severity_of)
     (output,) = plan.outputs([rank or 0])
     overflows = resolving.tensors.on_overflow == "inf"
-    return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes, overflows)
+    ranks = "" if catalog.is_merged else format_numbers(catalog.files)
+    files = "" if of_src is None else ", ".join(of_src.files)
+    said = {"step": catalog.step, "ranks": ranks, "strategy": files}
+    attrs = {**{key: text for key, text in said.items() if text}, **catalog.common_attrs}
+    return OpenCheckpoint(catalog.root, output.tensors, attrs, dtypes, overflows, framework)
 
 
 def merge(

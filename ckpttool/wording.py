@@ -289,7 +289,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return by_word[near[0]] if near else ""
 
 
-MAX_HTML_ROWS = 200  # of a table in a notebook
+MAX_BRIEF_ROWS = 20  # of a table in a notebook, or of what `print` shows
 
 _OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
 
@@ -315,7 +315,7 @@ def _spell_bytes(word: re.Match[str]) -> str:
 
 
 class Brief:
-    """A record of much, whose ``repr`` is one line; a notebook shows its rows as a table."""
+    """A record of much, whose ``repr`` is one line; `print` and a notebook show its rows."""
 
     __slots__ = ()
 
@@ -325,15 +325,30 @@ class Brief:
     def _rows(self) -> Iterable[Sequence[str]]:
         return ()
 
+    def _shown(self) -> tuple[list[Sequence[str]], str]:
+        """Return the head and the first rows, and how many there are more."""
+        rows = [*self._rows()]
+        more = len(rows) - 1 - MAX_BRIEF_ROWS
+        return rows[: 1 + MAX_BRIEF_ROWS], f"{more} more" if more > 0 else ""
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(filter(None, self._texts()))}>"
+
+    def __str__(self) -> str:
+        rows, more = self._shown()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (map(str.ljust, map(printable, row), widths) for row in rows)
+        table = ("   ".join(line).rstrip() for line in lines)
+        return "\n".join(filter(None, (", ".join(filter(None, self._texts())), *table, more)))
 
     def _repr_html_(self) -> str:
         from html import escape  # late, since `ckpttool --help` needs none
 
-        rows = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in row)
-            for row, _ in zip(self._rows(), range(MAX_HTML_ROWS), strict=False)
+        rows, more = self._shown()
+        cells = [
+            "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row)
+            for tag, row in zip(("th", *["td"] * len(rows)), rows, strict=False)
         ]
-        table = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<div>{escape(repr(self))}</div>" + (f"<table>{table}</table>" if rows else "")
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        table = f"<table>{table}</table>" if rows else ""
+        return f"<div>{escape(repr(self))}</div>{table}" + (f"<div>{more}</div>" if more else "")

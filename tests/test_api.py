@@ -28,6 +28,7 @@ from ckpttool.execution.executors import RunOptions
 from ckpttool.keywords import declared, names_of
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
+from ckpttool.operations.values import Values
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
@@ -540,13 +541,19 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.read_values(catalog, strategy, ["*"]),
         ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
     ):
-        assert isinstance(answer, ckpttool.OpenCheckpoint) or "<div>" in answer._repr_html_()
+        rows = [" ".join(row).split() for row in answer._rows()]
+        printed = [line.split() for line in str(answer).splitlines()]
+        more = [[str(len(rows) - 21), "more"]] if len(rows) > 21 else []
+        assert printed[1:] == rows[:21] + more or isinstance(answer, Values)  # arrays have lines
+        page = answer._repr_html_()
+        assert page.count("<td") == sum(map(len, [*answer._rows()][1:21]))
+        assert page.count("text-align:left") == sum(map(len, [*answer._rows()][:21]))
         assert "\n" not in repr(answer)
         assert len(repr(answer)) < 200 + 2 * len(str(tmp_path))
     assert repr(ckpttool.inspect(catalog, strategy)).endswith(
         "8 ranks, step 2_10, 38 tensors, 42.6 KiB, complete>"
     )
-    assert "<td>lm_head.weight</td>" in ckpttool.inspect(catalog, strategy)._repr_html_()
+    assert ">lm_head.weight</td>" in ckpttool.inspect(catalog, strategy)._repr_html_()
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "diff"])

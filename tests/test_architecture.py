@@ -45,8 +45,8 @@ WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {
     "ckpttool.execution.dask": {"dask", "distributed"},
     "ckpttool.execution.mpi": {"mpi4py"},
-    "ckpttool.api": {"ml_dtypes", "typing_extensions"},
-    "ckpttool.operations.open": {"ml_dtypes"},
+    "ckpttool.api": {"ml_dtypes", "torch", "typing_extensions"},
+    "ckpttool.operations.open": {"ml_dtypes", "torch"},
 }
 GROUPS = {"ckpttool.cli": COMMANDS, "ckpttool.cli.strategy": STRATEGY_COMMANDS}
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -55,7 +55,7 @@ from ckpttool.operations.summary import (
 from ckpttool.planning.targets import layouts_in_target
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
-from ckpttool.wording import Brief, count, format_numbers, format_ranks
+from ckpttool.wording import Brief, count, format_numbers, format_ranks, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 
 Matrix = tuple[int, ...]  # a device matrix
+
+MAX_SLICES = 4  # of a tensor whose ranks are in a table of a notebook
 
 
 class RankGroup(Answer, frozen=True):
@@ -285,11 +287,18 @@ class Explanation(Brief, Document, frozen=True, kw_only=True, dict=True):
         yield count(len(self.tensors), "tensor")
 
     def _rows(self) -> Iterator[Sequence[str]]:
-        yield ("tensor", "slice", "ranks")
-        for name, how in self.parts.tensors.items():
-            for part in how.slices:
-                elements = " and ".join(map(str, part.regions))
-                yield (name, elements, format_numbers(part.owners, ", "))
+        yield ("tensors", "full shape", "slices", "ranks of each slice")
+        for row in self.parts.rows:
+            slices = self.parts.tensors[row.first.name].slices
+            ranks = [format_numbers(part.owners) for part in slices]
+            more = f" and {len(ranks) - MAX_SLICES} more" if len(ranks) > MAX_SLICES else ""
+            states = f" + {', '.join(filter(None, row.prefixes))}" if row.prefixes[1:] else ""
+            yield (
+                f"{row.pattern}{states}",
+                format_shape(row.first.shape or ()),
+                str(len(slices)),
+                " | ".join(ranks[:MAX_SLICES]) + more,
+            )
 
 
 class Explained(Struct, frozen=True, dict=True):

@@ -38,6 +38,7 @@ from ckpttool.operations.answer import (
     count_casts,
 )
 from ckpttool.operations.look import Sight, Subject, look
+from ckpttool.operations.summary import fold_names
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
@@ -277,11 +278,13 @@ class Difference(Brief, Document, frozen=True, kw_only=True):
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield ("tensor", "what differs", "elements", "max abs")
+        kinds = {}
         for tensor in self.differences:
             values = tensor.values
             name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
             most = "" if values is None or values.max_abs is None else f"{values.max_abs:.4g}"
-            yield (name, tensor.kind, "" if values is None else str(values.differing), most)
+            kinds[name] = tensor.kind, "" if values is None else str(values.differing), most
+        yield from ((name, *kind) for name, kind in fold_names(kinds))
 
 
 def diff(

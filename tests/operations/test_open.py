@@ -9,7 +9,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,11 +43,11 @@ def whole(entry):
 
 @pytest.fixture
 def columns(tmp_path):
-    def make(dtype="Float32", shape=(6, 8)):
+    def make(dtype="Float32", shape=(6, 8), **options):
         full = {"w": noise("w", dtype, shape)}
         strategy = replace(strategy_of({"w": COLUMNS}), files=())
         write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
-        return full["w"], ckpttool.open(tmp_path / "src", strategy)
+        return full["w"], ckpttool.open(tmp_path / "src", strategy, **options)
 
     return make
 
@@ -98,10 +100,78 @@ def test_an_index_out_of_range_is_an_index_error(columns, index):
         columns()[1]["w"][index]
 
 
-@pytest.mark.parametrize("index", [[0, 1], "w", 1.5, np.array([0, 2]), np.bool_(True), (0, {})])
-def test_what_is_no_basic_index_is_an_index_error(columns, index):
-    with pytest.raises(IndexError, match="an index is an integer, a slice, an ellipsis or None"):
+@pytest.mark.parametrize("index", ["w", 1.5, np.bool_(True), (0, {})])
+def test_what_is_no_index_is_an_index_error(columns, index):
+    with pytest.raises(IndexError, match="an index is an integer, a slice, a list, a mask"):
         columns()[1]["w"][index]
+
+
+LISTS = [([0, 1], [0]), [0, 99], [-100], [[0]], [0.5], [True], (0, [True, False])]
+
+
+@pytest.mark.parametrize("index", LISTS, ids=str)
+def test_a_list_that_fits_no_axis_is_an_index_error(columns, index):
+    with pytest.raises(IndexError, match=r"expected|out of bounds"):
+        columns()[1]["w"][index]
+
+
+@examples(100)
+@given(st.data(), st.sampled_from([(7,), (6, 4), (3, 5, 4), (3, 700), (5, 3000)]))
+def test_lists_and_masks_are_taken_along_one_axis(tmp_path_factory, data, shape):
+    tensor, array = of_shape(tmp_path_factory.getbasetemp(), shape)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    size = shape[axis]
+    few = st.lists(st.integers(-size, size - 1), max_size=12)
+    chosen = data.draw(few | st.lists(st.booleans(), min_size=size, max_size=size))
+    index = [data.draw(basic_indices((n,), allow_ellipsis=False, max_dims=1)) for n in shape]
+    index = [part[0] if isinstance(part, tuple) and part else part for part in index]
+    index = [slice(None) if part == () else part for part in index]
+    taken = np.flatnonzero(chosen) if [*map(type, chosen)][:1] == [bool] else np.array(chosen, int)
+    expected = array.take(taken, axis)[(*index[:axis], slice(None), *index[axis + 1 :])]
+    index[axis] = chosen if data.draw(st.booleans()) or not chosen else np.array(chosen)
+    np.testing.assert_array_equal(tensor[tuple(index)], expected)
+
+
+def test_a_mask_is_taken_as_h5py_takes_it(tmp_path):
+    entry = noise("w", "Int16", (64, 9))
+    write_file(tmp_path / "w.h5", {"w": entry}, "hdf5")
+    mask = entry.array()[:, 0] > 0
+    with h5py.File(tmp_path / "w.h5") as file:
+        for index in (mask, (mask, 3), (mask, slice(2, 5)), ([1, 5, 60], slice(None, None, 2))):
+            got = ckpttool.open(tmp_path / "w.h5")["w"][index]
+            np.testing.assert_array_equal(got, file["w"][index])
+
+
+def test_metadata_has_step_ranks_and_strategy():
+    said = ckpttool.open(SRC, STRATEGY).metadata()
+    assert (said["step"], said["ranks"], said["strategy"]) == ("2_10", "0-7", str(STRATEGY))
+
+
+def test_other_libraries_take_all_elements_at_once(columns):
+    _, opened = columns()
+    np.testing.assert_array_equal(np.from_dlpack(opened["w"]), opened["w"][...])
+
+
+class Torch(ModuleType):
+    """As much of PyTorch as is called: arrays that say as what they are viewed."""
+
+    bfloat16 = "bfloat16"
+
+    class from_numpy:  # noqa: N801
+        def __init__(self, array):
+            self.array, self.dtype = array, str(array.dtype)
+
+        def view(self, dtype):
+            self.dtype = dtype
+            return self
+
+
+@pytest.mark.parametrize(("dtype", "named"), [("BFloat16", "bfloat16"), ("Int8", "int8")])
+def test_with_pytorch_stored_bytes_are_its_types(columns, monkeypatch, dtype, named):
+    monkeypatch.setitem(sys.modules, "torch", Torch("torch"))
+    entry, opened = columns(dtype, framework="pt")
+    for tensor in (opened["w"][...], opened.get_tensor("w")):
+        assert (tensor.dtype, tensor.array.tobytes()) == (named, entry.data)
 
 
 @pytest.mark.parametrize("name", [5, None, ("w",)])
@@ -195,7 +265,7 @@ def test_it_is_a_mapping_with_what_loaders_expect():
     assert tensor.chunks == (64, 32)
     assert tensor.layout.device_matrix == (2, 2, 2)
     assert opened.get_slice("layer1.weight") is tensor
-    assert repr(opened) == f"<ckpttool checkpoint {SRC}: 21 tensors, 40.6 KiB>"
+    assert repr(opened) == f"<OpenCheckpoint {SRC}: 21 tensors, 40.6 KiB>"
     assert repr(tensor) == "<ckpttool tensor layer1.weight: Float32 (64, 32)>"
     with pytest.raises(KeyError, match=r"21 tensors: \S+, \S+, \S+ and 18 more"):
         opened["layer1.wieght"]
