@@ -20,10 +20,10 @@ def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = No
     >>> format_ranks(range(0, 64, 2))
     'ranks 0-62/2'
     """
-    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ', most)}"
+    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, most)}"
 
 
-def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | None = None) -> str:
+def format_numbers(numbers: Iterable[int], most: int | None = None, separator: str = ", ") -> str:
     """Format distinct numbers with ranges: the first ``most``, and the number of other numbers.
 
     ``0-62/2`` has every second number.  A single other number is written, too.
@@ -31,13 +31,13 @@ def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | Non
     Examples
     --------
     >>> format_numbers([0, 1, 2, 5, 7, 8])
-    '0-2,5,7,8'
-    >>> format_numbers([0, 3, 4, 5, 7, 8], ", ", most=2)
+    '0-2, 5, 7, 8'
+    >>> format_numbers([0, 3, 4, 5, 7, 8], most=2)
     '0, 3-5 and 2 more'
-    >>> format_numbers([0, 3, 4, 5, 7], ", ", most=2)
+    >>> format_numbers([0, 3, 4, 5, 7], most=2)
     '0, 3-5, 7'
     >>> format_numbers([0, 1, 2, 4, 6, 8, 10, 13])
-    '0-2,4-10/2,13'
+    '0-2, 4-10/2, 13'
     """
     ranges = _join_strides(find_runs(numbers))
     more = 0 if most is None else sum(map(len, ranges[most:]))

@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 
 from ckpttool.cli.groups import walk_commands
-from ckpttool.cli.main import main
-from ckpttool.cli.options import GroupedCommand
+from ckpttool.cli.main import COLOR_VARIABLE, main
+from ckpttool.cli.options import STRATEGY_VARIABLE, VARIABLES, GroupedCommand
 
 PAGE = Path(__file__).parent.parent / "man" / "ckpttool.1"
-DATE = "November 23, 2026"  # of the last change to this generator; mdoc wants one
+DATE = "November 29, 2026"  # of the last change to this generator; mdoc wants one
 FILES = {
     "ckpttool.json": "The manifest of a complete set of outputs.",
     ".ckpttool": "The folder with the record of a run.",
@@ -107,7 +107,11 @@ def make_page() -> str:
     ]
     for name, ctx in walk_commands(group):
         lines += describe_command(name, ctx)
-    lines += [".Sh FILES", ".Bl -tag -width Ds"]
+    lines += [".Sh ENVIRONMENT", ".Bl -tag -width Ds"]
+    variables = {STRATEGY_VARIABLE: "-s", **{name: flag for flag, name in VARIABLES.items()}}
+    for name, flag in {**variables, COLOR_VARIABLE: "--color"}.items():
+        lines += [f".It Ev {name}", escape(f"The default of {flag}.")]
+    lines += [".El", ".Sh FILES", ".Bl -tag -width Ds"]
     for name, text in FILES.items():
         lines += [f".It Pa {name}", escape(text)]
     lines += [".El"]

@@ -270,8 +270,7 @@ def check_hidden_shard(checkpoint: Checkpoint, contents: Contents) -> Iterator[D
     largest = shape[0] * unseen[hiding[0]], *shape[1:]
     yield Diagnostic(
         "hidden_shard",
-        f"the strategy may hide an optimizer shard; {would} would show it: "
-        f"{format_numbers(more, ', ')}",
+        f"the strategy may hide an optimizer shard; {would} would show it: {format_numbers(more)}",
         hint=f"the file of {format_ranks(more)} beside them, or --optimizer-shard 1 if there is "
         "none; `ckpttool help hidden_shard` explains",
         options=("--optimizer-shard",),

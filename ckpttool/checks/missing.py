@@ -50,7 +50,7 @@ def check_missing_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_kept_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of ranks without a file, if every file is written again by itself."""
-    there = format_numbers(checkpoint.catalog.files)
+    there = format_numbers(checkpoint.catalog.files, separator=",")
     for problem in check_missing_files(checkpoint):
         hint = f"the folder with all ranks as SRC, or --rank {there} for those that are there"
         yield replace(problem, code="missing", hint=hint)

@@ -11,6 +11,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
+from ckpttool.problems import join_alike
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ sides = options.OptionGroup(
     "stats", options.DISPLAY
 )
 @options.run_options("jobs", "engine")
-@options.report_options(limit=options.LIMIT)
+@options.report_options(limit=options.LIMIT, as_tsv=options.TSV)
 def diff(
     sides: tuple[Side, Side],
     resolve: ResolveOptions,
@@ -112,23 +113,35 @@ def diff(
             resolve,
             compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
-            open_progress=open_progress("comparing", report.hides_progress),
+            open_progress=open_progress("comparing", report.shown_progress),
         )
+    limited = replace(
+        answer,
+        a=a.path,
+        b=b.path,
+        differences=answer.differences[: report.limit],
+        changes=answer.changes and answer.changes[: report.limit],
+    )
     if report.as_json:
-        limited = replace(
-            answer,
-            a=a.path,
-            b=b.path,
-            differences=answer.differences[: report.limit],
-            changes=answer.changes and answer.changes[: report.limit],
-        )
         tables.print_json(limited.to_dict())
+    elif report.as_tsv:
+        key, columns = ("changes", CHANGES) if stats else ("differences", DIFFERENCES)
+        tables.print_tsv(columns, limited.to_dict()[key])
+        for finding in join_alike(answer.findings):
+            tables.print_diagnostic(finding, "error", err=True)
+        tables.print_notes(answer.notes, answer.notes.severity_of, report.quiet)
     else:
         _print(f"A {a.path} and B {b.path}", answer, report)
     if not answer.equal:
         click.get_current_context().exit(1)
 
 
+# Of --tsv: keys in the document of --json.
+DIFFERENCES = (
+    *("name", "rank", "kind", "a.dtype", "a.shape", "b.dtype", "b.shape"),
+    *("values.elements", "values.differing", "values.max_abs", "values.first"),
+)
+CHANGES = ("name", "rank", "shape", "relative", "max_abs", "norm")
 _WORDS = {  # by kind of difference
     "only in A": "only in A",
     "only in B": "only in B",

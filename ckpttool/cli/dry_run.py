@@ -39,7 +39,7 @@ def _print(answer: Conversion, takes: DryRun, outputs: str, averaged: str, verbo
     roles, inputs = answer.roles or {}, answer.planned.inputs
     sharded = answer.largest_sharded or ()
     facts = {
-        "Dry run": [outputs],
+        "outputs": [outputs],
         "mean": [averaged] if averaged else [],
         "beside": [*answer.beside],
         "shapes": [f"{tensor.name} {format_sizes(tensor.shape)}" for tensor in sharded],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ from msgspec.structs import replace
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
+from ckpttool.cli.overview import common_prefixes, title_of
 from ckpttool.cli.params import NAME_PATTERN, whole_number
+from ckpttool.cli.tables import MAX_RANGES, MAX_ROWS
 from ckpttool.model.belonging import format_roles
 from ckpttool.wording import (
     count,
@@ -35,13 +38,11 @@ if TYPE_CHECKING:
     from ckpttool.operations.explanation import Explained, RankGroup
     from ckpttool.operations.summary import Row, Stage
 
-MAX_ROWS = 40  # of a table on the screen; --json has all
 MAX_STAGES = 4  # whose grids are drawn
 MAX_MATRICES = 3  # device matrices of a stage that are shown
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
 MAX_FILES = 2  # of a merged checkpoint, in one line
-MAX_RANGES = 6  # of ranks, in one line
 
 
 @click.command(
@@ -95,21 +96,19 @@ def explain(
             options=replace(resolve, tensors=TensorOptions(tensor, shown_by="--tensor")),
             executor=executor,
         )
-    if report.as_json:
-        tables.print_json(explained.to_dict())
-    else:
-        if not report.quiet:
-            _print(explained.parts)
-        tables.print_notes(explained.notes, explained.notes.severity_of, report.quiet)
+    tables.print_answer(explained, partial(_print, explained.parts), explained.notes, report)
     explained.parts.found.raise_if_errors()
 
 
 def _print(answer: Explained) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
     if answer.rank is None:
-        tables.print_facts(_title(answer), dict(_facts(answer)))
+        tables.print_facts(answer.origin, dict(_facts(answer)))
     else:
-        tables.print_facts(f"rank {answer.rank}", dict(_facts_of_rank(answer, answer.rank)))
+        stages = len({stage.ranks[0] for stage in answer.stages})
+        of_stages = f", in stage {answer.groups[0].stage} of {stages}" if stages > 1 else ""
+        title = f"rank {answer.rank} of {len(answer.ranks)}{of_stages}"
+        tables.print_facts(title, dict(_facts_of_rank(answer, answer.rank)))
     if answer.patterns and answer.rank is None:
         for row in answer.rows:
             _print_slices(row, answer)
@@ -126,10 +125,6 @@ def _print(answer: Explained) -> None:
 
 
 # -------------------------------------------------------------------------------------------- facts
-
-
-def _title(answer: Explained) -> str:
-    return answer.origin
 
 
 def _facts(answer: Explained) -> Iterator[tuple[str, Iterable[str]]]:
@@ -218,9 +213,6 @@ def _is_complete(tensor: Distribution) -> bool:
 def _facts_of_rank(answer: Explained, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of one rank."""
     (group,) = answer.groups
-    of_all = f"of {count(len(answer.ranks), 'rank')}"
-    stages = len({stage.ranks[0] for stage in answer.stages})
-    yield "rank", [f"{of_all}, in stage {group.stage} of {stages}" if stages > 1 else of_all]
     if answer.target is None:
         file = answer.catalog.files.get(rank)
         texts = ["no file that can be read: this is what it should hold"]
@@ -249,7 +241,7 @@ def _facts_of_rank(answer: Explained, rank: int) -> Iterator[tuple[str, Iterable
         yield "same slices", [_same_ranks_text(answer, group, rank)]
     if answer.target is not None:
         noun = "" if answer.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
-        yield "reads from", [f"{noun}{_sources_text(group.sources, answer, ', ')}"]
+        yield "reads from", [f"{noun}{_sources_text(group.sources, answer)}"]
     yield "incomplete", _incomplete(answer)
     yield "in no file", _absent(answer)
 
@@ -308,7 +300,7 @@ def _print_groups(answer: Explained) -> None:
     title, first = ("files", "file") if answer.is_of_files else (_SAME, "ranks")
     columns = (first, "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
     tables.print_table(title, columns, rows)
-    _print_more(len(answer.groups) - MAX_GROUPS, "group")
+    tables.print_more(len(answer.groups) - MAX_GROUPS, "group")
 
 
 def _coordinate_text(group: RankGroup) -> str:
@@ -317,30 +309,21 @@ def _coordinate_text(group: RankGroup) -> str:
     )
 
 
-def _print_more(number: int, noun: str) -> None:
-    if number > 0:
-        tables.print_text(f"and {count(number, f'more {noun}')} (--json lists all)")
-        tables.echo("")
-
-
 def _print_tensors(answer: Explained) -> None:
     """Print which device axes shard which tensor axes."""
-    rows = []
+    known: dict[bool, list[Row]] = {True: [], False: []}
+    for row in answer.rows:
+        known[answer.tensors[row.first.name].known_by != "unlisted"].append(row)
+    rows, common = [], common_prefixes(known[True])
     for row in answer.rows[:MAX_ROWS]:
         tensor = answer.tensors[row.first.name]
         slices = {_stored_shape(part): None for part in tensor.slices if part.regions}
         each = f"{len(tensor.slices)} of {format_sizes(*slices)}" if slices else "not known"
-        rows.append(
-            (
-                _name(row),
-                format_sizes(row.first.shape or ()),
-                _sharded_text(tensor, answer.stages),
-                each,
-            )
-        )
+        shape, sharded = format_sizes(row.first.shape or ()), _sharded_text(tensor, answer.stages)
+        rows.append((row.name(common), shape, sharded, each))
     columns = ("tensors", "full shape", "sharded", "slices")
-    tables.print_table(count(len(answer.tensors), "tensor"), columns, rows, is_grouped=True)
-    _print_more(len(answer.rows) - MAX_ROWS, "row")
+    tables.print_table(title_of(known[True], known[False]), columns, rows, has_names=True)
+    tables.print_more(len(answer.rows) - MAX_ROWS, "row")
 
 
 def _stored_shape(part: Holding) -> tuple[int, ...]:
@@ -354,56 +337,43 @@ def _print_rank(answer: Explained) -> None:
     if not answer.rows:
         tables.print_text("it holds none of these tensors; without --rank all slices are listed")
         return
-    rows = []
-    for row in answer.rows[:MAX_ROWS]:
-        tensor = answer.tensors[row.first.name]
-        for part in tensor.slices:
-            last = (
-                _same_text(part, answer)
-                if answer.target is None
-                else _taken_text(tensor, part, answer)
-            )
-            rows.append(
-                (
-                    _name(row),
-                    _slice_text(part, tensor.shape),
-                    _sharded_text(tensor, answer.stages),
-                    last,
-                )
-            )
+    tensors = [(row.name(), answer.tensors[row.first.name]) for row in answer.rows[:MAX_ROWS]]
+    rows = (
+        (name, _slice_text(part, tensor.shape), _sharded_text(tensor, answer.stages), last)
+        for name, tensor in tensors
+        for part, last in _with_ranks(tensor, answer, _same_text)
+    )
     last = "ranks of the layout" if answer.is_deduplicated else "same on"
     last = last if answer.target is None else "taken from"
     columns = ("tensors", "slice", "sharded", last)
-    tables.print_table(count(len(answer.tensors), "tensor"), columns, rows, is_grouped=True)
-    _print_more(len(answer.rows) - MAX_ROWS, "row")
+    tables.print_table(count(len(answer.tensors), "tensor"), columns, rows, has_names=True)
+    tables.print_more(len(answer.rows) - MAX_ROWS, "row")
 
 
 def _print_slices(row: Row, answer: Explained) -> None:
     """Print all slices of a tensor by rank."""
     tensor = answer.tensors[row.first.name]
-    rows = []
-    for part in tensor.slices[:MAX_ROWS]:
-        last = (
-            _stored_text(part, answer)
-            if answer.target is None
-            else _taken_text(tensor, part, answer)
-        )
-        rows.append((_regions_text(part.regions), _ranks_text(part.owners, answer), last))
+    rows = [
+        (_regions_text(part.regions), _ranks_text(part.owners, answer), last)
+        for part, last in _with_ranks(tensor, answer, _stored_text)
+    ]
     sharded = _sharded_text(tensor, answer.stages)
     what = "not sharded" if sharded == "no" else sharded
-    title = f"{_name(row)}: {row.first.dtype} {_brackets(tensor.shape)}, {what}"
+    title = f"{row.name()}: {row.first.dtype} {_brackets(tensor.shape)}, {what}"
     last = "saved by" if answer.is_deduplicated else "missing"
     last = last if answer.target is None else "taken from"
     columns = ("slice", "file" if answer.is_of_files else "ranks", last)
-    tables.print_table(title, columns, rows)
-    _print_more(len(tensor.slices) - MAX_ROWS, "slice")
+    tables.print_table(title, columns, rows[:MAX_ROWS])
+    tables.print_more(len(rows) - MAX_ROWS, "slice")
 
 
-def _name(row: Row) -> str:
-    if len(row.prefixes) == 1:
-        return f"{row.prefixes[0]}{row.pattern}"
-    states = ", ".join(filter(None, row.prefixes))
-    return f"{row.pattern} + {states}" if "" in row.prefixes else f"{states} of {row.pattern}"
+def _with_ranks(
+    tensor: Distribution, answer: Explained, text: Callable[[Holding, Explained], str]
+) -> Iterator[tuple[Holding, str]]:
+    """Yield the slices of a tensor with ``text``; of a target with what is taken from whom."""
+    for part in tensor.slices:
+        is_target = answer.target is not None
+        yield part, _taken_text(tensor, part, answer) if is_target else text(part, answer)
 
 
 def _brackets(shape: Sequence[int]) -> str:
@@ -440,13 +410,13 @@ def _stored_text(part: Holding, answer: Explained) -> str:
 
 def _ranks_text(ranks: Ranks, answer: Explained) -> str:
     if answer.is_of_files:
-        return _sources_text(ranks, answer, ", ")
+        return _sources_text(ranks, answer)
     return format_numbers(ranks, most=MAX_RANGES)
 
 
-def _sources_text(numbers: Sequence[int], answer: Explained, separator: str = ",") -> str:
+def _sources_text(numbers: Sequence[int], answer: Explained) -> str:
     if not answer.catalog.is_merged:
-        return format_numbers(numbers, separator, most=MAX_RANGES)
+        return format_numbers(numbers, MAX_RANGES)
     names = [PurePath(answer.catalog.files[number].path).name for number in numbers]
     return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
 
@@ -508,7 +478,7 @@ def _print_grids(answer: Explained) -> None:
         matrix = stage.device_matrices[0]
         title = f"{number}device matrix {format_shape(matrix)}, {format_ranks(stage.ranks)}"
         draw_matrix(title, matrix, stage.ranks, _marks(answer), _groups_of(answer))
-    _print_more(len(stages) - MAX_STAGES, "stage")
+    tables.print_more(len(stages) - MAX_STAGES, "stage")
 
 
 def _marks(answer: Explained) -> Mapping[int, str]:

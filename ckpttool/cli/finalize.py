@@ -43,7 +43,7 @@ def finalize(folder: str, wait_seconds: float | None, report: ReportOptions) -> 
     def print_note(note: Diagnostic) -> None:
         tables.print_notes([note], severities("convert"), report.quiet)
 
-    show = open_progress("waiting", report.hides_progress)
+    show = open_progress("waiting", report.shown_progress)
     manifest = ckpttool.finalize(
         folder, wait_seconds=wait_seconds, open_progress=show, on_note=print_note
     )

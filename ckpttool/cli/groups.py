@@ -5,14 +5,36 @@ So ``--version``, ``--help`` and the Tab key stay fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
 import click
 
 from ckpttool.wording import nearest
 
-WORDS = "ckpttool.words"  # key of ``Context.meta``: what was typed behind the name of the program
+# Keys of ``Context.meta``.
+ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
+FROM_ENVIRONMENT = "ckpttool.environment"  # a mapping: variables that were read, and their values
+WORDS = "ckpttool.words"  # what was typed behind the name of the program
+
+
+class HelpFormatter(click.HelpFormatter):
+    """The help of a command, whose headings and names stand out where colours are shown."""
+
+    def write_heading(self, heading: str) -> None:
+        """Write the heading of a group."""
+        super().write_heading(click.style(heading, bold=True))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: int, **settings: int) -> None:
+        """Write names beside what they mean."""
+        named = [(click.style(name, fg="cyan"), text) for name, text in rows]
+        super().write_dl(named, *args, **settings)
+
+
+class HelpContext(click.Context):
+    """A context whose command has help in colours."""
+
+    formatter_class = HelpFormatter
 
 
 class LazyGroup(click.Group):
@@ -28,6 +50,7 @@ class LazyGroup(click.Group):
 
     questions: Mapping[str, str]
     package: str
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""

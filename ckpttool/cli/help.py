@@ -204,7 +204,8 @@ def print_markdown(markdown: str) -> None:
     markdown = LINE_END.sub(BREAK, LINK.sub(_name_topic, PICTURE.sub("", markdown)))
     with console.capture() as printed:
         console.print(_lay_out(markdown))
-    echo(printed.get().replace(BREAK, ""), end="")
+    os.environ.setdefault("LESS", "-FRX")  # as git: none for a page that fits on the screen
+    click.echo_via_pager(printed.get().replace(BREAK, ""))
 
 
 def _lay_out(page: str) -> Markdown:

@@ -59,6 +59,13 @@ OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
+# Of --tsv; a cell is empty where a tensor does not have the key in the document of --json.
+COLUMNS = (
+    *("name", "dtype", "shape", "nbytes", "file", "ranks", "stages"),
+    *("slice_shape", "device_matrix", "tensor_map", "optimizer_shard"),
+)
+
+
 class Page(Struct, frozen=True):
     """The page to write, if one is wanted."""
 
@@ -110,7 +117,7 @@ page_options = options.OptionGroup(
 @look()
 @page_options()
 @options.resolve_options("manifest", *OF_VALUES, *options.OF_CHOICE)
-@options.report_options()
+@options.report_options(as_tsv=options.TSV)
 def inspect(
     source: Side,
     more: tuple[str, ...],
@@ -122,6 +129,8 @@ def inspect(
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli.overview import print_inspected
+    from ckpttool.operations.answer import notes_and_problems
+    from ckpttool.operations.inspected import InspectedCheckpoint, InspectedSaves
 
     if more and (look.values or look.show_steps):
         raise options.too_many_paths("one checkpoint", (source.path, *more))
@@ -141,14 +150,13 @@ def inspect(
     )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, diagnostics)
     if report.as_json:
-        from ckpttool.operations.answer import notes_and_problems
-        from ckpttool.operations.inspected import InspectedCheckpoint, InspectedSaves
-
         if page.path is not None and isinstance(inspected, InspectedCheckpoint | InspectedSaves):
             inspected = replace(inspected, **notes_and_problems(diagnostics))  # with those of it
         tables.print_json(inspected.to_dict())
     else:
-        if not report.quiet:
+        if report.as_tsv:
+            tables.print_tsv(COLUMNS, inspected.to_dict().get("tensors", ()))
+        elif not report.quiet:
             print_inspected(inspected, show_all=look.show_all, show_ranks=look.show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
@@ -163,19 +171,14 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     """Print the steps of a folder."""
     from ckpttool.cli.step_table import print_steps
     from ckpttool.operations import load
+    from ckpttool.operations.inspected import document_of_steps
 
     diagnostics = Diagnostics("inspect")
-    named = load.Source(source.path, source.strategy_files, source.options)
-    open_count = partial(show_count, quiet=report.hides_progress)
-    steps = load.load_steps(named, diagnostics, open_count=open_count)
-    if report.as_json:
-        from ckpttool.operations.inspected import document_of_steps
-
-        tables.print_json(document_of_steps(steps, diagnostics).to_dict())
-    else:
-        if not report.quiet:
-            print_steps(steps, show_all=look.show_all)
-        tables.print_notes(diagnostics.of("note", "warning"), diagnostics.severity_of, report.quiet)
+    open_count = partial(show_count, how=report.shown_progress)
+    steps = load.load_steps(source.source, diagnostics, open_count=open_count)
+    document = document_of_steps(steps, diagnostics)
+    show = partial(print_steps, steps, show_all=look.show_all)
+    tables.print_answer(document, show, document.notes, report)
     diagnostics.raise_if_errors()
 
 
@@ -188,19 +191,14 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(source, report, find_strategy=not resolve.replicated)
-    show = open_progress("reading", report.hides_progress)
+    show = open_progress("reading", report.shown_progress)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         values = read_values(
             *(catalog, strategy, look.values, look.rows, resolve),
             executor=executor,
             open_progress=show,
         )
-    if report.as_json:
-        tables.print_json(values.to_dict())
-        return
-    if not report.quiet:
-        print_values(values)
-    tables.print_notes(values.notes, values.notes.severity_of, report.quiet)
+    tables.print_answer(values, partial(print_values, values), values.notes, report)
 
 
 def _draw(answer: Answered, path: str, overwrite: bool, diagnostics: Diagnostics) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import click
-from click.core import augment_usage_errors
+from click.core import ParameterSource, augment_usage_errors
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.cli.groups import WORDS, LazyGroup, with_dashes, words_of
+from ckpttool.cli.groups import ANSWERED, WORDS, LazyGroup, with_dashes, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -48,8 +48,10 @@ COMMANDS = {
     "completion": "How does my shell complete commands and options?",
 }
 WHEN = ["auto", "always", "never"]
+COLOR_VARIABLE = "CKPTTOOL_COLOR"
 COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` reads it
     ["--color"],
+    envvar=COLOR_VARIABLE,
     metavar="WHEN",
     type=click.Choice(WHEN),
     default="auto",
@@ -77,14 +79,18 @@ class CommandGroup(LazyGroup):
         A mistake ends the parser of click, so ``--color`` is taken from the arguments before.
         """
         option, line = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
-        when = re.findall(option, line) or ["auto"]
+        typed = re.findall(option, line)
+        when = typed or [os.environ.get(COLOR_VARIABLE) or "auto"]
         words = re.sub(option, "", line).split("\0")[1:]
         with _output_errors(), _usage_errors(args):
             is_wrong = when[1:] or when[0] not in WHEN
             if is_wrong and not extra.get("resilient_parsing"):
                 from ckpttool.cli.params import Choice, refuse_repeated
 
-                with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
+                context = click.Context(self, info_name=info_name)
+                source = ParameterSource.COMMANDLINE if typed else ParameterSource.ENVIRONMENT
+                context.set_parameter_source("color", source)
+                with augment_usage_errors(context, COLOR):
                     refuse_repeated(COLOR, when)
                     Choice(WHEN).convert(when[0], None, None)
             color = _has_color(when[0])
@@ -98,7 +104,7 @@ class CommandGroup(LazyGroup):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
-        from ckpttool.cli.options import ANSWERED, SIGNALS
+        from ckpttool.cli.options import SIGNALS
 
         # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -202,6 +208,9 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             message, hint, facts = error.message, error.hint or hint, error.facts
             if error.param is not None:
                 where, hint = _names_of(error.param), error.hint  # --help would add nothing
+                source = context and context.get_parameter_source(str(error.param.name))
+                if source is ParameterSource.ENVIRONMENT:
+                    where = str(error.param.envvar)
         case click.MissingParameter(param=click.Option() as option):
             message = f"{name} needs {name_with_value(option)}"
             facts = option.help or ""
@@ -267,7 +276,10 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
         "token_normalize_func": with_dashes,
     },
     help="""\b
+    ckpttool inspect checkpoint/ -s strategy.ckpt
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
+    ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/
+    ckpttool verify new/ --deep
 
     Inspect, merge, split, reshard, convert, verify and compare MindSpore distributed checkpoints,
     on any machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.

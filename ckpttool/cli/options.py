@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool import keywords
-from ckpttool.cli.groups import WORDS, with_dashes, words_of
+from ckpttool.cli.groups import FROM_ENVIRONMENT, WORDS, HelpContext, with_dashes, words_of
 from ckpttool.cli.params import (
     JOBS,
     KINDS,
@@ -47,8 +47,15 @@ if TYPE_CHECKING:
 
 
 # Keys of click's ``Context.meta``.
-ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
+
+# Defaults for all commands; `operations.load` reads the strategy where nothing else names one.
+STRATEGY_VARIABLE = "CKPTTOOL_STRATEGY"
+VARIABLES = {
+    "--strict": "CKPTTOOL_STRICT",
+    "--max-memory": "CKPTTOOL_MAX_MEMORY",
+    "--jobs": "CKPTTOOL_JOBS",
+}
 
 KEY_FILE = "--dec-key-file"
 
@@ -96,6 +103,7 @@ class GroupedOption(click.Option):
     def __init__(
         self, names: Sequence[str], *, heading: str, aliases: Sequence[str] = (), **settings: Any
     ) -> None:
+        settings.setdefault("envvar", next(filter(None, map(VARIABLES.get, names)), None))
         super().__init__((*names, *aliases), **settings)
         self.heading = heading
         self.aliases = aliases
@@ -131,7 +139,16 @@ class GroupedOption(click.Option):
             if not ctx.resilient_parsing:
                 refuse_repeated(self, given)
             opts = {**opts, name: given[-1]}
-        return super().consume_value(ctx, opts)
+        value, source = super().consume_value(ctx, opts)
+        if source is ParameterSource.ENVIRONMENT:
+            if name == "jobs" and opts.get("engine"):
+                return None, ParameterSource.DEFAULT  # what is typed has the last word
+            variable = str(self.envvar)
+            text = ctx.meta.setdefault(FROM_ENVIRONMENT, {})[variable] = os.environ[variable]
+            if self.is_flag and text not in ("0", "1"):
+                ctx.set_parameter_source(name, source)  # the message names the variable
+                raise UsageProblem(f"{text!r} is not 0 or 1", f"{variable}=1")
+        return value, source
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the names and the text of the option."""
@@ -142,6 +159,8 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A command whose ``--help`` lists its options under headings, the everyday ones first."""
+
+    context_class = HelpContext
 
     @property
     def example(self) -> str:
@@ -177,6 +196,15 @@ class GroupedCommand(click.Command):
         for heading, rows in records.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), help) for name, help in rows])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; say first which options the environment has set."""
+        if (read := ctx.meta.get(FROM_ENVIRONMENT)) and not ctx.params.get("quiet"):
+            from ckpttool.cli.tables import print_text
+
+            variables = ", ".join(f"{name}={value}" for name, value in read.items())
+            print_text(f"from the environment: {variables}", "note", err=True)
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; refuse paths that are too many, of which click would print all."""
@@ -356,7 +384,8 @@ class Side(Struct, frozen=True):
         """The same for the functions that load it."""
         from ckpttool.operations.load import Source
 
-        return Source(self.path, self.strategy_files, self.options)
+        default = [*filter(None, os.environ.get(STRATEGY_VARIABLE, "").split(os.pathsep))]
+        return Source(self.path, self.strategy_files, self.options, default)
 
     def for_engine(self, run: RunOptions) -> Side:
         """Return the side with a path that is valid for the workers of an engine."""
@@ -380,6 +409,10 @@ class ReportOptions(Struct, frozen=True):
         Largest number of listed findings; None for the default of the command.
     dry_run
         Whether to report what a run would do, and to write nothing.
+    as_tsv
+        Whether to print a table of values between tabs.
+    progress
+        How to show progress: ``auto`` or ``json``.
     """
 
     as_json: bool
@@ -388,11 +421,18 @@ class ReportOptions(Struct, frozen=True):
     verbose: bool = False
     limit: int | None = None
     dry_run: bool = False
+    as_tsv: bool = False
+    progress: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.as_tsv:
+            raise UsageProblem("--json does not go with --tsv", "the same command with one of them")
 
     @property
-    def hides_progress(self) -> bool:
-        """Whether to show no progress."""
-        return self.quiet or self.as_json
+    def shown_progress(self) -> str:
+        """How to show progress: ``auto``, ``json`` or ``none``."""
+        is_hidden = self.progress == "auto" and (self.quiet or self.as_json)
+        return "none" if is_hidden else self.progress
 
 
 def make_side(src: str, strategy_files: tuple[str, ...] = (), **options: Any) -> Side:
@@ -533,6 +573,7 @@ run_options = OptionGroup(
     },
 )
 
+TSV = flag("Print a line for each tensor or finding, its values between tabs.", "--tsv")
 LIMIT = option("List at most N findings.  [default: 50; with --json all]", type=whole_number(0))
 DRY_RUN = flag(
     "Show what would be read and written, and what it takes; write nothing.",
@@ -549,6 +590,12 @@ report_options = OptionGroup(
         "as_json": flag("Print one JSON document.", "--json"),
         "quiet": flag("Print nothing but warnings and errors.", "-q", "--quiet"),
         "debug": flag("Print a traceback with an error."),
+        "progress": option(
+            "Show progress on stderr: auto, or json, an object on a line for each second.",
+            type=Choice(["auto", "json"]),
+            default="auto",
+            metavar="HOW",
+        ),
     },
 )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import PurePath
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from ckpttool.cli.tables import (
     INDENT,
     MARGIN,
+    MAX_RANGES,
+    MAX_ROWS,
     echo,
     print_facts,
+    print_more,
     print_table,
     print_text,
-    terminal_columns,
 )
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.foreign import FOREIGN_KINDS
@@ -45,12 +47,10 @@ if TYPE_CHECKING:
     from ckpttool.operations.inspected import Answered
     from ckpttool.operations.summary import Amount, Entry, Parallelism, Placement, Stage, Summary
 
-MAX_ROWS = 40  # of the folded table; more are no overview
-_LEAST_RANKS = 30  # columns for the ranks of each slice
-_PIPE = 2000  # columns of a pipe, for lists that must end somewhere
+_MAX_TEXT = 40  # columns for the ranks of more than four slices
+_MAX_RANKS = 12  # rows of the table of ranks
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
-_MAX_RANGES = 6  # of ranks, in one line
 _KIND_TEXTS = {
     "equal": "equal on their ranks",
     "different": "different between ranks",
@@ -79,13 +79,14 @@ def print_checkpoint(answer: Inspected, *, show_all: bool, show_ranks: bool) -> 
     files, summary = answer.catalog.files, answer.summary
     if not files and answer.catalog.errors("inspect"):
         return  # it is not known what it is
-    color = {True: None, False: "red", None: "yellow"}[answer.completeness.complete]
+    color = {True: "green", False: "red", None: "yellow"}[answer.completeness.complete]
     print_facts(answer.catalog.root, facts_of(answer), {"complete": color})
     if show_ranks:
         _print_files(answer)
     if show_all:
         tensors = count(len({entry.name for entry in summary.entries}), "tensor")
         _print_each(tensors, summary, _columns(summary, answer))
+        _print_ranks(summary.rows, summary, answer.checkpoint.is_deduplicated)
         if missing := answer.completeness.missing_tensors:
             print_text(f"  incomplete: {', '.join(missing)}", indent=MARGIN + INDENT)
             echo("")
@@ -104,7 +105,7 @@ def facts_of(answer: Inspected) -> Mapping[str, Iterable[str]]:
         "contents": _contents(answer),
         "ranks": _differing_ranks(answer),
         "parallelism": _parallelism(answer),
-        "complete": [_completeness(answer)],
+        "complete": _completeness(answer),
         "recorded": _recorded(answer),
         "metadata": _metadata(answer),
         "made by": _provenance(answer),
@@ -118,14 +119,18 @@ def _contents(answer: Inspected) -> Iterator[str]:
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
     of_all = f"{readable} of " if 0 < readable < ranks else ""
     formats = ", ".join(sorted({file.format for file in files}))
-    stored = (formats, format_bytes(sum(file.nbytes for file in files)), _number(answer))
+    replicas = " with replicas" if (has_replicas := _has_replicas(answer)) else ""
+    stored = (formats, f"{format_bytes(sum(file.nbytes for file in files))}{replicas}")
     damage = dict.fromkeys(error.reason for error in catalog.damaged.values())
     facts = (
         of_all + count(ranks, "file" if answer.is_merged else "rank"),
         f"step {catalog.step}" if catalog.step else "",
         *(stored if files else [shorten(damage, 1)]),
+        "" if answer.has_full_tensors else count(len(catalog.metas), "tensor"),
     )
     yield ", ".join(filter(None, facts))
+    if answer.has_full_tensors and files:
+        yield _number(answer)
     amounts, missing = answer.summary.amounts, len(done.missing_tensors)
     weights, states, copies = amounts.weights, amounts.optimizer_state, amounts.copies
     is_stored = not answer.has_full_tensors and (weights.tensors or states.tensors)
@@ -135,12 +140,13 @@ def _contents(answer: Inspected) -> Iterator[str]:
     sizes = {
         f"weights {format_bytes(weights.nbytes)}{number}": weights.tensors,
         f"optimizer state {format_bytes(states.nbytes)}{dtypes}": states.tensors,
-        f"copies of weights {format_bytes(copies.nbytes)}": copies.tensors,
+        f"copies {format_bytes(copies.nbytes)}": copies.tensors,
         f"without {count(missing, 'incomplete tensor')}": missing,
-        f"as stored{' on all ranks, with replicas' if len(files) > 1 else ''}": is_stored,
-        "each tensor once, the files with replicas": _has_replicas(answer),
+        "each tensor once": has_replicas,
     }
     yield from filter(None, [", ".join(amount for amount, is_there in sizes.items() if is_there)])
+    if is_stored:
+        yield f"as stored{' on all ranks, with replicas' if len(files) > 1 else ''}"
 
 
 def _has_replicas(answer: Inspected) -> bool:
@@ -149,10 +155,8 @@ def _has_replicas(answer: Inspected) -> bool:
 
 
 def _number(answer: Inspected) -> str:
-    """Return the number of parameters; that of tensors if it is not known what they make."""
+    """Return the number of parameters of full tensors, and their element types."""
     weights, done = answer.summary.amounts.weights, answer.completeness
-    if not answer.has_full_tensors:
-        return count(len(answer.catalog.metas), "tensor")
     if not (weights.dtypes or done.complete):
         return "parameters not known"
     at_least = "at least " if done.missing_tensors else ""
@@ -167,22 +171,21 @@ def _parameters(weights: Amount) -> str:
 def _differing_ranks(answer: Inspected) -> Iterator[str]:
     """Yield a line on ranks whose files hold different tensors, if there are any."""
     files, groups = answer.catalog.files, group_ranks(answer.catalog)
+    stages = answer.summary.parallelism.stages if answer.summary.parallelism is not None else ()
     if answer.catalog.is_merged or len(groups) < 2:
         return
-    texts = []
     most = _MAX_GROUPS + (len(groups) == _MAX_GROUPS + 1)  # "1 more group" is as long as it
     for ranks in groups[:most]:
         sizes = [files[rank].nbytes for rank in ranks]
         limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
         tensors = count(len(files[ranks[0]].header), "tensor")
         each = " each" if len(ranks) > 1 else ""
-        stage = _stage_text(answer.summary, ranks).removesuffix(": ")
-        which = format_numbers(ranks, ", ", _MAX_RANGES)
-        which = f"{stage} ({which})" if stage else which
-        texts.append(f"{which}: {tensors}, {' to '.join(limits)}{each}")
+        which = format_numbers(ranks, MAX_RANGES)
+        stage = [n for n, it in enumerate(stages) if stages[1:] and [*it.ranks] == [*ranks]]
+        which = f"{format_ranks(stage, 'stage')} ({which})" if stage else which
+        yield f"{which}: {tensors}, {' to '.join(limits)}{each}"
     if more := groups[most:]:
-        texts.append(f"{count(len(more), 'more group')} of {count(sum(map(len, more)), 'rank')}")
-    yield "; ".join(texts)
+        yield f"{count(len(more), 'more group')} of {count(sum(map(len, more)), 'rank')}"
 
 
 def _recorded(answer: Inspected) -> Iterator[str]:
@@ -232,49 +235,41 @@ def _parallelism(answer: Inspected) -> Iterator[str]:
 
 
 def _parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
-    """Yield how tensors are distributed in words, and the stages with their device matrices."""
+    """Yield how tensors are distributed: in the words of others, then in those of MindSpore."""
     splits = sorted(parallelism.splits, key=lambda split: split.slices)
     shards, stages = parallelism.optimizer_shards, parallelism.stages
     sharded = [split for split in splits if split.slices > 1]
-
-    def replicas(number: int, what: str = "replica") -> str:
-        # An optimizer shard leaves no replicas, or fewer.
-        return f"{number}-way data parallel" if shards else count(number, what)
-
-    if parallelism.tensor_parallel is not None:
-        (only,) = sharded
-        ways = f"{only.slices}-way tensor parallel x {replicas(only.replicas)}"
-    elif sharded:
-        shown = [f"{shard.slices} slices x {replicas(shard.replicas)}" for shard in sharded[:4]]
-        shown += [f"{len(sharded) - 4} more"] if len(sharded) > 4 else []
-        ways = f"parameters in {' or '.join(shown)}"
-    else:
-        ways = replicas(max((split.replicas for split in splits), default=1), "full replica")
-    if not stages:
-        yield ways
-        return
-    of_ranks = f" of {count(len(stages[0].ranks), 'rank')}" if len(stages) > 1 else ""
-    shard = "no optimizer shard"
+    ways = {"pp": len(stages), "tp": parallelism.tensor_parallel or 1, "dp": 1}
+    if parallelism.tensor_parallel is not None or not sharded:
+        ways["dp"] = max((split.replicas for split in sharded or splits), default=1)
+    sizes = [" x ".join(f"{word} {size}" for word, size in ways.items() if size > 1)]
+    if stages:
+        of_ranks = f" of {count(len(stages[0].ranks), 'rank')}" if len(stages) > 1 else ""
+        sizes.append(f"{count(len(stages), 'stage')}{of_ranks}")
+        sizes += [] if shards else ["no optimizer shard"]
+    if any(sizes) or not sharded:
+        yield ", ".join(filter(None, sizes)) or count(ways["dp"], "full replica")
+    if sharded and parallelism.tensor_parallel is None:
+        yield f"slices x replicas: {shorten((f'{it.slices} x {it.replicas}' for it in sharded), 4)}"
+    yield from _stages_text(stages)
     if shards:
         slices = " or ".join(str(shard.slices) for shard in shards)
         tensors = sum(shard.tensors for shard in shards)
         of_all = "all" if tensors == parallelism.tensors else f"{tensors} of"
-        shard = f"optimizer shard of {slices} on {of_all} {count(parallelism.tensors, 'tensor')}"
-    yield f"{ways}, {count(len(stages), 'stage')}{of_ranks}, {shard}"
-    yield _stages_text(stages)
+        yield f"optimizer shard of {slices} on {of_all} {count(parallelism.tensors, 'tensor')}"
 
 
-def _stages_text(stages: Sequence[Stage]) -> str:
-    """Return the device matrices of the stages; equal stages together."""
+def _stages_text(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield the device matrices of the stages; equal stages together."""
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for number, stage in enumerate(stages):
         alike.setdefault(stage.device_matrices, []).append(number)
-    texts = []
-    for matrices, numbers in alike.items():
+    for matrices, numbers in [*alike.items()][:_MAX_GROUPS]:
         matrix = "device matrix" if len(matrices) == 1 else "device matrices"
         which = f"{format_ranks(numbers, 'stage')}: " if len(alike) > 1 else ""
-        texts.append(f"{which}{matrix} {shorten(map(format_shape, matrices), 3)}")
-    return "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else "")
+        yield f"{which}{matrix} {shorten(map(format_shape, matrices), 3)}"
+    if len(alike) > _MAX_GROUPS:
+        yield f"and {count(len(alike) - _MAX_GROUPS, 'more group')} of stages"
 
 
 def _samples_text(summary: Summary) -> Iterator[str]:
@@ -288,38 +283,37 @@ def _samples_text(summary: Summary) -> Iterator[str]:
         yield "--all samples every tensor and shows which ranks hold the same"
 
 
-def _completeness(answer: Inspected) -> str:
-    """Return whether a checkpoint is complete, and what is missing."""
+def _completeness(answer: Inspected) -> Iterator[str]:
+    """Yield whether a checkpoint is complete, and what is missing."""
     done, catalog = answer.completeness, answer.catalog
     gone = []
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
-        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)}{_in_stages(answer)} {has} no file")
+        gone.append(f"{format_ranks(missing, most=MAX_RANGES)}{_in_stages(answer)} {has} no file")
     if done.unreadable_ranks and not catalog.is_merged:
-        gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
+        gone.append(f"{format_ranks(done.unreadable_ranks, most=MAX_RANGES)} cannot be read")
     if done.complete:
-        by_replicas = f"; {', '.join(gone)}: replicas hold the slices" if gone else ""
-        return f"yes: {_whole(done.replicas)} (headers; verify --deep reads the data){by_replicas}"
+        yield f"yes: {_whole(done.replicas)}"
+        yield from [f"{', '.join(gone)}: replicas hold the slices"] if gone else ()
+        yield "by headers; verify --deep reads the data"
+        return
     if done.missing_tensors:
         number = count(len(done.missing_tensors), "tensor")
         gone.append(f"{number} cannot be joined from slices: {shorten(done.missing_tensors, 3)}")
     # What has a line of its own needs no meaning.
     codes = [code for code in done.complete_codes if not gone or code not in ("missing", "damaged")]
-    reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
+    reasons = [*gone, *(CODES[code].meaning for code in codes[:2])]
     if done.complete is not None:
-        return f"no: {reasons}"
-    if codes or not catalog.files:
-        needs = "; merge needs --unlisted" if "unlisted" in codes else ""
-        return f"not known: {reasons}{needs}"
-    merge = f"`ckpttool merge {quote(catalog.root)} --replicated -o FILE` compares the replicas"
-    return "; ".join([f"not known: {merge}" if answer.looks_replicated else _NO_STRATEGY, *gone])
-
-
-def _stage_text(summary: Summary, ranks: Sequence[int]) -> str:
-    """Return the stage that consists of some ranks, to stand before them; "" for none."""
-    stages = summary.parallelism.stages if summary.parallelism is not None else ()
-    numbers = [n for n, it in enumerate(stages) if len(stages) > 1 and [*it.ranks] == [*ranks]]
-    return "".join(f"stage {number}: " for number in numbers)
+        reasons[0] = f"no: {reasons[0]}"
+    elif codes or not catalog.files:
+        reasons = [*(["merge needs --unlisted"] if "unlisted" in codes else []), *reasons]
+        reasons[0] = f"not known: {reasons[0]}"
+    elif answer.looks_replicated:
+        merge = f"`ckpttool merge {quote(catalog.root)} --replicated -o FILE`"
+        reasons = [f"not known: {merge} compares the replicas", *gone]
+    else:
+        reasons = [_NO_STRATEGY, *gone]
+    yield from reasons
 
 
 def _in_stages(answer: Inspected) -> str:
@@ -358,11 +352,12 @@ def _print_folded(answer: Inspected) -> None:
         what = "single value" if number == 1 else "single values"
         if not in_table:
             in_lines, in_table = [], in_lines
-    title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
+    title = title_of(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
     _print_rows(title, in_table, _columns(summary, answer))
+    _print_ranks(in_table, summary, answer.checkpoint.is_deduplicated)
     names: dict[str, list[str]] = {}
     for row in in_lines:
-        names.setdefault(_equality(row, answer), []).append(_name(row))
+        names.setdefault(_equality(row, answer), []).append(row.name())
     for folded, alike in names.items():
         print_text(f"  {what}{folded}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
     if names:
@@ -375,11 +370,11 @@ def _equality(row: Row, answer: Inspected) -> str:
     if answer.is_merged:
         return ""
     is_on_all = len(ranks) == len(answer.expected_ranks)
-    on = "" if is_on_all else f" on {format_ranks(ranks, most=_MAX_RANGES)}"
+    on = "" if is_on_all else f" on {format_ranks(ranks, most=MAX_RANGES)}"
     if not summary.has_all_samples or len(ranks) == 1:
         return on and f",{on}"
     if len(groups := _equal_groups(row.first, summary)) > 1:
-        return f", different between ranks ({groups_text(groups, _longest_ranks())})"
+        return f", different between ranks ({groups_text(groups)})"
     is_sampled = any(summary.equal_ranks[entry.name].sampled for entry in row.entries)
     return f", {'equal samples' if is_sampled else 'equal'}{on or ' on all ranks'}"
 
@@ -387,11 +382,6 @@ def _equality(row: Row, answer: Inspected) -> str:
 def _equal_groups(entry: Entry, summary: Summary) -> list[Sequence[int]]:
     owners = entry.placement.owners[0]
     return [group for group in summary.equal_ranks[entry.name].ranks if group[0] in owners]
-
-
-def _longest_ranks() -> int:
-    """Return the columns for the ranks of each slice: half of the terminal, or more."""
-    return max(_LEAST_RANKS, (terminal_columns(sys.stdout) or _PIPE) // 2)
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -402,42 +392,42 @@ _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded tabl
 
 def _columns(summary: Summary, answer: Inspected | None = None) -> Columns:
     """Return the columns of a checkpoint or of a strategy."""
-    longest = _longest_ranks()
-
-    def ranks(row: Row) -> str:
-        equal = summary.equal_ranks.get(row.first.name)
-        if equal is None:
-            return _owners(row, longest, summary)
-        alike = (parameter for parameter in row.parameters if parameter.name in summary.equal_ranks)
-        groups = dict.fromkeys(groups_text(_equal_groups(it, summary), longest) for it in alike)
-        joined = _join_texts([*groups], longest, "more rank group")
-        return f"{joined} (one value)" if equal.kind == "one value" else joined
-
-    if summary.parallelism is not None:
-        is_deduplicated = answer is not None and answer.checkpoint.is_deduplicated
+    if (parallelism := summary.parallelism) is not None:
         return {
-            "tensors": _name,
+            "tensors": Row.name,
             "listed shape" if answer is None else "full shape": _shape,
             "dtype": _dtype,
             "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
-            "ranks of the layout" if is_deduplicated else "ranks of each slice": ranks,
+            "stages": partial(_stages_of, parallelism),
         }
     if answer is not None and all(entry.placement.known == "full" for entry in summary.entries):
         files = [*answer.catalog.files.values()]
         several = files[::-1] if len(files) > 1 else ()  # the first of those with a name counts
         paths = {name: file.path for file in several for name in file.header}
         return {
-            "tensors": _name,
+            "tensors": Row.name,
             "shape" if answer.catalog.one_of_several else "full shape": _shape,
             "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(entry.total_nbytes for entry in row.entries)),
             "file": lambda row: PurePath(paths.get(row.first.name, "")).name,
         }
+
+    def ranks(row: Row) -> str:
+        equal = summary.equal_ranks.get(row.first.name)
+        ways: list[Sequence[Sequence[int]]] = [placement.owners for placement in row.placements]
+        if equal is not None:
+            alike = (it for it in row.parameters if it.name in summary.equal_ranks)
+            ways = [_equal_groups(it, summary) for it in alike]
+        first, *more = dict.fromkeys(map(groups_text, ways))
+        if more:
+            first = "; ".join((first, *more[:1], *(["..."] if more[1:] else ())))
+        return f"{first} (one value)" if equal is not None and equal.kind == "one value" else first
+
     title = "equal ranks" if summary.has_all_samples else "equal ranks, first"
     title = title if summary.equal_ranks else "ranks"
-    return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
+    return {"tensors": Row.name, "shape": _shape, "dtype": _dtype, title: ranks}
 
 
 def _print_each(title: str, summary: Summary, columns: Columns) -> None:
@@ -446,28 +436,28 @@ def _print_each(title: str, summary: Summary, columns: Columns) -> None:
 
 def _print_cells(title: str, rows: Sequence[Row], columns: Columns) -> None:
     cells = ([cell(row) for cell in columns.values()] for row in rows)
-    print_table(title, list(columns), cells, is_grouped=True)
+    print_table(title, list(columns), cells, has_names=True)
 
 
 def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
     """Print a table of the first rows, the unsharded ones joined."""
     if not rows:
         return
-    common = _common_prefixes(rows)
+    common = common_prefixes(rows)
     rows = _join_unsharded(rows)
-    shown, more = rows[:MAX_ROWS], len(rows) - MAX_ROWS
+    shown = rows[:MAX_ROWS]
     titles = {"size>": "size with states>"} if any(row.prefixes[1:] for row in shown) else {}
     columns = {titles.get(key, key): columns[key] for key in columns if key not in _DETAILS}
     if len({*map(_dtype, shown)}) == 1:
         del columns["dtype"]  # a line above the table says it
-    _print_cells(title, shown, {**columns, "tensors": lambda row: _name(row, common)})
-    if more > 0:
-        print_text(f"and {more} more rows")
+    _print_cells(title, shown, {**columns, "tensors": lambda row: row.name(common)})
+    print_more(len(rows) - MAX_ROWS, "row")
 
 
-def _title(rows: Sequence[Row], more_rows: Sequence[Row] = ()) -> str:
+def title_of(rows: Sequence[Row], more_rows: Sequence[Row] = ()) -> str:
+    """Return how many tensors rows have, and the states that every parameter has."""
     parameters = len({it.name for row in rows if "" in row.prefixes for it in row.parameters})
-    states = ", ".join(filter(None, _common_prefixes(rows)))
+    states = ", ".join(filter(None, common_prefixes(rows)))
     title = count(len(_names_in((*rows, *more_rows))), "tensor")
     each = "each with" if parameters > 1 else "with"
     return f"{title}: {count(parameters, 'parameter')}, {each} {states}" if states else title
@@ -477,7 +467,7 @@ def _names_in(rows: Iterable[Row]) -> set[str]:
     return {entry.name for row in rows for entry in row.entries}
 
 
-def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
+def common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
     """Return the prefixes of the states of every parameter; none if they differ."""
     prefixes = {row.prefixes for row in rows if "" in row.prefixes}
     return prefixes.pop() if len(prefixes) == 1 else ()
@@ -505,16 +495,6 @@ def _join(rows: Sequence[Row]) -> Row:
     return Row(f"{count(number, 'more parameter')}", rows[0].prefixes, entries)
 
 
-def _name(row: Row, common: tuple[str, ...] = ()) -> str:
-    """Return the name of a row; states that all parameters have are in the title."""
-    if "" in row.prefixes:
-        states = ", ".join(filter(None, row.prefixes)) if row.prefixes != common else ""
-        return f"{row.pattern} + {states}" if states else row.pattern
-    if len(row.prefixes) == 1:
-        return f"{row.prefixes[0]}{row.pattern}"
-    return f"{', '.join(row.prefixes)} of {row.pattern}"
-
-
 def _dtype(row: Row) -> str:
     return _only(entry.dtype for entry in row.parameters)
 
@@ -539,45 +519,63 @@ def _tensor_map(row: Row) -> str:
     return " ".join(format_shape(axis) if axis else "-" for axis in axes)
 
 
-def _owners(row: Row, longest: int, summary: Summary) -> str:
-    """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
-    placements = sorted(row.placements, key=lambda placement: placement.first_rank)
-    of_each: dict[str, None] = {}
-    for placement in placements:
-        stage = "" if placement.layout is None else _stage_text(summary, placement.layout.ranks)
-        of_each[stage + _placement_text(placement, placement.first_rank, longest)] = None
-    of_stages = all(owners.startswith("stage ") for owners in of_each)
-    return _join_texts([*of_each], longest, "more stage" if of_stages else "more rank group")
+def _stages_of(parallelism: Parallelism, row: Row) -> str:
+    """Return the stages that hold a row; "" if there is only one."""
+    ranks = {*chain(*((it.first_rank, *it.others) for it in row.placements))}
+    stages = enumerate(parallelism.stages if parallelism.stages[1:] else ())
+    return format_numbers(number for number, it in stages if not ranks.isdisjoint(it.ranks))
 
 
-def _join_texts(texts: Sequence[str], longest: int, what: str) -> str:
-    """Return texts in one; the first and the number of the others, if that is too long."""
-    joined = "; ".join(texts)
-    if len(texts) == 1 or len(joined) <= longest:
-        return joined
-    return f"{texts[0]}; {count(len(texts) - 1, what)}"
+def _print_ranks(rows: Sequence[Row], summary: Summary, is_deduplicated: bool = False) -> None:
+    """Print the ranks of each slice: once for all tensors of a stage that are sharded alike.
+
+    Where the ranks of tensors that are sharded alike differ, their names stand there, too.
+    """
+    if summary.parallelism is None:
+        return
+    stages = summary.parallelism.stages if summary.parallelism.stages[1:] else ()
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        sharded = sharded_text(row.first.placement)
+        for placement in sorted(row.placements, key=lambda placement: placement.first_rank):
+            first = placement.first_rank
+            stage = next((str(n) for n, it in enumerate(stages) if first in it.ranks), "")
+            ranks = _placement_text(placement, first)
+            groups.setdefault((stage, sharded), {}).setdefault(ranks, []).append(row.name())
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (stage, sharded), by_ranks in groups.items():
+        for ranks, names in by_ranks.items():
+            which = f": {shorten(names, 2)}" if len(by_ranks) > 1 else ""
+            alike.setdefault((stage, ranks), []).append(f"{sharded}{which}")
+    ways = sorted(alike.items(), key=lambda way: int(way[0][0] or 0))
+    cells = [
+        (stage if not n or ways[n - 1][0][0] != stage else "", "; ".join(how), ranks)
+        for n, ((stage, ranks), how) in enumerate(ways)
+    ]
+    what = "ranks of the layout" if is_deduplicated else "ranks of each slice"
+    title = f"{what}, | between slices; 0-6/2 is 0, 2, 4, 6"
+    print_table(title, ("stage>", "sharded", "ranks"), cells[:_MAX_RANKS])
+    print_more(len(cells) - _MAX_RANKS, "row")
 
 
 @lru_cache(maxsize=64)  # thousands of tensors have few placements, each of thousands of ranks
-def _placement_text(placement: Placement, first_rank: int, longest: int) -> str:
+def _placement_text(placement: Placement, first_rank: int) -> str:
     """Return the ranks of each slice; placements on other ``first_rank`` are equal."""
-    also = f", also {format_numbers(placement.others)}" if placement.others else ""
-    return groups_text(placement.owners, longest) + also
+    also = f"; also {format_numbers(placement.others)}" if placement.others else ""
+    return groups_text(placement.owners) + also
 
 
-def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
-    """Return the ranks of each group; how many there are, if the text is too long."""
-    ranks = [rank for group in groups for rank in group]
-    groups_joined = " | ".join(map(format_numbers, groups))
-    if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks}):
-        groups_joined = f"{format_numbers(ranks)}, one each"
-    if len(groups_joined) <= longest:
-        return groups_joined
-    sizes = sorted({len(group) for group in groups})
-    each = "-".join(map(str, {sizes[0]: 0, sizes[-1]: 0}))
-    if len(groups) == 1:
-        return f"{each} ranks"
-    return f"{len(groups)} slices x {each} rank{'' if each == '1' else 's'}"
+def groups_text(groups: Sequence[Sequence[int]]) -> str:
+    """Return the ranks of each group; the first and the last, if they are long together.
+
+    Examples
+    --------
+    >>> groups_text([[0, 2], [1, 3]]), groups_text([[rank] for rank in range(64)])
+    ('0, 2 | 1, 3', '0 | 1 | ... | 63')
+    """
+    texts = [format_numbers(group, MAX_RANGES) for group in groups]
+    is_short = len(texts) <= 4 or len(" | ".join(texts)) <= _MAX_TEXT
+    return " | ".join(texts if is_short else (*texts[:2], "...", texts[-1]))
 
 
 def _print_files(answer: Inspected) -> None:
@@ -586,13 +584,10 @@ def _print_files(answer: Inspected) -> None:
     for rank, file in answer.catalog.files.items():
         device = answer.devices.get(rank)
         names = (path.removeprefix(root).lstrip("/") or path for path in file.paths)
-        rows.append(
-            (
-                "" if answer.is_merged else str(rank),
-                f"{device.server}:{device.device}" if device else "",
-                *(", ".join(names), file.format, str(len(file.tensors)), format_bytes(file.nbytes)),
-            )
-        )
+        where = f"{device.server}:{device.device}" if device else ""
+        sizes = str(len(file.tensors)), format_bytes(file.nbytes)
+        number = "" if answer.is_merged else str(rank)
+        rows.append((number, where, ", ".join(names), file.format, *sizes))
     columns = ("rank>", "device", "path", "format", "tensors>", "size>")
     print_table(count(len(rows), "file"), columns, rows)
 
@@ -614,7 +609,7 @@ def print_strategy(answer: InspectedStrategy, show_all: bool) -> None:
     parts = [f"a strategy for {count(len(strategy.ranks), 'rank')}"]
     titles = []
     if listed_rows:
-        titles.append(_title(listed_rows))
+        titles.append(title_of(listed_rows))
         parameters = (row for row in listed_rows if "" in row.prefixes)
         sharded = sum(len(row.parameters) for row in parameters if row.first.placement.is_sharded)
         tensors = count(len(strategy.layouts), "tensor")
@@ -625,12 +620,14 @@ def print_strategy(answer: InspectedStrategy, show_all: bool) -> None:
         parts.append(f"{titles[-1]}, all other parameters {rest}")
     assert summary.parallelism is not None, "a strategy has layouts"
     texts = _parallelism_texts(summary.parallelism)
-    print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
+    print_facts(shorten(strategy.files, 3), {"contents": parts, "parallelism": texts})
     title, columns = ", ".join(titles), _columns(summary)
     if show_all:
         _print_each(title, summary, columns)
     else:
         _print_rows(title, summary.rows, columns)
+    _print_ranks(summary.rows, summary)
+    if not show_all:
         print_text("--all lists every layout, --json everything", indent=0)
 
 

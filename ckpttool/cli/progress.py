@@ -1,7 +1,8 @@
-"""Progress on stderr: a bar on a terminal, in a log a line every 30 seconds."""
+"""Progress on stderr: a bar on a terminal, in a log a line every 30 seconds, or lines of JSON."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -23,53 +24,72 @@ if TYPE_CHECKING:
 
 STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
 LOG_SECONDS = 30  # between two lines; a shorter run has none
+JSON_SECONDS = 1  # between two lines for programs; the last of a phase is always written
 BAR_SECONDS = 1  # a shorter run shows no bar; rich, which draws it, takes 0.1 s to load
 RATE_SECONDS = 1  # of a phase, before it tells a speed and the time left
 BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
 FACTS_COLUMNS = 55  # beside the bar and the name of the phase
 
 
-def open_progress(default: str, quiet: bool) -> OpenProgress:
+def open_progress(default: str, how: str) -> OpenProgress:
     """Return the `OpenProgress` of a command; ``default`` names its phases that have no name."""
     from ckpttool.concurrency import add_up
 
-    return add_up(partial(show_count, quiet=quiet, unit=format_bytes), default)
+    return add_up(partial(show_count, how=how, unit=format_bytes), default)
 
 
 @contextmanager
 def show_count(
-    phase: str, quiet: bool, unit: Callable[[int], str] = str
+    phase: str, how: str, unit: Callable[[int], str] = str
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a phase; yield a function that takes what is done so far and the total, 0 if unknown.
 
-    ``FORCE_COLOR`` does not bring the bar into a log.
+    ``how`` is ``auto``, ``json`` or ``none``.  ``FORCE_COLOR`` does not bring the bar into a log.
     """
     columns = terminal_columns(sys.stderr)
-    if quiet:
+    if how == "none":
         yield lambda done, total: None
+    elif how == "json":
+        log = _Log(phase, unit, JSON_SECONDS)
+        yield log.update
+        log.write()
     elif columns is None or os.environ.get("TERM") in ("dumb", "unknown"):
-        yield _Log(phase, unit).update
+        yield _Log(phase, unit, LOG_SECONDS).update
     else:
         with closing(_Bar(phase, unit, columns)) as bar:
             yield bar.update
 
 
 class _Log:
-    """The lines of a phase in a log: one for every 30 seconds of the run."""
+    """The lines of a phase in a log, at equal times of the run: for people, or for programs."""
 
-    def __init__(self, phase: str, unit: Callable[[int], str]) -> None:
+    def __init__(self, phase: str, unit: Callable[[int], str], every: int) -> None:
         self.phase = phase
         self.unit = unit
+        self.every = every
         self.started = now = time.monotonic()
         of_run = click.get_current_context().meta.setdefault(STARTED, now)
-        self.due = now + LOG_SECONDS - (now - of_run) % LOG_SECONDS
+        self.due = now + every - (now - of_run) % every
+        self.reached = 0, 0
 
     def update(self, done: int, total: int) -> None:
         """Print a line if it is due."""
+        self.reached = done, total
         if (now := time.monotonic()) >= self.due:
-            facts = _describe(done, total, now - self.started, self.unit)
-            click.echo(": ".join(filter(None, (self.phase, facts))), err=True)
-            self.due += LOG_SECONDS * (1 + (now - self.due) // LOG_SECONDS)
+            self.write()
+            self.due += self.every * (1 + (now - self.due) // self.every)
+
+    def write(self) -> None:
+        """Print what was reached."""
+        (done, total), seconds = self.reached, time.monotonic() - self.started
+        if self.every == LOG_SECONDS:
+            facts = _describe(done, total, seconds, self.unit)
+            line = ": ".join(filter(None, (self.phase, facts)))
+        else:
+            unit = "bytes" if self.unit is format_bytes else "items"
+            reached = {"phase": self.phase, "done": done, "total": total or None, "unit": unit}
+            line = json.dumps({**reached, "seconds": round(seconds, 3)})
+        click.echo(line, err=True)
 
 
 class _Bar:

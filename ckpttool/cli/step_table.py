@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.tables import print_table, print_text
+from ckpttool.cli.tables import MAX_RANGES, print_table, print_text
 from ckpttool.problems import join_clauses
 from ckpttool.wording import count, format_bytes, format_numbers
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
 
 _MAX_STEPS = 40  # the newest; more are no overview
-_MAX_RANGES = 6  # of ranks, in one cell
 _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
@@ -39,7 +38,7 @@ def _cells(step: FoundStep) -> Sequence[str]:
     return (
         step.name or step.step or "",
         "by replicas" if step.is_by_replicas else _WORDS[step.complete],
-        format_numbers(step.ranks, ", ", _MAX_RANGES) or "none",
+        format_numbers(step.ranks, MAX_RANGES) or "none",
         str(step.files),
         format_bytes(step.nbytes),
         join_clauses(default, step.reason),

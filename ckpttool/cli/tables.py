@@ -13,19 +13,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from itertools import chain, groupby, zip_longest
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from ckpttool.cli.options import ANSWERED
+from ckpttool.cli.groups import ANSWERED
 from ckpttool.formats.local import describe_os_error
 from ckpttool.problems import ExecutionError, join_alike
-from ckpttool.wording import printable
+from ckpttool.wording import count, printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.operations.answer import Json
+    from ckpttool.operations.answer import Document, Json, Reported
     from ckpttool.problems import Diagnostic, SeverityOf
 
 
@@ -38,6 +38,8 @@ COLORS = {
 }
 T = TypeVar("T")
 
+MAX_ROWS = 40  # of a table on the screen; --json has all
+MAX_RANGES = 6  # of ranks, in one line
 MAX_FOUND = 50  # findings or differences that are shown without --limit
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # columns before the rest of a paragraph, or of a row
@@ -61,8 +63,63 @@ def print_json(document: Json) -> None:
     echo(to_text(document))
 
 
+def print_answer(
+    document: Document, show: Callable[[], None], notes: Reported, report: ReportOptions
+) -> None:
+    """Print the document of a command, or its screen with ``show``, and its notes."""
+    if report.as_json:
+        print_json(document.to_dict())
+        return
+    if not report.quiet:
+        show()
+    print_notes(notes, notes.severity_of, report.quiet)
+
+
+def print_tsv(columns: Sequence[str], rows: Any) -> None:
+    """Print the parts of a document as lines; ``a.dtype`` is a key of a part of a part.
+
+    A text stands as it is, but for tabs and ends of lines; what is no text is JSON.
+    """
+    import json
+
+    def cell(value: Any, keys: Sequence[str]) -> str:
+        for key in keys:
+            value = value.get(key) if value is not None else None
+        text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+        return re.sub(r"[\\\t\n\r]", lambda it: it[0].encode("unicode_escape").decode(), text)
+
+    echo("\t".join(columns))
+    for row in rows:
+        echo("\t".join(cell(row, name.split(".")) for name in columns))
+
+
+def print_annotations(findings: Sequence[Diagnostic], severity_of: SeverityOf) -> None:
+    """Print findings as the commands of a workflow of GitHub, which shows them beside a change.
+
+    Source
+    ------
+    GitHub Actions, "Workflow commands": ``::error file=F,title=T::MESSAGE``, where % and ends of
+    lines are written as in a URL, and in properties also colons and commas.
+    """
+
+    def escape(text: str, letters: str = "%\r\n") -> str:
+        return re.sub(f"[{letters}]", lambda it: f"%{ord(it[0]):02X}", text)
+
+    for finding in findings:
+        file = f",file={escape(finding.path, '%:,')}" if finding.path else ""
+        severity = severity_of[finding.code]
+        level = severity if severity in ("error", "warning") else "notice"
+        echo(f"::{level} title={finding.code}{file}::{escape(chr(10).join(finding.lines))}")
+
+
 def print_text(
-    message: str, label: str = "", code: str = "", *, indent: int = INDENT, err: bool = False
+    message: str,
+    label: str = "",
+    code: str = "",
+    *,
+    indent: int = INDENT,
+    err: bool = False,
+    color: str | None = None,
 ) -> None:
     """Print a paragraph: folded on a terminal, one line in a pipe.
 
@@ -78,12 +135,16 @@ def print_text(
         Columns before the lines after the first.
     err
         Whether to print it on stderr.
+    color
+        The color of a paragraph without a label.
     """
     bracketed = f"[{code}]" if code else ""
     message = printable(f"{label}{bracketed}: {message}" if label else message)
     message = "\n".join(_fold(message, _room(sys.stderr if err else sys.stdout), indent))
     if label:
         message = click.style(label, fg=COLORS.get(label), bold=True) + message.removeprefix(label)
+    elif color is not None:
+        message = click.style(message, fg=color)
     if err:
         click.echo(message, err=True)
     else:
@@ -123,6 +184,13 @@ def print_first(items: Sequence[T], limit: int | None, show: Callable[[Sequence[
         print_text(f"and {more} more (--limit N shows N, --json all)")
 
 
+def print_more(number: int, noun: str) -> None:
+    """Print how many rows a table does not show, if there are any."""
+    if number > 0:
+        print_text(f"and {count(number, f'more {noun}')} (--json lists all)")
+        echo("")
+
+
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
     """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
     for note in join_alike(notes):
@@ -159,28 +227,20 @@ def _rule_letter() -> str:
     return "─" if has_utf8(sys.stdout) and locale not in ("C", "POSIX") else "-"
 
 
-LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own
-
-
 def print_facts(
     title: str, facts: Mapping[str, Iterable[str]], colors: Mapping[str, str | None] = {}
 ) -> None:
-    """Print a line for each text, with the labels in a column of their own, and an empty line.
+    """Print a title, a line for each text, with the labels in a column, and an empty line.
 
-    The title is the label of the first texts, if it is short, else a line above.  ``colors`` has
-    those of texts, by their labels.
+    ``colors`` has those of texts, by their labels.
     """
-    shown = {label: list(texts) for label, texts in facts.items()}
-    first, *rest = ((label, texts) for label, texts in shown.items() if texts)
+    shown = {label: texts for label, given in facts.items() if (texts := [*given])}
     columns = _room(sys.stdout)
-    if len(title) <= LONGEST_LABEL:
-        first = (title, first[1])
-    else:
-        echo(click.style("\n".join(_fold(printable(title), columns)), bold=True))
-    indent = max(_width(printable(label)) for label, _ in (first, *rest)) + SPACE
+    echo(click.style("\n".join(_fold(printable(title), columns)), bold=True))
+    indent = max(_width(printable(label)) for label in shown) + SPACE
     if columns < 2 * indent:
         indent = SPACE  # no column of labels
-    for label, texts in (first, *rest):
+    for label, texts in shown.items():
         for head, words in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
             line = head + " " * max(SPACE, indent - _width(head)) + words
             bold = click.style(head, bold=True) if head else ""
@@ -191,26 +251,26 @@ def print_facts(
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, is_grouped: bool = False
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, has_names: bool = False
 ) -> None:
     """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
 
-    A column without contents is left out.  On a narrow terminal the columns with the longest words,
-    or if ``is_grouped`` the last ones, stand above the rows: once for all rows that share them.
+    A column without contents is left out.  On a narrow terminal the columns with the longest words
+    stand above the rows: once for all rows that share them.  If the first column ``has_names``,
+    their beginning up to the number of a layer does so first.
     """
-    cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
-    inline = [
-        _Column((name.rstrip(">"), *(cells[i] if cells else ())), name.endswith(">"))
-        for i, name in enumerate(columns)
-        if not cells or any(cells[i])
-    ]
+    shown = [[printable(cell) for cell in row] for row in rows]
+    inline = _read_columns(columns, shown)
     above: list[_Column] = []
     margin, room = MARGIN, _room(sys.stdout)
     least = {column: column.width for column in inline}
     if _end(margin, least.values()) >= room:
-        least = {column: column.folded(cells=not is_grouped) for column in inline}
-    while len(inline) > 1 and _end(margin, (least[number] for number in inline)) >= room:
-        inline.remove(inline[-1] if is_grouped else max(inline, key=lambda number: least[number]))
+        by_layer = _read_columns(columns, [*_by_layer(shown)]) if has_names else inline
+        if _end(margin, (column.folded(cells=True) for column in by_layer)) < room:
+            inline = by_layer
+        least = {column: column.folded(cells=True) for column in inline}
+    while len(inline) > 1 and _end(margin, (least[column] for column in inline)) >= room:
+        inline.remove(max(inline, key=lambda column: least[column]))
         above = [column for column in least if column not in inline]
         margin = MARGIN + INDENT
     grids = _Grid(above, MARGIN, room), _Grid(inline, margin, room)
@@ -227,6 +287,28 @@ def print_table(
     lines = (*_fold(printable(title), room), "", *heads)
     bold = (click.style(line, bold=True) for line in lines)
     echo("\n".join((*bold, click.style(rule, dim=True), *body, "")))
+
+
+_LAYER = re.compile(r"((?:(?:.*[.])?(?:\d+|{[\d,/-]+})[.](?=.))?).*")  # up to the number of a layer
+
+
+def _by_layer(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Yield rows whose names begin in a row of their own: once for all that follow each other."""
+    for layer, members in groupby(rows, key=lambda row: _LAYER.sub(r"\1", row[0])):
+        indent = " " * INDENT if layer else ""
+        for number, (name, *cells) in enumerate(members):
+            if layer and not number:
+                yield [layer, *("" for _ in cells)]
+            yield [indent + name.removeprefix(layer), *cells]
+
+
+def _read_columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[_Column]:
+    cells = [*zip(names, *rows, strict=True)]
+    return [
+        _Column((name.rstrip(">"), *rest), name.endswith(">"))
+        for name, *rest in cells
+        if not rows or any(rest)
+    ]
 
 
 class _Column:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import Choice
+from ckpttool.cli.params import Choice, UsageProblem
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import severities
+from ckpttool.problems import join_alike, severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
@@ -50,21 +50,31 @@ if TYPE_CHECKING:
     metavar="CODE",
 )("ignore", options.SAFETY)
 @options.run_options("jobs", "engine")
-@options.report_options(limit=options.LIMIT)
+@options.option(
+    "Print findings as text, or as annotations of a workflow of GitHub: text or github.",
+    type=Choice(["text", "github"]),
+    default="text",
+    metavar="HOW",
+)("format", options.DISPLAY)
+@options.report_options(limit=options.LIMIT, as_tsv=options.TSV)
 def verify(
     source: Side,
     resolve: ResolveOptions,
     deep: bool,
     crc: bool,
     ignore: tuple[str, ...],
+    format: str,
     run: RunOptions,
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
     from ckpttool.cli import workflow
     from ckpttool.operations import verification as operation
+    from ckpttool.operations.answer import DiagnosticAnswer
 
     options.refuse_two_strategies(source, resolve)
+    if format == "github" and (report.as_json or report.as_tsv):
+        raise UsageProblem("--format github goes with neither --json nor --tsv", "one of them")
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
@@ -77,18 +87,22 @@ def verify(
             crc=crc,
             ignore=ignore,
             executor=executor,
-            open_progress=open_progress("reading", report.hides_progress),
+            open_progress=open_progress("reading", report.shown_progress),
         )
     if report.as_json:
         limited = replace(answer, findings=answer.findings[: report.limit])
         tables.print_json(limited.to_dict())
+    elif report.as_tsv:
+        columns = DiagnosticAnswer.__struct_fields__
+        tables.print_tsv(columns, answer.findings[: report.limit].to_builtins())
+        tables.print_notes(answer.notes, answer.findings.severity_of, report.quiet)
     else:
-        _print(answer, report)
+        _print(answer, report, format)
     if answer.findings:
         click.get_current_context().exit(1)
 
 
-def _print(answer: Verification, report: ReportOptions) -> None:
+def _print(answer: Verification, report: ReportOptions, format: str) -> None:
     """Print a verdict, the findings and the notes."""
     label = "error" if answer.errors else "warning" if answer.warnings else "OK"
     read = [
@@ -100,4 +114,8 @@ def _print(answer: Verification, report: ReportOptions) -> None:
     if answer.errors or answer.warnings or not report.quiet:
         text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {answer.depth})"
         tables.print_text(text, label)
+    if format == "github":
+        found = [*answer.findings[: report.limit], *answer.notes]
+        tables.print_annotations(join_alike(found), answer.findings.severity_of)
+        return
     tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)

@@ -49,7 +49,7 @@ def load(
         find_strategy=find_strategy,
         command=command,
         diagnostics=diagnostics,
-        open_count=partial(show_count, quiet=report.hides_progress),
+        open_count=partial(show_count, how=report.shown_progress),
     )
 
 
@@ -60,7 +60,7 @@ def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> Loa
     return loading.load_sides(
         *(a.source, b.source),
         replicated=replicated,
-        open_count=partial(show_count, quiet=report.hides_progress),
+        open_count=partial(show_count, how=report.shown_progress),
     )
 
 
@@ -77,8 +77,8 @@ def convert(order: Order, run: RunOptions, report: ReportOptions) -> None:
     sources = [of._replace(src=absolute_for_cluster(str(of.src), run)) for of in order.sources]
     order = replace(order, sources=sources, path=absolute_for_cluster(order.path, run))
     watch = story.Watch(
-        partial(show_count, quiet=report.hides_progress),
-        open_progress("reading what is kept", report.hides_progress),
+        partial(show_count, how=report.shown_progress),
+        open_progress("reading what is kept", report.shown_progress),
         lambda notes: tables.print_notes(notes, severities("convert"), report.quiet),
         partial(_stoppable, guard),
         guard.check,
@@ -131,7 +131,7 @@ def _print(done: Conversion, verbose: bool) -> None:
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *done.beside]
         summary += f"; {', '.join(named)}"
-    tables.print_text(summary)
+    tables.print_text(summary, color="green")
 
 
 def source_text(done: Conversion) -> str:

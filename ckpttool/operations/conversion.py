@@ -437,7 +437,7 @@ class Conversion(Brief, Document, frozen=True, kw_only=True):
         supplies = () if self.dry_run is None else self.dry_run.sources
         for supply in supplies:
             for need in supply.needs:
-                ranks = (format_numbers(side.ranks, ", ") for side in (supply, need))
+                ranks = (format_numbers(side.ranks) for side in (supply, need))
                 number = [] if need.input is None else [str(need.input + 1)]
                 yield (*ranks, *number, format_bytes(need.nbytes))
 

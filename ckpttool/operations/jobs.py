@@ -386,7 +386,7 @@ def _conversion_problems(
     elif absent:
         message, hint = (
             f"{format_ranks(absent)}: not in the source",
-            f"--rank {format_numbers(there)}",
+            f"--rank {format_numbers(there, separator=',')}",
         )
         yield Diagnostic("options", message, hint=hint, ranks=tuple(absent), where=catalog.root)
     if not _is_folder(catalog, options):

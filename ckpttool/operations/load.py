@@ -70,11 +70,15 @@ def read_strategy(paths: Layouts) -> Strategy:
 
 
 class Source(NamedTuple):
-    """A checkpoint, its strategy and how it is scanned, as a person names them."""
+    """A checkpoint, its strategy and how it is scanned, as a person names them.
+
+    ``default`` has the files of the strategy of ranks that neither a person nor a manifest names.
+    """
 
     src: str | Catalog
     strategy: StrategySource | None = ()  # () to find one, None for none
     options: SourceOptions = SourceOptions()
+    default: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -119,7 +123,7 @@ def load(
     open_count: OpenCount = no_count,
 ) -> Loaded:
     """Read the catalog and the strategies, and raise all their problems at once."""
-    (src, strategy, options), attempt = source, Attempts()
+    (src, strategy, options, default), attempt = source, Attempts()
     used: list[Diagnostic] = []
     files: Catalog | RankFiles | None
     if isinstance(src, Catalog):
@@ -127,7 +131,7 @@ def load(
     else:
         files = attempt("SRC", partial(find, src, options, command=command))
     if find_strategy and strategy == () and files is not None:
-        files, strategy, used = _find_strategy(files)
+        files, strategy, used = _find_strategy(files, default)
     elif strategy and files is not None:  # who names one asks for no others
         files = replace(files, diagnostics=_without_strategy_files(files))
     given = {"-s": strategy, "-d": target}
@@ -161,10 +165,13 @@ def _without_strategy_files(files: Catalog | RankFiles) -> tuple[Diagnostic, ...
     return tuple(note for note in files.diagnostics if note.code != "strategy_file")
 
 
-def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
+def _find_strategy(
+    found: S, default: Sequence[str] = ()
+) -> tuple[S, StrategySource, list[Diagnostic]]:
     """Return the strategy of the files of ranks that a person did not name, and what to say of it.
 
-    It is the one with which a manifest says that they were written, else one that lies with them.
+    It is the one with which a manifest says that they were written, else the default one of the
+    environment, else one that lies with them.
     Then the checkpoint has no notes on other strategies.
     """
     if isinstance(found, Catalog) and not found.needs_strategy:
@@ -174,15 +181,18 @@ def _find_strategy(found: S) -> tuple[S, StrategySource, list[Diagnostic]]:
     if recorded is not None and recorded.written is not None:
         note = Diagnostic("strategy_file", f"layouts from {recorded.written.origin}")
         return replace(found, diagnostics=noted), recorded.written, [note]
-    if recorded is not None and (files := recorded.find_files()):
+    if recorded is not None and (by_manifest := recorded.find_files()):
         facts = f"{recorded.manifest.path} has its SHA-256"
-        note = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
-        return replace(found, diagnostics=noted), files, [note]
+        note = Diagnostic("strategy_file", f"strategy from {shorten(by_manifest, 1)}", facts=facts)
+        return replace(found, diagnostics=noted), by_manifest, [note]
     if recorded is not None and recorded.provenance.has_unknown_names:
         problem = recorded.unknown_names(recorded.provenance.renamed, "-s with the new names only")
         return replace(found, diagnostics=noted), (), [replace(problem, code="strategy_file")]
-    if files := found.strategy_files:
-        return found, files, [Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")]
+    files = default or found.strategy_files
+    if files:
+        facts = "The environment names it, in CKPTTOOL_STRATEGY." if default else ""
+        note = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
+        return (replace(found, diagnostics=noted) if default else found), files, [note]
     if recorded is None or recorded.named is None:
         return found, (), []
     message = f"written for {recorded.named}, which was not found"
@@ -202,7 +212,7 @@ def load_steps(
     PlanError, FormatError
         The folder cannot be read, or it needs no strategy and has one.
     """
-    src, strategy, options = source
+    src, strategy, options, default = source
     assert isinstance(src, str), "a catalog is of one step"
     steps_or_files = find_steps(src, options)
     if isinstance(steps_or_files, Steps):
@@ -213,7 +223,7 @@ def load_steps(
         diagnostics.add(*steps_or_files.diagnostics)
         return steps_or_files
     if not strategy:
-        steps_or_files, strategy, used = _find_strategy(steps_or_files)
+        steps_or_files, strategy, used = _find_strategy(steps_or_files, default)
         diagnostics.add(*used)
     attempt = Attempts()
     parsed = attempt("-s", partial(read_strategy, strategy)) if strategy else None

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
-
 from ckpttool.model.layout_difference import (
     KINDS,
     Kind,
@@ -34,20 +32,15 @@ from ckpttool.operations.answer import (
     StrategySize,
     describe_layouts,
 )
-from ckpttool.operations.summary import fold_names
+from ckpttool.operations.summary import Named, fold_names
 from ckpttool.problems import severities
 from ckpttool.strategy_files import reader
 from ckpttool.wording import Brief, count, shorten
 
 
-class DifferenceRow(Struct, frozen=True):
-    """Tensors that differ alike: parameters of equal layers, with their states.
+class DifferenceRow(Named, frozen=True):
+    """Tensors that differ alike: parameters of equal layers, with their states."""
 
-    ``prefixes`` stand before the name in the names of the tensors, as in a row of inspect.
-    """
-
-    pattern: str
-    prefixes: tuple[str, ...]
     difference: LayoutDifference
 
 

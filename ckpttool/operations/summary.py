@@ -126,15 +126,32 @@ class Entry(Struct, frozen=True):
         return self.shape is not None and math.prod(self.shape) == 1
 
 
-class Row(Struct, frozen=True):
-    """Tensors that are alike: parameters of equal layers, with their states.
+class Named(Struct, frozen=True):
+    """Tensors with equal names, but for the numbers of layers and what stands before.
 
     ``prefixes`` stand before the name in the names of the tensors: ``("", "adam_m.")`` for the
-    parameter and a state of it.  ``entries`` are in this order for the first layer, and so on.
+    parameter and a state of it.
     """
 
     pattern: str  # the name, with the numbers of equal layers: layers.{0-3}.weight
     prefixes: tuple[str, ...]
+
+    def name(self, common: tuple[str, ...] = ()) -> str:
+        """Return the name for people, and the states unless they are ``common`` to all rows."""
+        states = ", ".join(filter(None, self.prefixes))
+        if len(self.prefixes) == 1:
+            return f"{states}{self.pattern}"
+        if "" not in self.prefixes:
+            return f"{states} of {self.pattern}"
+        return self.pattern if self.prefixes == common else f"{self.pattern} + {states}"
+
+
+class Row(Named, frozen=True):
+    """Tensors that are alike: parameters of equal layers, with their states.
+
+    ``entries`` are in the order of ``prefixes`` for the first layer, and so on.
+    """
+
     entries: tuple[Entry, ...]
 
     @property
@@ -544,9 +561,8 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
 
 
 def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
-    texts = [
-        numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in map(format_numbers, ways)
-    ]
+    shown = (format_numbers(numbers, separator=",") for numbers in ways)
+    texts = [numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in shown]
     between = _NUMBER.split(name, _MAX_NUMBERS)
     return "".join(chain(*zip_longest(between, texts, fillvalue="")))
 

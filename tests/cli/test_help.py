@@ -168,6 +168,20 @@ def test_without_utf8_a_terminal_gets_the_text_of_the_page(monkeypatch):
     assert stream.buffer.getvalue() == b"- **one**\n"
 
 
+@pytest.mark.parametrize("words", [("--help",), ("merge", "--help")])
+def test_headings_and_names_of_options_have_colours_on_a_terminal(words):
+    shown, code = on_terminal(*words, raw=True)
+    assert code == 0
+    assert re.search("\x1b\\[1m(Commands|Source options)\x1b\\[0m:", shown)
+    assert re.search("\x1b\\[36m(merge|-o, --output)", shown)
+    assert "\x1b" not in run_well(*words).stdout
+
+
+def test_a_page_goes_through_the_pager_of_a_terminal():
+    shown, _ = on_terminal("help", "tutorial", PAGER="head -3")
+    assert 1 < len(shown.splitlines()) <= 3
+
+
 def test_what_the_group_names_as_a_topic_is_one():
     (topic,) = re.findall(r"such as ([\w-]+);", run_well("--help").stdout)
     assert topic in help_module.read_topics()

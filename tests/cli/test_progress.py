@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -83,8 +84,19 @@ def clock(monkeypatch):
         yield clock
 
 
+def test_programs_get_an_object_every_second_and_the_last_of_each_phase(clock, capsys):
+    with progress.open_progress("reading", how="json")(100 << 20, "first") as on_progress:
+        for _ in range(5):
+            clock.now += 0.5
+            on_progress(10 << 20)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    common = {"phase": "first", "total": 100 << 20, "unit": "bytes"}
+    reached = ((20, 1.0), (40, 2.0), (50, 2.5))
+    assert lines == [{**common, "done": n << 20, "seconds": seconds} for n, seconds in reached]
+
+
 def test_a_log_gets_a_line_every_30_seconds_of_the_run(clock, capsys):
-    show = progress.open_progress("reading", quiet=False)
+    show = progress.open_progress("reading", how="auto")
     for phase in ("first", "second"):
         with show(100 << 20, phase) as on_progress:
             for _ in range(50):
@@ -98,7 +110,7 @@ def test_a_log_gets_a_line_every_30_seconds_of_the_run(clock, capsys):
 
 
 def test_a_log_has_one_line_for_a_time_without_news(clock, capsys):
-    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+    with progress.open_progress("reading", how="auto")(100) as on_progress:
         clock.now += 100
         on_progress(50)
         on_progress(1)
@@ -120,7 +132,7 @@ def test_a_bar_is_drawn_once_the_run_has_lasted_a_second(clock, monkeypatch):
     monkeypatch.setattr(progress._Bar, "_open", lambda bar: opened.append(bar.phase) or MagicMock())
     monkeypatch.setattr(progress, "terminal_columns", lambda stream: 80)
     monkeypatch.setenv("TERM", "xterm")
-    show = progress.open_progress("reading", quiet=False)
+    show = progress.open_progress("reading", how="auto")
     for phase in ("first", "second", "third"):
         with show(100, phase) as on_progress:
             clock.now += 0.6
@@ -129,14 +141,14 @@ def test_a_bar_is_drawn_once_the_run_has_lasted_a_second(clock, monkeypatch):
 
 
 def test_a_log_of_a_short_run_has_no_line(clock, capsys):
-    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+    with progress.open_progress("reading", how="auto")(100) as on_progress:
         clock.now += 29
         on_progress(100)
     assert capsys.readouterr() == ("", "")
 
 
 def test_more_bytes_than_estimated_are_100_per_cent(clock, capsys):
-    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+    with progress.open_progress("reading", how="auto")(100) as on_progress:
         clock.now += 30
         on_progress(150)
     assert capsys.readouterr().err == "reading: 100%, 100 of 100 B, 3 B/s, ETA 0:00:00\n"

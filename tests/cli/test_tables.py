@@ -137,14 +137,22 @@ def test_long_cells_are_folded_between_words(terminal):
     ]
 
 
-def test_last_columns_stand_once_above_the_rows_that_share_them(capsys, monkeypatch):
-    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 24)
-    rows = [("layer.1", "4", "0,2 | 1,3"), ("norm", "4", "0-3"), ("layer.2", "8", "0,2 | 1,3")]
-    print_table("t", ("name", "shape>", "ranks of slices"), rows, is_grouped=True)
-    assert capsys.readouterr().out.splitlines()[2:-1] == [
-        *("  ranks of slices", "    name      shape", " " + 19 * "─"),
-        *("  0,2 | 1,3", "    layer.1       4", "    layer.2       8"),
-        *("  0-3", "    norm          4"),
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (40, ["net.layers.{0,1}.w1.bias   4", "net.layers.{0,1}.w2        8", "norm.weight   16"]),
+        (28, ["net.layers.{0,1}.", "  w1.bias 4", "  w2   8", "norm.weight   16"]),
+        (16, ["net.layers.{0,1}.w1.bias", "  4", "net.layers.{0,1}.w2", "  8", "norm.weight"]),
+    ],
+)
+def test_layers_are_named_once_where_there_is_little_room(capsys, monkeypatch, columns, lines):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
+    rows = [("net.layers.{0,1}.w1.bias", "4"), ("net.layers.{0,1}.w2", "8"), ("norm.weight", "16")]
+    print_table("t", ("name", "size>"), rows, has_names=True)
+    shown = capsys.readouterr().out.splitlines()
+    first = next(at for at, line in enumerate(shown) if "──" in line) + 1
+    assert [" ".join(it.split()) for it in shown[first : first + len(lines)]] == [
+        " ".join(line.split()) for line in lines
     ]
 
 
@@ -200,13 +208,13 @@ def test_escape_sequences_of_a_name_are_spelled_out(capsys):
 FACTS = {"contents": ["8 ranks of a checkpoint", "weights"], "made by": [], "complete": ["yes"]}
 
 
-def test_labels_of_facts_are_a_column_and_a_short_title_is_the_first(capsys):
+def test_labels_of_facts_are_a_column_below_the_title(capsys):
     print_facts("src", FACTS)
-    lines = ["src        8 ranks of a checkpoint", "           weights", "complete   yes", "", ""]
-    assert capsys.readouterr().out.split("\n") == lines
+    lines = ["contents   8 ranks of a checkpoint", "           weights", "complete   yes", "", ""]
+    assert capsys.readouterr().out.split("\n") == ["src", *lines]
 
 
-def test_a_long_title_of_facts_is_a_line_of_its_own_and_bold(capsys, monkeypatch):
+def test_the_title_of_facts_is_bold(capsys, monkeypatch):
     monkeypatch.setattr(tables.click, "echo", lambda text, nl: sys.stdout.write(text))
     print_facts("path/of/a/checkpoint/\x1b", FACTS)
     first, second, *_ = capsys.readouterr().out.splitlines()
@@ -217,14 +225,14 @@ def test_a_long_title_of_facts_is_a_line_of_its_own_and_bold(capsys, monkeypatch
 @pytest.mark.parametrize(
     ("columns", "lines"),
     [
-        (24, ["src        8 ranks of a", "           checkpoint", "           weights"]),
-        (20, ["src   8 ranks of a", "   checkpoint", "   weights"]),
+        (24, ["src", "contents   8 ranks of a", "           checkpoint", "           weights"]),
+        (20, ["src", "contents   8 ranks", "   of a checkpoint", "   weights"]),
     ],
 )
 def test_facts_are_folded_beside_their_labels_or_below(capsys, monkeypatch, columns, lines):
     monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
     print_facts("src", FACTS)
-    assert capsys.readouterr().out.splitlines()[:3] == lines
+    assert capsys.readouterr().out.splitlines()[:4] == lines
 
 
 # ---------------------------------------------------------------------------- on a real terminal

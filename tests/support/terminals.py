@@ -41,7 +41,7 @@ def on_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     unset = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LC_ALL", "LANG")
     env = {name: value for name, value in os.environ.items() if name not in unset}
-    env |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
+    env |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PAGER": "cat", **variables}
     command = [sys.executable, "-c", PROGRAM.format(bar_seconds), *map(str, arguments)]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)

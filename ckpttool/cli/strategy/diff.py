@@ -83,11 +83,7 @@ def _print(sides: str, comparison: StrategyComparison, report: ReportOptions) ->
 
 def _cells(row: DifferenceRow) -> Sequence[str]:
     """Return the cells of a row."""
-    difference, prefixes = row.difference, [prefix for prefix in row.prefixes if prefix]
-    if "" in row.prefixes:
-        name = f"{row.pattern} + {', '.join(prefixes)}" if prefixes else row.pattern
-    else:
-        name = row.pattern if not prefixes else f"{', '.join(prefixes)} of {row.pattern}"
+    difference = row.difference
     if difference.kind == "stages":
         stages = ([layout.stage for layout in side] for side in (difference.a, difference.b))
         sides = [format_ranks(numbers, "stage") for numbers in stages]
@@ -95,7 +91,7 @@ def _cells(row: DifferenceRow) -> Sequence[str]:
         sides = [format_sizes(side[0].full_shape or ()) for side in (difference.a, difference.b)]
     else:
         sides = [_show(side) for side in (difference.a, difference.b)]
-    return (name, difference.kind, *sides)
+    return (row.name(), difference.kind, *sides)
 
 
 def _show(layouts: Sequence[Layout]) -> str:

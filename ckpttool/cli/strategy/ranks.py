@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     to fetch with them: they would show an optimizer shard that the strategy hides.
     """,
 )
-@options.strategy("SRC", "-s", "--src-strategy", aliases=("--strategy",), required=True)(
-    "src_strategy", options.STRATEGY
-)
+@options.strategy(
+    *("SRC", "-s", "--src-strategy"),
+    aliases=("--strategy",),
+    required=True,
+    envvar=options.STRATEGY_VARIABLE,
+)("src_strategy", options.STRATEGY)
 @options.strategy("the target", "-d", "--dst-strategy")("dst_strategy", options.STRATEGY)
 @options.option("Only these target ranks, such as 0,3-7.", "--rank", type=RANKS)(
     "ranks", options.STRATEGY
@@ -83,8 +86,8 @@ def ranks(
 
 
 def _line(name: str, needs: RankNeeds) -> str:
-    several = [format_numbers(ranks, ", ") for ranks in needs.groups if len(ranks) > 1]
+    several = [format_numbers(ranks) for ranks in needs.groups if len(ranks) > 1]
     alternatives = f" ({'; '.join(f'one of {ranks}' for ranks in several)})" if several else ""
-    fetch = format_numbers(needs.fetch, ", ") or "any rank"
-    also = f"; also: {format_numbers(needs.also, ', ')}" if needs.also else ""
+    fetch = format_numbers(needs.fetch) or "any rank"
+    also = f"; also: {format_numbers(needs.also)}" if needs.also else ""
     return f"{name}: {fetch}{alternatives}{also}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @options.report_options()
 def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: ReportOptions) -> None:
     """Show how a strategy shards each parameter."""
+    from ckpttool.cli.overview import print_strategy
     from ckpttool.operations.inspected import describe_strategy
 
     if as_yaml and report.as_json:
@@ -41,11 +43,5 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
         tables.echo(encode_strategy(strategy, "standard output.yaml").decode().rstrip("\n"))
         return
     described = describe_strategy(strategy, diagnostics)
-    if report.as_json:
-        tables.print_json(described.to_dict())
-        return
-    if not report.quiet:
-        from ckpttool.cli.overview import print_strategy
-
-        print_strategy(described, show_all)
-    tables.print_notes(diagnostics.of("note", "warning"), diagnostics.severity_of, report.quiet)
+    show_it = partial(print_strategy, described, show_all)
+    tables.print_answer(described, show_it, described.notes, report)
