@@ -23,7 +23,7 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import chain
+from itertools import chain, combinations
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, divisors
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BrokenTensor, Tensor, Unlisted
 from ckpttool.model.strategy import Strategy
@@ -138,6 +138,32 @@ def quarantine_empty(catalog: Catalog, strategy: Strategy | None) -> Catalog:
         files={rank: file for rank, file in catalog.files.items() if rank not in damaged},
         damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
     )
+
+
+def count_stages(catalog: Catalog) -> int:
+    """Return the number of pipeline stages that the names in the files of all ranks show.
+
+    The ranks of a stage hold the same names.  Those of two stages share fewer than each has for
+    itself, so that a file that was cut short is no stage.  Every rank must be there: nothing else
+    says what a lost one held.
+    """
+    if catalog.damaged or catalog.missing_ranks or not catalog.files:
+        return 1
+    names_of = {
+        rank: frozenset(header) for ranks, header in catalog.headers.items() for rank in ranks
+    }
+    ranks = max(names_of, default=0) + 1
+    for size in reversed(divisors(ranks)):
+        stages = [
+            {names_of.get(rank) for rank in range(at, at + size)} for at in range(0, ranks, size)
+        ]
+        if all(len(names) == 1 for names in stages):
+            distinct = [names for of_stage in stages for names in of_stage if names]
+            is_each_own = all(
+                len(a & b) < min(len(a - b), len(b - a)) for a, b in combinations(distinct, 2)
+            )
+            return len(stages) if is_each_own and len(distinct) == len(stages) else 1
+    return 1
 
 
 # ----------------------------------------------------------------------- files that are cut short

@@ -19,6 +19,8 @@ from ckpttool.checkpoint.contents import (
     compare_contents,
     compare_copies,
     find_counting,
+    find_differing_ends,
+    find_running_statistics,
     read_indexes_beside,
     read_weight_block,
     sample_states,
@@ -30,7 +32,7 @@ from ckpttool.checkpoint.from_manifest import (
     with_missing_ranks,
 )
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
-from ckpttool.checkpoint.presence import quarantine_empty, with_lost_tensors
+from ckpttool.checkpoint.presence import count_stages, quarantine_empty, with_lost_tensors
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.strategy import Strategy
@@ -60,7 +62,7 @@ def resolving(
     contents: Depth,
     is_refused: Callable[[Checkpoint], bool],
     files: Files = "joined",
-    option: str = "-s",
+    ways: tuple[str, str] = ("-s", "--replicated"),
     find_needed: FindNeeded | None = None,
 ) -> Asking[Resolved]:
     """Resolve a checkpoint; `answer` answers its questions, with what was read of the files before.
@@ -80,8 +82,9 @@ def resolving(
     files
         ``"full"``: read each file by itself, as one of full tensors.  ``"kept"``: read each by
         itself, whatever its tensors are slices of, since they stay in files of their own.
-    option
-        The option of the command line that takes the strategy, for messages.
+    ways
+        What a message names: the option that takes a strategy, and what reads ranks which all
+        hold the full model.
     find_needed
         Returns the slices that are needed; None if all are.
 
@@ -100,7 +103,7 @@ def resolving(
             fit_to_slices,  # late, since full tensors need none
         )
 
-        strategy = choose_strategy(catalog, strategy, options, option)
+        strategy = yield from choose_strategy(catalog, strategy, options, *ways)
         strategy, misfits = fit_to_slices(catalog, strategy, options.tensors)
         checkpoint = Checkpoint(
             catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
@@ -274,8 +277,12 @@ def _sample(checkpoint: Checkpoint, shown: Contents) -> Asking[Contents]:
 
 
 def choose_strategy(
-    catalog: Catalog, strategy: Strategy | None, options: ResolveOptions, option: str
-) -> Strategy:
+    catalog: Catalog,
+    strategy: Strategy | None,
+    options: ResolveOptions,
+    option: str,
+    replicas: str,
+) -> Asking[Strategy]:
     """Return the strategy of the files of ranks, or raise why there is none; see `resolving`."""
     replicated = options.replicated
     if catalog.description is not None:
@@ -291,13 +298,17 @@ def choose_strategy(
             )
         return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
     if strategy is None and replicated:
-        return Strategy.without_layouts(len(catalog.files) + len(catalog.damaged))
+        ranks, stages = len(catalog.files) + len(catalog.damaged), count_stages(catalog)
+        whole = Strategy.without_layouts(ranks, stages=stages)
+        message = (
+            f"{stages} stages of {count(whole.stage_ranks, 'rank')}, by the names in the files"
+        )
+        note = Diagnostic("doubt", message, facts="every rank holds all of its stage")
+        return replace(whole, notes=(note,) if stages > 1 else ())
     if strategy is None and (errors := catalog.errors()):
         raise PlanError(errors)  # a strategy would not help
     if strategy is None:
-        raise no_strategy_error(
-            catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
-        )
+        raise one_file_error(catalog) or (yield from _without_strategy(catalog, option, replicas))
     if catalog.is_merged and (len(strategy.ranks) > 1 or catalog.documents):
         message = f"but {strategy.origin_is} for {count(len(strategy.ranks), 'rank')}"
         problem = Diagnostic(
@@ -313,26 +324,57 @@ def choose_strategy(
     return as_manifest_says(catalog, strategy, option, options.manifest == "ignore")
 
 
-def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
-    """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
-    ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-    facts = "A strategy file says how the slices of the ranks fit together."
-    for note in catalog.diagnostics:
-        if note.code == "strategy_file" and note.path is not None:
-            facts = join_clauses(note.message, note.facts)
-            hint = hint.replace("STRATEGY", quote(note.path))
-        elif note.code == "strategy_file":
-            facts = join_clauses(note.message, note.facts)
-    message = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", message, hint=hint, facts=facts, where=catalog.root)
+def one_file_error(catalog: Catalog) -> PlanError | None:
+    """Return why a strategy does not help, of one rank's file or of a merged checkpoint."""
+    message, hint = "already merged, and reshard reads the files of ranks", ""
     if catalog.one_of_several:
         message, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
-        facts = catalog.one_of_several
-        problem = Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)
     elif catalog.is_merged:
-        message = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", message, hint=hint, where=catalog.root)
-    missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
+    facts, where = catalog.one_of_several, catalog.root
+    problem = Diagnostic("strategy", message, hint=hint, facts=facts, where=where)
+    return PlanError([problem]) if hint else None
+
+
+def _without_strategy(catalog: Catalog, option: str, replicas: str) -> Asking[CkptToolError]:
+    """Return the error of ranks without a strategy.
+
+    It says what samples of the first and the last rank show, and which strategies lie near.
+    """
+    problem = yield from _compare_ends(catalog, option, replicas)
+    for note in (note for note in catalog.diagnostics if note.code == "strategy_file"):
+        facts = join_clauses(problem.facts, join_clauses(note.message, note.facts))
+        hint = note.hint.replace("-s ", f"{option} ")
+        problem = replace(problem, facts=facts)
+        problem = replace(problem, hint=hint, options=()) if hint else problem
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
+    missing = NoStrategyError([problem])
     return CombinedError((*damaged, missing)) if damaged else missing
+
+
+def _compare_ends(catalog: Catalog, option: str, replicas: str) -> Asking[Diagnostic]:
+    """Return the problem of ranks without a strategy, with what the first and the last one show.
+
+    Slices of an even split differ between these two.  So do running statistics of replicas.
+    """
+    missing = f"no strategy for {count(len(catalog.files) + len(catalog.damaged), 'rank')}"
+    problem = Diagnostic("no_strategy", missing, where=catalog.root)
+    holders = {name: ranks for name, ranks in catalog.holders.items() if len(ranks) > 1}
+    is_whole = len({*catalog.holders.values()}) == 1 or count_stages(catalog) > 1
+    if catalog.damaged or not holders or not is_whole:
+        facts = "A strategy file says how the slices of the ranks fit together."
+        hint = f"{option} STRATEGY, or {replicas} if every rank holds the whole model"
+        return replace(problem, facts=facts, hint=hint)
+    differing = yield from find_differing_ends(catalog, holders)
+    statistics = yield from find_running_statistics(catalog, Strategy.without_layouts(), differing)
+    ends = dict.fromkeys(f"{ranks[0]} and {ranks[-1]}" for ranks in holders.values())
+    where = f"ranks {shorten(ends, 3)}, by samples"
+    if number := len(differing) - len(statistics):
+        facts = f"{count(number, 'tensor', 'differ')} between {where}"
+        return replace(problem, facts=facts, hint=f"{option} STRATEGY")
+    if statistics:
+        facts = f"only {count(len(statistics), 'running statistic', 'differ')} between {where}"
+        hint = f"{replicas} --unlisted first, which compares all else"
+        return replace(problem, facts=facts, hint=hint, options=("--unlisted",))
+    facts = f"{count(len(holders), 'tensor', 'are')} equal on {where}"
+    return replace(problem, facts=facts, hint=f"{replicas}, which compares all ranks")

@@ -66,7 +66,7 @@ def check_ranks(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnost
     elif checkpoint.is_deduplicated:
         yield from _missing_rank_problems(checkpoint)
     else:
-        yield from _incomplete_replica_problems(catalog, contents)
+        yield from _incomplete_replica_problems(checkpoint, contents)
 
 
 def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -106,16 +106,26 @@ def _extra_ranks_problem(
     return Diagnostic("strategy", message, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
-def _incomplete_replica_problems(catalog: Catalog, contents: Contents) -> Iterator[Diagnostic]:
-    holders = catalog.holders
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+def _incomplete_replica_problems(
+    checkpoint: Checkpoint, contents: Contents
+) -> Iterator[Diagnostic]:
+    """Yield what ranks lack of the tensors of their stage, and the stages without a file."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    held: dict[int, dict[str, None]] = defaultdict(dict)
+    alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
-        alike[tuple(name for name in holders if name not in file.tensors)].append(rank)
-    complete = alike.pop((), [])
-    for missing, ranks in alike.items():
+        held[rank // strategy.stage_ranks].update(dict.fromkeys(file.tensors))
+    for rank, file in catalog.files.items():
+        stage = rank // strategy.stage_ranks
+        alike[stage, tuple(name for name in held[stage] if name not in file.tensors)].append(rank)
+    for (stage, missing), ranks in alike.items():
+        complete = alike.get((stage, ()), [])
         holding = format_ranks(complete) if complete else "other ranks"
         problems = _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}")
         yield from (propose_step(contents, problem) for problem in problems)
+    for stage in range(strategy.stages) if held else ():
+        if stage not in held and not catalog.damaged:
+            yield propose_step(contents, _missing_problem(checkpoint, strategy.ranks_of(stage)))
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -26,6 +26,7 @@ RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
 STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
 NUMBER = re.compile(r"\d{1,255}")
+_OF_BEST = re.compile(r"(.+)_(\d{1,9})_(\d{1,9})(\.\w+)?", re.DOTALL)
 _COUNTER = re.compile(r"_([1-9]\d{0,254})$")
 _RANK = "{rank}"
 # What a number counts if not ranks, before the number.
@@ -254,6 +255,17 @@ def step_of(name: str) -> Step | None:
 def run_of(name: str) -> str:
     """Return the part of a name before the step, which differs between training runs."""
     return STEP_IN_NAME.sub("", _stem(name))
+
+
+def as_save(name: str) -> str:
+    """Return a name as MindSpore writes it, of one that keeps the best: ``PREFIX_EPOCH_STEP``.
+
+    Examples
+    --------
+    >>> as_save("net_3_300.ckpt"), as_save("net-3_300.ckpt"), as_save("best.ckpt")
+    ('net-3_300.ckpt', 'net-3_300.ckpt', 'best.ckpt')
+    """
+    return name if step_of(name) is not None else _OF_BEST.sub(r"\1-\2_\3\4", name)
 
 
 def base_of(name: str) -> str:

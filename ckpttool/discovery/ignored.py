@@ -24,6 +24,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,15 @@ from msgspec.structs import replace
 from ckpttool.discovery.file_names import RANK_FOLDER, RANK_IN_NAME, RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
-from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
+from ckpttool.formats.local import (
+    exists,
+    find_paths,
+    is_file,
+    is_folder,
+    is_link,
+    list_folder,
+    open_file,
+)
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.problems import (
     Diagnostic,
@@ -57,6 +66,7 @@ _EXPLAINED = re.compile(  # names that are noted by themselves, or that say noth
     r"|(merge_succeed|transform_succeed_rank_\d+)\.txt"
 )
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_DEEPSPEED = "*mp_rank_*_model_states.pt"
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _FOREIGN_SUFFIXES = (".pb", ".json", ".meta", ".mindir")
 _PACKINGS = {
@@ -122,7 +132,14 @@ def refuse_unfinished_run(root: Path) -> None:
 
 
 def refuse_pytorch(root: Path) -> None:
-    """Raise ForeignError if a folder without a checkpoint has weights of PyTorch."""
+    """Raise ForeignError if a folder without a checkpoint has weights of PyTorch, or of DeepSpeed.
+
+    DeepSpeed writes ``latest``, ``zero_to_fp32.py`` and ``TAG/mp_rank_00_model_states.pt``.
+    """
+    for pattern, top in ((_DEEPSPEED, root / ".."), (f"*/{_DEEPSPEED}", root)):
+        if states := [path.name for path in sorted(find_paths(root, pattern))]:
+            folder = os.path.normpath(top)
+            raise FOREIGN_KINDS["deepspeed"].error(folder, shorten(states, 3), is_src=True)
     names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
         raise FOREIGN_KINDS["pytorch"].error(str(root), shorten(names, 3))

@@ -15,8 +15,7 @@
 The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is read
 if it exists, another if it is the only one.  The strategies of single ranks are read if every rank
 has one; a merged file only stands in for missing ones.  Strategies of other names, and those of a
-conversion, may be of any checkpoint and are read only on request.  `find_strategies` looks for them
-beside all rank folders.
+conversion, may be of any checkpoint and are read only on request.
 
 Source
 ------
@@ -29,7 +28,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 
 from ckpttool.discovery.ignored import note_foreign
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
@@ -49,7 +47,6 @@ CHECKPOINT_FOLDERS: Mapping[str, str] = {
     "checkpoint_trainable": "what is trained alone",
 }
 _NO_SERVERS = "servers and devices are not shown"
-_CONVERSION = "merged_strategy"
 
 
 def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
@@ -97,39 +94,25 @@ def is_run_output(root: Path) -> bool:
     return is_folder(root / "strategy") or any(find_paths(root, "checkpoint*/rank_*/meta.json"))
 
 
-def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
+def find_strategies(folder: Path) -> tuple[str, ...]:
     """Return the strategy files that lie with the rank folders in ``folder``.
 
     They are in ``strategy``, beside the rank folders or beside the folder of a MindFormers run that
     contains these, or in the rank folders themselves.  Only files are returned whose names or
-    folders say that they are of ranks, and merged ones; ``diagnostics`` gets a note on others that
-    may belong to the checkpoint.
+    folders say that they are of ranks, and merged ones.
     """
     real_path = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
     places = [folder / STRATEGY_FOLDER, folder]
     if real_path.name in CHECKPOINT_FOLDERS:
         output = folder.parent if folder.name == real_path.name else real_path.parent
-        places += [output / STRATEGY_FOLDER, output / _CONVERSION]
-    notes = []
+        places.append(output / STRATEGY_FOLDER)
     for place in filter(is_folder, places):
         strategies = find_strategy_files(place)
-        is_of_checkpoint = place.name == STRATEGY_FOLDER or place == folder
         taken = [p for p in strategies.files if p in strategies.of_ranks or is_merged_name(p.name)]
         if place == folder and any(path.parent == folder for path in taken):
             continue  # these are given as a checkpoint
-        if taken and is_of_checkpoint:
+        if taken:
             return tuple(map(str, taken))
-        if strategies.choices:
-            message = f"strategies in {len(strategies.choices)} folders of {place}, so none is read"
-            facts = shorten((choice.name for choice in strategies.choices), 3)
-            notes.append((message, facts, strategies.choices[0]))
-        elif strategies.files:
-            names = shorten(map(str, strategies.files), 1)
-            message = f"{names}: perhaps of another checkpoint, so ignored"
-            notes.append((message, "", strategies.files[0]))
-    for message, facts, path in notes[:1]:
-        hint, path_of = f"-s {quote(str(path))}", str(path)
-        diagnostics.add(Diagnostic("strategy_file", message, hint=hint, facts=facts, path=path_of))
     return ()
 
 

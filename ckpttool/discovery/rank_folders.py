@@ -27,7 +27,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -41,6 +41,7 @@ from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     RankFile,
     Step,
+    as_save,
     base_of,
     find_numbered,
     form_around,
@@ -60,7 +61,7 @@ from ckpttool.discovery.ignored import (
     refuse_unfinished_run,
 )
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.foreign import list_rank_tables
+from ckpttool.formats.foreign import identify_foreign, list_rank_tables
 from ckpttool.formats.local import (
     exists,
     find_paths,
@@ -221,8 +222,14 @@ def checkpoint_files(folder: Path) -> Iterator[Path]:
 
 
 def is_checkpoint_file(path: Path) -> bool:
-    """Return whether a file has a checkpoint's suffix; not so ``.tmp`` and ``-graph.meta``."""
-    return format_of_suffix(path.name) is not None and is_file(path)
+    """Return whether a file has a checkpoint's suffix; not so ``.tmp`` and ``-graph.meta``.
+
+    MindSpore adds no suffix to a name that ends in ``ckpt``, such as ``best_ckpt``.
+    """
+    if format_of_suffix(path.name) is not None:
+        return is_file(path)
+    lacks_dot = path.suffix == "" and path.name.endswith("ckpt") and is_file(path)
+    return lacks_dot and identify_foreign(str(path)) is None
 
 
 # ------------------------------------------------------------------------------------- rank folders
@@ -567,15 +574,29 @@ def _list_flat_files(root: Path, named: list[RankFile], diagnostics: Diagnostics
 def _steps_of_one_rank(root: Path, paths: Sequence[Path]) -> list[RankFile]:
     """Return the files that ``ModelCheckpoint`` writes on one card: names differ in the step.
 
-    Names of a later run in the folder have a counter, too.
+    Names of a later run in the folder have a counter, too.  Scripts that keep the best ones write
+    ``PREFIX_EPOCH_STEP``.
     """
-    files = _without_strategies([RankFile(0, path, path.name) for path in paths])
+    files = _without_strategies([RankFile(0, path, as_save(path.name)) for path in paths])
     runs = {run_of(file.name) for file in files}
     are_steps = all(step_of(file.name) is not None for file in files)
     are_of_one_name = len({base_of(file.name) for file in files} | runs) <= len(runs)
     is_of_rank = RANK_FOLDER.fullmatch(root.absolute().name) is not None
-    is_whole = are_steps and are_of_one_name and not is_of_rank
+    is_whole = are_steps and are_of_one_name and not is_of_rank and _may_be_best(files)
     return files if is_whole and not find_nested_checkpoints(root) else []
+
+
+def _may_be_best(files: Sequence[RankFile]) -> bool:
+    """Return whether names that lack MindSpore's sign before the step may have steps, not ranks.
+
+    Their numbers rise together, and are not 1, 2, 3, ... and a constant, as of ranks.
+    """
+    steps = sorted(filter(None, (step_of(f.name) for f in files if f.name != f.path.name)))
+    is_rising = all(a.epoch < b.epoch and a.step <= b.step for a, b in pairwise(steps))
+    are_counted = {step[:2] for step in steps} == {
+        (n + 1, steps[0].step) for n in range(len(steps))
+    }
+    return not steps or (is_rising and not are_counted)
 
 
 def _by_rank(files: Sequence[Path], *, has_word: bool) -> list[RankFile]:
@@ -629,14 +650,20 @@ def _what_lies_there(root: Path, files: Sequence[Path]) -> Iterator[Diagnostic]:
         message = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
         yield _problem(root, message, _as_src(below[0]), below)
     candidates = files or [*islice(_files_below(root, _MAX_DEPTH), 2)]
-    if len(candidates) == 1 and not is_strategy(candidates[0]):
-        yield _problem(root, "no ranks in it, but one file", _as_src(candidates[0]))
-    message = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
-    if facts := _list_files_below(root):
-        yield _problem(root, message, f"--pattern, or {hint}", facts)
+    candidates = [path for path in candidates if not is_strategy(path)]
+    if len(candidates) == 1:
+        yield _problem(root, "a folder that holds one file", _as_src(candidates[0]))
+    if files and len({path.name.partition(".")[0] for path in files}) == 1:
+        message, plain = "variants of one model", min(files, key=lambda path: len(path.name))
+        yield _problem(root, message, f"{_as_src(plain)}, or another of them", files)
+    if candidates:
+        message = "several files, and their names do not say how they belong together"
+        hint = f"{_as_src(candidates[0])}, or --pattern; `ckpttool help source` explains"
+        yield _problem(root, message, hint, _list_files_below(root))
     inside = shorten((path.name + "/" * is_folder(path) for path in list_folder(root)), 3)
-    yield _problem(root, message, hint, f"it holds {inside}" if inside else "it is empty")
+    hint = "the folder of the files as SRC; `ckpttool help source` explains"
+    facts = f"it holds {inside}" if inside else "it is empty"
+    yield _problem(root, "no checkpoint file in it", hint, facts)
 
 
 def _find_checkpoints_below(root: Path) -> list[Path]:

@@ -406,7 +406,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     if step is None:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
-    strategy_files = find_strategies(root, diagnostics)
+    strategy_files = find_strategies(root)
     are_whole = are_whole and not strategy_files
     if are_whole:
         require_steps(saved, key, are_steps=step is not None)

@@ -30,6 +30,11 @@ from ckpttool.problems import CkptToolError
 from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 
+# Folders of ranks, devices and hosts, in the words of MindSpore and of its launch scripts.
+_NUMBERED_PLACE = re.compile(
+    r"(?i)(rank|node|ckpt|device|card|[gn]pu|host|server|worker|process|parallel|log)s?[._-]?\d"
+)
+
 
 def find_evidence(path: Path, files: Iterable[FileIndex], key: Secret | None) -> str:
     """Return the evidence that a file holds the tensors of one of several ranks, or ""."""
@@ -95,13 +100,14 @@ def _evidence_of_twin(file: FileIndex, key: Secret | None) -> str:
 def _find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
     """Yield the files of other ranks, as far as names show, that are like a file.
 
-    Its name, or that of a folder around it, differs from others in one number that may be a rank's.
+    Its name differs from others in one number that may be a rank's, or that of a folder around it
+    does, behind a word such as ``device``.
     Where the rest of the path has this number too, it has that of the other rank there.  Each comes
     with the name and those beside it.  The distance of its rank is a power of two: along each axis
     of a device matrix, some of them hold another slice.
     """
     for depth, path in enumerate((file, *file.parents[:3])):
-        if not NUMBER.search(path.name):
+        if not (_NUMBERED_PLACE if depth else NUMBER).search(path.name):
             continue
         beside = [p.name for p in list_readable(path.parent)]
         for names in find_numbered([*beside, path.name], are_files=not depth):

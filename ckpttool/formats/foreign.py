@@ -135,6 +135,7 @@ _INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
 _MODEL = "the checkpoint that it was made from as SRC"
 _STRATEGY = "the checkpoint as SRC, and -s FILE"
 _SAVE_TENSORS = "load it with PyTorch and save it with safetensors.torch.save_file"
+_ZERO_TO_FP32 = "python FILE/zero_to_fp32.py FILE OUT --safe_serialization, then OUT as SRC"
 # save_file of safetensors 0.8 writes the memory of an array, whatever its order.
 _SAVE_ARRAYS = "save np.ascontiguousarray of its arrays with safetensors.numpy.save_file"
 _DOWNLOAD = "download the file again; the server sent this page instead"
@@ -148,6 +149,7 @@ FOREIGN_KINDS = {
         ForeignKind("rank_table", "a rank table", _INSPECT),
         ForeignKind("index", "an index of checkpoint files", "the folder of the index as SRC"),
         ForeignKind("pytorch", "a PyTorch checkpoint", hint=_SAVE_TENSORS),
+        ForeignKind("deepspeed", "a DeepSpeed checkpoint", hint=_ZERO_TO_FP32),
         ForeignKind("numpy", "a file of NumPy arrays", hint=_SAVE_ARRAYS),
         ForeignKind("keras", "a Keras model", hint=_SAVE_ARRAYS),
         ForeignKind("zip", "a ZIP archive", "unzip FILE, then the checkpoint in it as SRC"),

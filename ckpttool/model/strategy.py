@@ -67,9 +67,11 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     is_as_written: bool = False
 
     @classmethod
-    def without_layouts(cls, ranks: int = 1, files: tuple[str, ...] = ()) -> Strategy:
+    def without_layouts(
+        cls, ranks: int = 1, files: tuple[str, ...] = (), stages: int = 1
+    ) -> Strategy:
         """Return the strategy of files that need none, which ``files`` say, or an option."""
-        return cls({}, 1, ranks, files, replicates_rest=True)
+        return cls({}, stages, ranks // stages, files, replicates_rest=True)
 
     def _texts(self) -> Iterator[str]:
         files = f"{shorten(self.files, 1)}: " if self.files else ""

@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -22,10 +23,12 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.checkpoint.from_manifest import read_kept
 from ckpttool.checkpoint.presence import REDUNDANCY_KEY
-from ckpttool.checkpoint.resolve import FindNeeded, no_strategy_error
+from ckpttool.checkpoint.resolve import FindNeeded, one_file_error
 from ckpttool.concurrency import OpenCount
+from ckpttool.discovery.rank_folders import list_paths
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
-from ckpttool.formats.local import url_problem
+from ckpttool.formats.local import is_file, is_folder, url_problem
+from ckpttool.formats.weight_index import SINGLE_FILE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import Kept, Target
@@ -44,6 +47,7 @@ from ckpttool.planning.naming import name_files
 from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
+from ckpttool.strategy_files.near import find_near
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
@@ -113,6 +117,9 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         An option does not apply to the command.
     """
     inputs, strategy = _load_inputs(order, open_count)
+    if strategy is None and order.command in ("convert", "average"):
+        catalogs = [source.catalog for source in inputs]
+        order = replace(order, path=_path_like(catalogs, order.path, order.output))
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)
     if strategy is not None:
@@ -159,6 +166,21 @@ def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None
     from ckpttool.planning.needs import needed_slices
 
     return partial(needed_slices, target=target, options=options)
+
+
+def _path_like(catalogs: Sequence[Catalog], path: str, options: OutputOptions) -> str:
+    """Return the path of the output: in a folder, as every source is in one of Hugging Face.
+
+    Such a folder has one ``model.safetensors``.  A suffix or another format makes it one file.
+    """
+    paths = [path for catalog in catalogs for path in list_paths(catalog)]
+    are_alike = len(paths) == len(catalogs) and all(
+        is_folder(catalog.root) and Path(path).name == SINGLE_FILE
+        for catalog, path in zip(catalogs, paths, strict=True)
+    )
+    is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
+    is_named_so = is_one and format_of_suffix(path) is None
+    return str(Path(path, SINGLE_FILE)) if are_alike and is_named_so else path
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -269,11 +291,25 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("strategy", message, hint=hint, ranks=ranks, where=catalog.root)])
 
 
-def reshard_source(catalog: Catalog, strategy: Strategy | None, options: ResolveOptions) -> Subject:
-    """Return the source of a reshard, with its refusal if nothing says how it is sharded."""
+def reshard_source(
+    catalog: Catalog, strategy: Strategy | None, options: ResolveOptions, split: str = ""
+) -> Subject:
+    """Return the source of a reshard, with its refusal if it is merged.
+
+    ``split`` is the command that does it if every rank holds the full model.
+    """
     is_unknown = strategy is None and catalog.description is None and not options.replicated
-    refusal = no_strategy_error(catalog, "-s STRATEGY") if is_unknown else None
-    return Subject(catalog, strategy, options, refusal)
+    refusal = one_file_error(catalog) if is_unknown and catalog.is_merged else None
+    return Subject(catalog, strategy, options, refusal, replicas=split or "--replicated")
+
+
+def _reshard_source(order: Order, source: AverageInput) -> Subject:
+    catalog, strategy, _ = source
+    target = order.target.files if isinstance(order.target, Strategy) else order.target
+    files = [*map(os.fspath, target)] if isinstance(target, tuple) and target else ["STRATEGY"]
+    words = ["split", catalog.root, "--replicated", *chain(*(("-d", file) for file in files))]
+    split = f"ckpttool {join([*words, '-o', order.path])}"
+    return reshard_source(catalog, strategy, order.resolve, split)
 
 
 def _average_source(order: Order, source: AverageInput) -> Subject:
@@ -290,7 +326,7 @@ def _average_source(order: Order, source: AverageInput) -> Subject:
 SOURCES: Mapping[Verb, Callable[[Order, AverageInput], Subject]] = {
     "merge": lambda order, of: Subject(of.catalog, of.strategy, order.resolve),
     "split": lambda order, of: split_source(of.catalog, order.resolve),
-    "reshard": lambda order, of: reshard_source(of.catalog, of.strategy, order.resolve),
+    "reshard": _reshard_source,
     "average": _average_source,
 }
 
@@ -354,12 +390,10 @@ def _described_error(catalog: Catalog) -> PlanError | None:
 
 def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]:
     """Yield the diagnostics of a scan, and that the strategies beside the files are not copied."""
-    strategies = list(catalog.strategy_files)
-    for diagnostic in catalog.diagnostics:
-        if diagnostic.code == "strategy_file" and diagnostic.path is not None:
-            strategies.append(diagnostic.path)
-        else:
-            yield diagnostic
+    strategies = [*catalog.strategy_files]
+    if catalog.needs_strategy and not strategies:
+        strategies = [near.path for near in find_near(catalog.root) if near.steps == 0]
+    yield from (note for note in catalog.diagnostics if note.code != "strategy_file")
     if strategies:
         message = f"{shorten(strategies, 1)}: a strategy, which is not copied"
         yield Diagnostic("strategy_file", message, facts="it is that of the output, too")
@@ -373,7 +407,11 @@ def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]
 def _conversion_problems(
     catalog: Catalog, path: str, options: OutputOptions
 ) -> Iterator[Diagnostic]:
-    """Yield why files cannot be written again as the options say."""
+    """Yield why files cannot be written again as the options say, and what is not copied."""
+    is_of_model = _is_folder(catalog, options) or Path(path).name == SINGLE_FILE
+    if is_of_model and is_file(Path(catalog.root, "config.json")):
+        facts = "it has the element type of the source"
+        yield Diagnostic("skipped", "config.json is not copied", facts=facts, where=catalog.root)
     src, is_merged = quote(catalog.root), catalog.is_merged
     if options.max_shard_bytes is not None and not is_merged:
         message, hint = "files of ranks cannot be numbered", f"ckpttool merge {src} -s STRATEGY ..."

@@ -156,6 +156,10 @@ def load(
     elif errors:
         raise_all([*catalog.damaged.values(), *errors])
     assert catalog is not None, "its error was raised"
+    if find_strategy and src is not catalog and not strategy and catalog.needs_strategy:
+        from ckpttool.strategy_files.near import note_near  # late, as most name their strategy
+
+        used += note_near(catalog)
     if used:
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
     return catalog, read_src, read_dst

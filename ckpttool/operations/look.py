@@ -59,6 +59,8 @@ class Subject(Struct, frozen=True):
         itself, whatever its tensors are slices of, since they stay in files of their own.
     sampled_bytes
         How much of a set is compared with its manifest; None for the default.
+    replicas
+        The option, or the command, that reads ranks which all hold the full model.
     """
 
     catalog: Catalog
@@ -67,6 +69,7 @@ class Subject(Struct, frozen=True):
     refusal: CkptToolError | None = None
     files: Files = "joined"
     sampled_bytes: int | None = None
+    replicas: str = "--replicated"
 
 
 class Sight(Struct, frozen=True):
@@ -164,7 +167,7 @@ def look(
                 contents=contents,
                 is_refused=partial(is_refused, command=command),
                 files=_files_of(source, catalog, command),
-                option=found.strategy_option,
+                ways=(found.strategy_option, source.replicas),
                 find_needed=find_needed,
             )
             checkpoint, shown = read_contents(steps(catalog, source.strategy), executor)

@@ -178,7 +178,7 @@ def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidenc
             *(limit_to_written_ranks(catalog, strategy), strategy, ResolveOptions()),
             contents="samples",
             is_refused=partial(is_refused, command="verify"),
-            option="a strategy",
+            ways=("a strategy", "--replicated"),
         )
         checkpoint, contents = read_contents(steps, executor, evidence)
     except CkptToolError as error:

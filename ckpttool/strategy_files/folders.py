@@ -80,7 +80,7 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in list_folder(folder):
         if not path.name.startswith(".") and is_folder(path):  # not the record of a run
-            groups[_without_numbers(path.name)].append(path)
+            groups[without_numbers(path.name)].append(path)
     holding = {}
     for folders in groups.values():
         # The folder of a lost rank cannot be read.
@@ -107,11 +107,11 @@ def _select(files: Sequence[Path], is_wanted: Callable[[Path], bool]) -> list[Pa
     """
     first: dict[str, Path] = {}
     for path in files:
-        name = _without_numbers(path.name)
+        name = without_numbers(path.name)
         if name not in first and is_file(path) and stat_file(path).nbytes:
             first[name] = path
     names = {name for name, path in first.items() if is_wanted(path)}
-    return [path for path in files if _without_numbers(path.name) in names and is_file(path)]
+    return [path for path in files if without_numbers(path.name) in names and is_file(path)]
 
 
 def is_strategy(path: Path) -> bool:
@@ -167,7 +167,8 @@ def checkpoint_format(path: str) -> str | None:
         return format_of_content(path)  # damaged, or encrypted
 
 
-def _without_numbers(name: str) -> str:
+def without_numbers(name: str) -> str:
+    """Return a name with a sign in place of each number, which files of ranks have in common."""
     return _NUMBER.sub("#", name)
 
 

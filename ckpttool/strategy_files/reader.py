@@ -67,11 +67,11 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from shlex import quote
 from sys import intern
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -117,6 +117,13 @@ from ckpttool.wording import count, format_ranks, shorten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
+# The beginning of a layout item; its stage, in a merged file.
+_LAYOUT_ITEM = re.compile(
+    rb"\x1a[\x80-\xff]{0,3}[\x00-\x7f]\n[\x80-\xff]?[\x01-\x7f](?:([0-9]{1,3})-)?"
+)
+_JSON_ITEM = re.compile(rb'"(?:([0-9]{1,3})-)?[^"\\]*"\s*:\s*\{\s*"dev_matrix"\s*:')
+_JSON_ENTRY = re.compile(rb'"[^"\\]*"\s*:\s*\{\s*"dev_matrix"[^{}]*\}')
+_MOST_NAMES = 100  # of a glance
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
@@ -194,6 +201,55 @@ def read_strategy(paths: Layouts) -> Strategy:
         return strategy
     note = Diagnostic("strategy_file", "not a strategy, so skipped", where=shorten(skipped, 3))
     return replace(strategy, notes=(*strategy.notes, note))
+
+
+class Glance(NamedTuple):
+    """What the first layouts of a strategy file show: its ranks, of all stages, and some names."""
+
+    ranks: int
+    names: tuple[str, ...]
+
+
+def glance(path: str) -> Glance | None:
+    """Return what the first layouts of a strategy file show; None of another file.
+
+    The names show the stages of a merged file.  Nothing else of it is read, so that a list of many
+    files is made at once.
+    """
+    with open_file(path) as file:
+        data = file.read(1)
+        if data not in (b"\x08", b"\x12", b"\x1a", b"{") or stat_file(path).nbytes > MAX_BYTES:
+            return None
+        is_json, data = data == b"{", data + file.read()
+    if is_json and b'"parallel_layout_item"' not in data:
+        return None
+    pattern, read = (_JSON_ITEM, _glance_json) if is_json else (_LAYOUT_ITEM, _glance_protobuf)
+    for match in pattern.finditer(data):
+        if entries := read(data, match.start()):
+            ranks = math.prod(next(iter(entries.values())).dev_matrix)
+            if not match[1]:
+                return Glance(ranks, tuple(entries))
+            stages = 1 + max(map(int, filter(None, {*pattern.findall(data)})))
+            return Glance(ranks * stages, tuple(name.partition("-")[2] for name in entries))
+    return None
+
+
+def _glance_protobuf(data: bytes, start: int) -> dict[str, _LayoutEntry]:
+    """Return the layouts from a byte on; none if it is not the beginning of an item."""
+    with WireReader(StoredFile(""), Memory(data)) as reader:
+        try:
+            items = islice(reader.fields(start, reader.size), _MOST_NAMES)
+            entries = dict(_read_layout_item(reader, item, {}) for item in items)
+        except FormatError:
+            return {}  # other bytes that look like a tag
+    return entries if all(entry.dev_matrix for entry in entries.values()) else {}
+
+
+def _glance_json(data: bytes, start: int) -> dict[str, _LayoutEntry]:
+    """Return the layouts from a byte on."""
+    items = islice(_JSON_ENTRY.finditer(data, start), _MOST_NAMES)
+    document = parse_json(b"{%b}" % b",".join(match[0] for match in items))
+    return convert_as(dict[str, _LayoutEntry], document)
 
 
 def parse_strategy(data: bytes, path: str) -> Strategy:

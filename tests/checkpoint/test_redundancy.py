@@ -103,9 +103,10 @@ def test_inspect_shows_full_shapes_and_says_how_it_was_saved(saved):
 
 def test_inspect_without_a_strategy_says_so_if_the_files_do():
     document = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
-    assert [note["code"] for note in document["notes"]] == ["deduplicated"]
+    assert [note["code"] for note in document["notes"]] == ["strategy_file", "deduplicated"]
     plain = GOLDEN / "safetensors_reshard" / "src"
-    assert json.loads(run_well("inspect", plain, "--json").stdout)["notes"] == []
+    (note,) = json.loads(run_well("inspect", plain, "--json").stdout)["notes"]
+    assert note["code"] == "strategy_file"
 
 
 @pytest.mark.parametrize("how", ["gone", "empty"])
@@ -183,3 +184,25 @@ def test_ranks_that_hold_some_of_it_twice_were_cut_short(tmp_path):
     assert "rank 0" in message(result)
     assert "c: not on rank 0, but on others" in message(result)
     assert [name for name in files_below(tmp_path) if not name.startswith("src")] == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "note"),
+    [
+        (["abz", "abz", "cdz", "cdz"], "2 stages of 2 ranks"),
+        (["abz", "cdz"], "2 stages of 1 rank"),
+        (["ab", "a", "cd", "cd"], ""),  # one file was cut short
+        (["az", "az", "bz", "bz"], ""),  # as much in common as of each stage
+        (["abz", "abz", "cdz"], ""),  # a rank is not there
+        (["abz", "abz", "cdz", "cdz", "abz", "abz"], ""),
+    ],
+)
+def test_names_show_the_stages_of_which_every_rank_holds_all(tmp_path, ranks, note):
+    result = run(*replicated(tmp_path, dict(enumerate(ranks))))
+    if note:
+        assert note in message(result)
+        written = read(tmp_path / "full.ckpt")
+        assert written == {name: noise(name, "Float32", (4,)) for name in "".join(ranks)}
+    else:
+        assert result.exit_code == 5
+        assert "error[missing]" in message(result)

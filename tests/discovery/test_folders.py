@@ -124,7 +124,7 @@ def test_a_missing_folder_is_an_error_of_the_system(tmp_path):
         scan(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("name", ["job{}/net.ckpt", "part{}.h5"])
+@pytest.mark.parametrize("name", ["card{}/net.ckpt", "part{}.h5"])
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_file_that_a_training_writes_beside_another_says_nothing_of_it(
     tmp_path, monkeypatch, name, is_written

@@ -11,7 +11,7 @@ import pytest
 from ckpttool.model.layout import Layout
 from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files import reader
-from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.strategy_files.reader import glance, read_strategy
 from tests.support.checkpoints import with_names
 from tests.support.corpus import GOLDEN, SAMPLES, case_names, expected
 from tests.support.file_bytes import layout, message, number, operator, packed, strategy
@@ -536,3 +536,18 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         StrategyError, match=r": not a file; a strategy is read twice, .*; the pipe saved"
     ):
         read_strategy(str(tmp_path / "s.ckpt"))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("*/*strategy*.*")), ids=lambda path: "/".join(path.parts[-2:])
+)
+def test_a_glance_counts_the_ranks_of_all_stages(path):
+    first, whole = glance(str(path)), read_strategy(str(path))
+    assert first is not None
+    assert first.ranks == len(whole.ranks)
+    assert {*first.names} <= whole.layouts.keys()
+
+
+@pytest.mark.parametrize("path", ["PROVENANCE.md", "json_strategy/expected.json"])
+def test_a_glance_at_other_files_shows_nothing(path):
+    assert glance(str(GOLDEN / path)) is None
