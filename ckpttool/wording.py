@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product, zip_longest
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 LEAST_IN_STRIDE = 4  # numbers that are written as a range with a step
 
@@ -177,6 +181,77 @@ def shorten(names: Iterable[str], most: int = 5) -> str:
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(all_names[:most]) + more
+
+
+MAX_NUMBERS = 8  # of a name that are numbers of layers
+# The number of a layer; what is longer, or has leading zeros, is a part of the name.
+NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+
+
+def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
+    """Yield the names that differ only in their numbers, and are of one kind, as one name each.
+
+    Examples
+    --------
+    >>> list(fold_names({"layers.0.w": "a", "layers.1.w": "a", "head": "a"}))
+    [('layers.{0,1}.w', 'a'), ('head', 'a')]
+    """
+    alike: dict[tuple[str, K], dict[tuple[int, ...], str]] = {}
+    for name, kind in kinds.items():
+        numbers = tuple(map(int, NUMBER.findall(name)[:MAX_NUMBERS]))
+        alike.setdefault((NUMBER.sub("#", name, MAX_NUMBERS), kind), {})[numbers] = name
+    for (_, kind), names in alike.items():
+        for ways in factor(names):
+            yield join_numbers(names[next(product(*ways))], ways), kind
+
+
+def join_numbers(name: str, ways: Sequence[tuple[int, ...]]) -> str:
+    """Return a name with the numbers of ``ways`` in the places of its own."""
+    shown = (format_numbers(numbers, separator=",") for numbers in ways)
+    texts = [numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in shown]
+    between = NUMBER.split(name, MAX_NUMBERS)
+    return "".join(chain(*zip_longest(between, texts, fillvalue="")))
+
+
+def factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Write a set of tuples as products of sets, in the order of their first tuples.
+
+    Examples
+    --------
+    >>> factor([(0, 0), (0, 1), (1, 0), (1, 1), (2, 5)])
+    [((0, 1), (0, 1)), ((2,), (5,))]
+    """
+    tuples = list(tuples)
+    if not tuples[0]:
+        return [()]
+    rests: dict[int, list[tuple[int, ...]]] = {}
+    for head, *rest in tuples:
+        rests.setdefault(head, []).append(tuple(rest))
+    heads: dict[frozenset[tuple[int, ...]], list[int]] = {}
+    for head, tails in rests.items():
+        heads.setdefault(frozenset(tails), []).append(head)
+    return [
+        (tuple(values), *ways) for values in heads.values() for ways in factor(rests[values[0]])
+    ]
+
+
+def format_names(names: Iterable[str], most: int = 3) -> str:
+    """Return names of tensors for a message, folded as tables fold them, states last.
+
+    Examples
+    --------
+    >>> format_names(["adam_m.layers.0.w", "layers.0.w", "layers.1.w", "b", "c", "d"])
+    'layers.{0,1}.w, b, c and 1 more, with their states'
+    """
+    known = dict.fromkeys(names)
+    states = {name for name in known if name.partition(".")[2] in known}
+    prefixes = {name.partition(".")[0] for name in states}
+    others = sorted(
+        (name for name in known if name not in states),
+        key=lambda name: name.partition(".")[0] in prefixes,
+    )
+    folded = (name for name, _ in fold_names(dict.fromkeys(others, "")))
+    return shorten(folded, most) + (", with their states" if states else "")
 
 
 def format_bytes(nbytes: int) -> str:

@@ -371,7 +371,9 @@ def _compare_ends(catalog: Catalog, option: str, replicas: str) -> Asking[Diagno
     where = f"ranks {shorten(ends, 3)}, by samples"
     if number := len(differing) - len(statistics):
         facts = f"{count(number, 'tensor', 'differ')} between {where}"
-        return replace(problem, facts=facts, hint=f"{option} STRATEGY")
+        draft = f"`ckpttool strategy draft {quote(catalog.root)} -o draft.yaml`"
+        hint = f"{draft} if you sharded by hand, or {option} STRATEGY"
+        return replace(problem, facts=facts, hint=hint)
     if statistics:
         facts = f"only {count(len(statistics), 'running statistic', 'differ')} between {where}"
         hint = f"{replicas} --unlisted first, which compares all else"

@@ -152,8 +152,9 @@ def run_checks(
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    If the manifest names another strategy, which shards otherwise, or the given one does not fit,
-    only that is said: all else about the strategy follows from it.  Where a folder has files of
+    If the strategy has other numbers of ranks or stages, only that is said.  If the manifest names
+    another strategy, which shards otherwise, or the given one does not fit, only that is said: all
+    else about the strategy follows from it.  Where a folder has files of
     other runs, another step is proposed in place of options that would hide it.  The codes
     ``without`` do not count where contents show them; ``misfits`` are further problems.
     """
@@ -161,10 +162,16 @@ def run_checks(
     hint = "" if other is None else other.hint
     of_checks = _find(checkpoint, contents, command, without, hint)
     diagnostics = [*(checkpoint.misfits or of_checks), *misfits]
+    errors = severities("convert")
     if other is None:
+        codes = {p.code for p in diagnostics if errors[p.code] == "error" or p.code == "lacking"}
+        is_for = command != "inspect" and not contents.complete_step
+        problem = missing.find_miscount(checkpoint, codes) if codes and is_for else None
+        if problem is not None:
+            yield problem
+            diagnostics = [p for p in diagnostics if p.code not in _OF_WRONG_STRATEGY]
         yield from diagnostics
         return
-    errors = severities("convert")
     following = [problem for problem in diagnostics if problem.code in _OF_WRONG_STRATEGY]
     wrong = [
         problem for problem in following if errors[problem.code] == "error" and problem != other

@@ -9,8 +9,8 @@ how many different values their slices could have had.  If all slices of all sha
 equal, every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
 Other ranks are missing only by the ranks of the same stage: each stage is saved for itself.
 
-The same evidence refuses a strategy file and a line of a hand-written one.  The message says
-whether replicated or sharded fits the ranks with equal slices.
+The same evidence refuses a strategy file and a line of a hand-written one.  What would fit the
+ranks with equal slices is for `ckpttool strategy draft`, which the message names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -26,7 +27,6 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
-from ckpttool.checks.fitting_layouts import fitting_layouts
 from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.strategy import Strategy
@@ -112,7 +112,7 @@ def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
         hints = [OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
         options: tuple[str, ...] = ("--optimizer-shard",)
         if place := _place_by_hand(checkpoint.strategy, sampled.tensor):
-            hints, options = [_correct(place)], ()
+            hints, options = [_correct(checkpoint, place)], ()
         if sampled.tensor.name not in unlike:
             hints, options = [*hints, _REPEATING], (*options, *_TRUST)
         hint = f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints[1:] else hints[0]
@@ -140,19 +140,19 @@ def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
         for sampled in in_full:
             yield _too_large_problem(strategy, sampled, message, hint, _TRUST)
         return
-    problems = _equal_slices_problems(strategy, by_rule, equal)
+    problems = _equal_slices_problems(checkpoint, by_rule, equal)
     yield from problems
     refused = {problem.tensor for problem in problems}
     for sampled, groups in equal:
         if sampled.tensor.name in refused:
             continue
-        note = _equal_slices_note(strategy, sampled, groups)
+        note = _equal_slices_note(checkpoint, sampled, groups)
         missing = tuple(sorted({*chain(*sampled.tensor.slicing.owners())} - catalog.files.keys()))
         if missing and not checkpoint.is_deduplicated and not sampled.may_be_equal_by_chance:
             # Either may be by chance; both together show a strategy of other files.
             facts = f"{format_ranks(missing)} without a file; {note.facts}"
             note = replace(note, facts=facts, ranks=missing)
-            note = _contradict(strategy, note, _place_by_hand(strategy, sampled.tensor))
+            note = _contradict(checkpoint, note, _place_by_hand(strategy, sampled.tensor))
         yield note
 
 
@@ -164,11 +164,11 @@ def _sampled_in_full(contents: Contents) -> Iterator[SampledTensor]:
             yield sampled
 
 
-def _contradict(strategy: Strategy, note: Diagnostic, place: str) -> Diagnostic:
-    problem = contradiction(strategy, note.message, note.facts, note.ranks)
+def _contradict(checkpoint: Checkpoint, note: Diagnostic, place: str) -> Diagnostic:
+    problem = contradiction(checkpoint.strategy, note.message, note.facts, note.ranks)
     hint = OF_THE_RUN
     if place:
-        hint, problem = _correct(place), replace(problem, where=place)
+        hint, problem = _correct(checkpoint, place), replace(problem, where=place)
     return replace(problem, tensor=note.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
 
 
@@ -230,7 +230,7 @@ def _are_all_equal(judged: Iterable[SampledTensor]) -> bool:
 
 
 def _equal_slices_problems(
-    strategy: Strategy,
+    checkpoint: Checkpoint,
     judged: Iterable[SampledTensor],
     equal: Sequence[tuple[SampledTensor, RankGroups]],
 ) -> list[Diagnostic]:
@@ -245,7 +245,7 @@ def _equal_slices_problems(
     for sampled in judged:
         is_sharded = not sampled.is_spot_check and len(sampled.sampled) > 1
         if is_sharded and not sampled.is_constant and not sampled.may_be_equal_by_chance:
-            tensors[_place_by_hand(strategy, sampled.tensor)].append(sampled)
+            tensors[_place_by_hand(checkpoint.strategy, sampled.tensor)].append(sampled)
     groups_of = {sampled.tensor.name: groups for sampled, groups in equal}
     problems = []
     for place, of_place in tensors.items():
@@ -255,8 +255,8 @@ def _equal_slices_problems(
             continue
         message = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
         for sampled in wrong:
-            note = _equal_slices_note(strategy, sampled, groups_of[sampled.tensor.name])
-            problems.append(_contradict(strategy, replace(note, message=message), place))
+            note = _equal_slices_note(checkpoint, sampled, groups_of[sampled.tensor.name])
+            problems.append(_contradict(checkpoint, replace(note, message=message), place))
     return problems
 
 
@@ -269,11 +269,9 @@ def _replica_problem(
     hint = f"`{_verify_command(checkpoint)}`, which shows the elements"
     options: tuple[str, ...] = ()
     if place := _place_by_hand(strategy, sampled.tensor):
-        hint = _correct(place)
-        if fitting := _fitting_text(sampled):
-            facts += fitting
-        else:
-            hint, options = f"{hint}, or --trust-strategy", _TRUST
+        hint = _correct(checkpoint, place)
+        if 2 * max(map(len, sampled.groups)) > len(sampled.tensor.layout.ranks):
+            hint, options = f"{hint}, or --trust-strategy", _TRUST  # no layout fits a majority
     elif of_other_run:
         if min(map(len, groups)) > 1:
             facts += f"; whole groups differ: {strategy.origin} may be of another run"
@@ -295,33 +293,29 @@ def _place_by_hand(strategy: Strategy, tensor: FullTensor) -> str:
     return handwritten.get(tensor.name) or handwritten.get(tensor.parameter or "", "")
 
 
-def _correct(place: str) -> str:
-    return f"correct {place}, or add a line above it for one tensor"
-
-
-def _fitting_text(sampled: SampledTensor) -> str:
-    layout, groups = sampled.tensor.layout, sampled.groups
-    is_known = (
-        not any(sample.is_constant for sample in sampled.all_samples) and not sampled.is_spot_check
-    )
-    if not is_known or not layout.is_even or len(layout.tensor_map) != len(sampled.slice_shape):
-        return ""
-    if len(groups) == 1:
-        return "; replicated fits"
-    return f"; sharded into {len(groups)} slices fits" if fitting_layouts(layout, groups) else ""
+def _correct(checkpoint: Checkpoint, place: str) -> str:
+    by_hand = place.rpartition(", line ")[0] or place
+    files = [path for path in checkpoint.strategy.files if path != by_hand]
+    command = _command(checkpoint, files, "strategy", "draft")
+    return f"`{command} -o draft.yaml`, whose device_matrix fits, to correct {place}"
 
 
 _REPLICA_EXPLAINED = "`ckpttool help replica` explains"
 
 
-def _verify_command(checkpoint: Checkpoint) -> str:
-    catalog, files = checkpoint.catalog, checkpoint.strategy.files
-    options: list[str] = []
-    if catalog.description is None:
-        given = files if 0 < len(files) < 3 else ["STRATEGY"]
-        options = [word for name in given for word in ("-s", name)]
+def _command(checkpoint: Checkpoint, files: Sequence[str], *words: str) -> str:
+    catalog = checkpoint.catalog
+    given = files if len(files) < 3 else sorted({str(Path(path).parent) for path in files})
+    options = [word for name in given for word in ("-s", name)]
     options += ["--step", catalog.step] if catalog.step else []
-    return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
+    return shlex.join(["ckpttool", *words, catalog.root, *options])
+
+
+def _verify_command(checkpoint: Checkpoint) -> str:
+    files = checkpoint.strategy.files or ["STRATEGY"]
+    if checkpoint.catalog.description is not None:
+        files = ()
+    return f"{_command(checkpoint, files, 'verify')} --deep"
 
 
 def _too_large_problem(
@@ -336,15 +330,14 @@ _EQUAL = "slices that should differ are equal"
 
 
 def _equal_slices_note(
-    strategy: Strategy, sampled: SampledTensor, groups: RankGroups
+    checkpoint: Checkpoint, sampled: SampledTensor, groups: RankGroups
 ) -> Diagnostic:
     """Return the note on a tensor with equal slices."""
     are_all = groups == (sampled.ranks,)
     facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
     hint = "the strategy of this run"
-    place = _place_by_hand(strategy, sampled.tensor)
-    if place:
-        facts, hint = facts + _fitting_text(sampled), _correct(place)
+    if place := _place_by_hand(checkpoint.strategy, sampled.tensor):
+        hint = _correct(checkpoint, place)
     elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"

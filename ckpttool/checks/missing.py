@@ -12,7 +12,12 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Contents
 from ckpttool.checkpoint.optimizer_state import FIND_FITTING, OF_THE_RUN
-from ckpttool.checkpoint.presence import REDUNDANCY_KEY, PartlyHeld, has_redundancy_mark
+from ckpttool.checkpoint.presence import (
+    REDUNDANCY_KEY,
+    PartlyHeld,
+    count_stages,
+    has_redundancy_mark,
+)
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
@@ -20,6 +25,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, fold_names
 from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import BrokenTensor, holdings
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
@@ -90,10 +96,12 @@ def _extra_ranks_problem(
     """Return the problem of ranks outside of the strategy."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     message = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
-    facts = f"found {format_ranks(ranks)}; {strategy.origin_is} for {format_ranks(strategy.ranks)}"
-    facts = "; ".join(
-        [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
-    )
+    facts = [f"found {format_ranks(ranks)}"]
+    facts += [f"{strategy.origin_is} for {format_ranks(strategy.ranks)}"]
+    where = catalog.root
+    if extra[1:] and ranks[-1] == len(ranks) - 1:
+        message, facts, where = _miscount(strategy, catalog), [], strategy.origin
+    facts += [note.fact for note in strategy.notes if note.code == "strategy_file"]
     everyone = f"all {ranks[-1] + 1} ranks ({FIND_FITTING})"
     hint = f"the strategy of {everyone} or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
@@ -103,7 +111,47 @@ def _extra_ranks_problem(
     if list(ranks) == [rank + 1 for rank in strategy.ranks]:
         message = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
-    return Diagnostic("strategy", message, hint=hint, facts=facts, ranks=extra, where=catalog.root)
+    text = join_clauses(*facts)
+    return Diagnostic("strategy", message, hint=hint, facts=text, ranks=extra, where=where)
+
+
+def find_miscount(checkpoint: Checkpoint, wrong: Collection[str]) -> Diagnostic | None:
+    """Return the problem of files of other numbers of ranks or stages than the strategy has.
+
+    All other problems follow from it, whose codes are ``wrong``.  A few files may be lost, but
+    hardly all of the upper half, if others do not replace them.
+    """
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if not (checkpoint.are_joined and catalog.needs_strategy):
+        return None
+    ranks, stages = sorted({*catalog.files, *catalog.damaged}), count_stages(catalog)
+    number, hint = len(ranks), "the strategy files of all stages, or the folder that has them"
+    if strategy.layouts or strategy.files:
+        if extra := tuple(rank for rank in ranks if rank not in strategy.ranks):
+            return _extra_ranks_problem(checkpoint, ranks, extra)
+        is_half = ranks[-1] == number - 1 and 2 * number <= len(strategy.ranks)
+        is_known = checkpoint.needed is not None or catalog.expected_ranks is not None
+        is_known |= any(note.code == "leftover" for note in catalog.diagnostics)
+        if is_half and not is_known and wrong != {"lacking"}:
+            hint = f"the strategy of {count(number, 'rank')} ({FIND_FITTING}), or all files"
+            message = _miscount(strategy, catalog)
+            return Diagnostic("strategy", message, hint=hint, where=strategy.origin)
+    if stages in (1, strategy.stages) or checkpoint.is_deduplicated:
+        return None
+    of_stage = number // stages
+    first, second = (format_numbers(range(at, at + of_stage)) for at in (0, of_stage))
+    known = "one stage" if strategy.stages == 1 else count(strategy.stages, "stage")
+    message = f"{strategy.origin} has {known} of {count(strategy.stage_ranks, 'rank')}, the files "
+    message += f"have {stages}: ranks {first} and {second} hold other parameters"
+    if checkpoint.options.replicated:
+        message = f"no rank holds the whole model: the files have {stages} stages, and ranks "
+        message, hint = f"{message}{first} and {second} hold other parameters", f"-s with {hint}"
+    return Diagnostic("strategy", message, hint=hint, where=catalog.root)
+
+
+def _miscount(strategy: Strategy, catalog: Catalog) -> str:
+    ranks = len(catalog.files) + len(catalog.damaged)
+    return f"the strategy is for {len(strategy.ranks)} ranks, and {catalog.root} has {ranks}"
 
 
 def _incomplete_replica_problems(

@@ -147,11 +147,10 @@ def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def find_word(word: str) -> tuple[str, str] | None:
-    """Return a word as the tables on the page `WORDS` write it, and what they say of it."""
+    """Return the words of a row on the page `WORDS` that has a word, and what it says of them."""
     for words, meaning in ROW.findall(read_topics()[WORDS]):
-        for known in words.replace("`", "").split(", "):
-            if known.lower() == word.lower():
-                return known, meaning
+        if word.lower() in words.replace("`", "").lower().split(", "):
+            return words, meaning
     return None
 
 
@@ -290,10 +289,13 @@ def help(name: tuple[str, ...]) -> None:
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 
-def print_word(word: str, meaning: str) -> None:
-    """Print what a word of others is here, and the first page that it names."""
+def print_word(words: str, meaning: str) -> None:
+    """Print what words of others are here, and the first page that is named."""
     page = re.search(r"\]\([^)]*?([\w-]+)[.]md\)", meaning)
-    texts = [f"`{word}`: {meaning}\n", *([read_topics()[page[1]]] if page else ())]
+    texts = [
+        f"{words}: {LINK.sub(_name_topic, meaning)}\n",
+        *([read_topics()[page[1]]] if page else ()),
+    ]
     print_markdown("\n".join(texts))
 
 

@@ -198,7 +198,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
     from ckpttool.cli.options import name_with_value
-    from ckpttool.cli.params import Existing, UsageProblem
+    from ckpttool.cli.params import MEANT, Existing, UsageProblem
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     name, path = (words_of(context), context.command_path) if context else ("ckpttool",) * 2
@@ -220,7 +220,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
-            message = f"{name} has no {flag}"
+            message, hint = f"{name} has no {flag}", MEANT.get((name, flag), hint)
             if error.possibilities:
                 facts = f"Did you mean {', '.join(error.possibilities)}?"
     if isinstance(error, click.MissingParameter) and context is not None:

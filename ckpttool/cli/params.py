@@ -85,6 +85,14 @@ def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
         raise UsageProblem(f"given {len(values)} times, expected once", hint)
 
 
+# What is typed by mistake, by the command or the option, and what was meant.
+MEANT: Mapping[tuple[str, str], str] = {
+    ("--format", "h5"): "--format hdf5",
+    ("split", "-s"): "-d, the strategy of the outputs; a merged checkpoint needs none",
+    ("merge", "-d"): "`ckpttool reshard`, which writes the files of a target",
+}
+
+
 class Choice(ChoiceType):
     """One of a few words on the command line."""
 
@@ -93,7 +101,8 @@ class Choice(ChoiceType):
         if value not in self.choices:
             some, names = shorten(self.choices, 3), ", ".join(self.choices)
             facts = names if names != some else ""
-            raise UsageProblem(f"{value!r} is not one of {some}", facts=facts)
+            hint = MEANT.get((param.opts[0], value), "") if param is not None else ""
+            raise UsageProblem(f"{value!r} is not one of {some}", hint, facts)
         return str(value)
 
 

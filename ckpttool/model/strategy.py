@@ -254,7 +254,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
 
         Problems are names without a rule and a layout, and rules that contradict shapes or listed
         layouts.  Listed layouts stay unchanged.  A single value needs no rule: it is copied if all
-        ranks hold the same.
+        ranks hold the same.  Optimizer state needs none beside the rule of its parameter.
 
         Parameters
         ----------
@@ -271,7 +271,12 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         notes = rules.unused_notes(matched)
         is_decided = is_rest_decided or rules.replicates_rest or self.layouts
         unmatched = [name for name in metas if name not in matched]
-        undecided = [name for name in unmatched if not metas[name].is_single]
+        states = match_states(matched, metas)
+        undecided = [
+            name
+            for name in unmatched
+            if not metas[name].is_single and states.get(name) not in matched
+        ]
         if undecided and not is_decided:
             hint = "a pattern for them, or `otherwise: replicated` if all ranks hold the same"
             problems.append(

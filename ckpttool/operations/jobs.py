@@ -239,7 +239,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
     refuse_file_name(folder, options.format)
-    format = options.format or "hdf5"
+    format = options.format or ("ckpt" if options.mindformers else "hdf5")
     ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
     names = name_files(catalog, ranks, format, options)
     paths = {rank: str(Path(folder, f"rank_{rank}", name)) for rank, name in names.items()}

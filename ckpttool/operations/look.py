@@ -137,13 +137,14 @@ def look(
     crc: bool = False,
     find_needed: FindNeeded | None = None,
     read_more: ReadMore = compare_replicas,
+    evidence: Evidence | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Sight:
     """Look at a source for the command of ``found``, which gets all that is wrong with it.
 
     ``contents`` is how much of the contents is read, see `ckpttool.checkpoint.resolve`.
     ``find_needed`` returns the slices that are needed, if these are not all.  ``read_more`` reads
-    what the command asks for, once the tensors are resolved.
+    what the command asks for, once the tensors are resolved.  ``evidence`` is of earlier reading.
     """
     options, command = source.options, found.command
     is_whole = crc or options.tensors.are_all_wanted  # nothing of a cut file passes a checksum
@@ -170,7 +171,7 @@ def look(
                 ways=(found.strategy_option, source.replicas),
                 find_needed=find_needed,
             )
-            checkpoint, shown = read_contents(steps(catalog, source.strategy), executor)
+            checkpoint, shown = read_contents(steps(catalog, source.strategy), executor, evidence)
             if command == "inspect" and (misfits := checkpoint.misfits):  # the others are joined
                 checkpoint, shown = read_contents(steps(catalog, checkpoint.strategy), executor)
         found.failures += _unread_files(checkpoint, shown, command)

@@ -20,11 +20,10 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
-from ckpttool.operations.summary import fold_names
 from ckpttool.problems import join_clauses
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
-from ckpttool.wording import Brief, count, format_bytes, format_shape, shorten
+from ckpttool.wording import Brief, count, fold_names, format_bytes, format_shape, shorten
 
 DTypes = Literal["float32", "ml_dtypes"]
 Framework = Literal["np", "pt"]

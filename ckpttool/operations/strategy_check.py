@@ -3,48 +3,38 @@
 The files are scanned once, and resolved with each strategy.  Samples are shared: a second strategy
 reads only what the first one left open.
 
-A strategy *does not fit* if names, shapes or contents contradict it.  It *fits* if nothing does,
-nothing is found, and for every tensor something could have contradicted it (`_unproven`), or if the
-manifest of the set names it.  Else *it cannot be known*.  What verify warns of is found, too: a
-strategy may be right, and its files not.
+A strategy *does not fit* if names, shapes or contents contradict it.  It *fits*, which is proven,
+if nothing does, nothing is found, and for every tensor something could have contradicted it
+(`_unproven`), or if the manifest of the set names it.  Else it is *unknown*, and possible.  What
+verify finds is what is found here: a strategy may be right, and its files not.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from itertools import chain
 from typing import Literal
 
 from msgspec.structs import replace
 
-from ckpttool.checkpoint.checkpoint import (
-    RANK_SPECIFIC_NAMES,
-    Checkpoint,
-    Contents,
-    ResolveOptions,
-)
-from ckpttool.checkpoint.contents import sample_ranks
-from ckpttool.checkpoint.evidence import Evidence, answer
-from ckpttool.checkpoint.from_manifest import limit_to_written_ranks, noted_other_strategy
-from ckpttool.checkpoint.resolve import resolving
+from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, Reading
+from ckpttool.checkpoint.evidence import Evidence
+from ckpttool.checkpoint.from_manifest import noted_other_strategy
 from ckpttool.checkpoint.samples import SampledTensor
-from ckpttool.checks import is_refused, run_checks
-from ckpttool.concurrency import InlineExecutor
+from ckpttool.concurrency import InlineExecutor, OpenProgress
 from ckpttool.discovery.scan import CheckpointFiles, scan
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Document, Reported, Some
-from ckpttool.operations.describe import summarize
-from ckpttool.operations.look import read_contents
-from ckpttool.operations.summary import names_to_sample
-from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
+from ckpttool.operations.look import Subject, look
+from ckpttool.operations.verification import sample_unlisted
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, raise_all, severities
 from ckpttool.strategy_files.reader import Layouts, read_strategy
-from ckpttool.wording import format_difference
 
 Verdict = Literal["fits", "unknown", "misfit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "unknown", "misfit")  # the best first
@@ -66,6 +56,8 @@ class Candidate(Answer, frozen=True):
         Whether it fits; unknown if nothing contradicts it, and it may be wrong.
     ranks, stages
         Its number of ranks, or of pipeline stages; null if it cannot be read.
+    files
+        Number of its ranks that have a file.
     listed
         Number of tensors of the checkpoint that it lists.
     tensors
@@ -89,6 +81,7 @@ class Candidate(Answer, frozen=True):
     verdict: Verdict
     ranks: Some | None
     stages: Some | None
+    files: Count
     listed: Count
     tensors: Count
     sampled: Count
@@ -100,8 +93,8 @@ class Candidate(Answer, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing was found against it."""
-        return not self.findings
+        """Whether it may be right: nothing contradicts it."""
+        return self.ranks is not None and self.verdict != "misfit"
 
 
 class StrategyCheck(Document, frozen=True):
@@ -166,59 +159,58 @@ def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidenc
         path = os.fspath(given)
     elif isinstance(given, Strategy):
         path = given.origin
-    tensors = catalog.holders.keys()
-    findings, number = Reported((), column), len(tensors)
-    unread = Candidate(path, "unknown", None, None, 0, number, 0, 0, 0, False, {}, findings)
+    tensors, found = catalog.holders.keys(), Diagnostics("verify", strategy_option="a strategy")
+    candidate = Candidate(
+        *(path, "unknown", None, None, 0, 0, len(tensors), 0, 0, 0, False, {}),
+        Reported((), column),
+    )
     try:
         strategy = read_strategy(given)
     except CkptToolError as error:
-        return replace(unread, findings=Reported(error.diagnostics, column))
-    try:
-        steps = resolving(
-            *(limit_to_written_ranks(catalog, strategy), strategy, ResolveOptions()),
-            contents="samples",
-            is_refused=partial(is_refused, command="verify"),
-            ways=("a strategy", "--replicated"),
-        )
-        checkpoint, contents = read_contents(steps, executor, evidence)
-    except CkptToolError as error:
-        is_wrong = any(map(_is_against, error.diagnostics))
-        return replace(
-            unread,
-            verdict="misfit" if is_wrong else "unknown",
-            ranks=len(strategy.ranks),
-            stages=strategy.stages,
-            listed=len(strategy.layouts.keys() & tensors),
-            findings=Reported(error.diagnostics, column),
-        )
-    problems = [*run_checks(checkpoint, contents, "verify")]
-    other = noted_other_strategy(checkpoint.strategy)
-    if other is not None and checkpoint.strategy.is_as_written:  # read by the layouts of the set
+        return replace(candidate, findings=Reported(error.diagnostics, column))
+    subject = Subject(catalog, strategy)
+    sight = look(
+        *(subject, found, executor), contents="samples", read_more=_sample, evidence=evidence
+    )
+    checkpoint, contents = sight.checkpoint, sight.contents
+    strategy = strategy if checkpoint is None else checkpoint.strategy
+    problems = [*found, *chain(*(error.diagnostics for error in found.failures))]
+    other = noted_other_strategy(strategy)
+    if other is not None and strategy.is_as_written:  # read by the layouts of the set
         problems.append(replace(other, code="strategy"))
-    try:
-        if not contents.is_incomplete:
-            problems += _differing_unlisted(checkpoint, executor, evidence)
-    except CkptToolError as error:
-        problems += error.diagnostics
-    problems += () if contents.unread is None else contents.unread.diagnostics
     grave = [problem for problem in problems if _is_grave(problem)]
     grave.sort(key=lambda problem: not _is_against(problem))
-    is_wrong = any(map(_is_against, grave))
-    unproven = {} if is_wrong or checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
-    return Candidate(
-        path,
-        "misfit" if is_wrong else "unknown" if grave or unproven else "fits",
-        len(checkpoint.strategy.ranks),
-        checkpoint.strategy.stages,
-        len(checkpoint.strategy.layouts.keys() & tensors),
-        number,
-        len(contents.sampled),
-        sum(map(_agrees, contents.sampled)),
-        sum(map(_has_listed_shape, checkpoint.tensors)),
-        checkpoint.is_recorded,
-        unproven,
-        Reported(grave, column),
+    candidate = replace(
+        candidate,
+        ranks=len(strategy.ranks),
+        stages=strategy.stages,
+        files=len(catalog.files.keys() & {*strategy.ranks}),
+        listed=len(strategy.layouts.keys() & tensors),
+        findings=Reported(grave, column),
     )
+    if any(map(_is_against, grave)):
+        return replace(candidate, verdict="misfit")
+    if checkpoint is None:
+        return candidate
+    unproven = {} if checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
+    return replace(
+        candidate,
+        verdict="unknown" if grave or unproven else "fits",
+        sampled=len(contents.sampled),
+        agreeing=sum(map(_agrees, contents.sampled)),
+        shaped=sum(map(_has_listed_shape, checkpoint.tensors)),
+        recorded=checkpoint.is_recorded,
+        unproven=unproven,
+    )
+
+
+def _sample(
+    checkpoint: Checkpoint, contents: Contents, executor: Executor, _: OpenProgress
+) -> Mapping[Reading, Sequence[Diagnostic]]:
+    """Read samples of the tensors that the strategy omits, as verify does."""
+    if contents.is_incomplete:
+        return {}
+    return {"unlisted": [*sample_unlisted(checkpoint, contents.evidence, executor)]}
 
 
 def _is_against(problem: Diagnostic) -> bool:
@@ -263,18 +255,6 @@ def _shows_owners(sampled: SampledTensor | None) -> bool:
     if sampled.tensor.layout.replicas == 1:
         return not sampled.is_spot_check
     return _agrees(sampled)
-
-
-def _differing_unlisted(
-    checkpoint: Checkpoint, executor: Executor, evidence: Evidence
-) -> Iterator[Diagnostic]:
-    """Yield the tensors that the strategy omits, and of which ranks hold different samples."""
-    names = names_to_sample(summarize(checkpoint).entries)
-    for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
-        if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:
-            message = "not in the strategy, and different between ranks"
-            facts = format_difference(groups)
-            yield Diagnostic("unlisted", message, facts=facts, tensor=name)
 
 
 def _agrees(sampled: SampledTensor) -> bool:

@@ -32,10 +32,10 @@ from ckpttool.operations.answer import (
     StrategySize,
     describe_layouts,
 )
-from ckpttool.operations.summary import Named, fold_names
+from ckpttool.operations.summary import Named
 from ckpttool.problems import severities
 from ckpttool.strategy_files import reader
-from ckpttool.wording import Brief, count, shorten
+from ckpttool.wording import Brief, count, fold_names, shorten
 
 
 class DifferenceRow(Named, frozen=True):

@@ -8,11 +8,10 @@ and layouts; nothing here reads a file.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, product, zip_longest
+from itertools import chain, product
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Some
-from ckpttool.wording import format_numbers
+from ckpttool.wording import MAX_NUMBERS, NUMBER, factor, join_numbers
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -417,7 +416,7 @@ def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entr
     MindSpore writes them in no order, so they are sorted by name, numbers by value.
     """
     placements: dict[Sequence[Layout], Placement] = {}
-    for name in sorted(layouts, key=lambda name: _NUMBER.sub(lambda m: m[0].zfill(9), name)):
+    for name in sorted(layouts, key=lambda name: NUMBER.sub(lambda m: m[0].zfill(9), name)):
         of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
@@ -492,10 +491,6 @@ def sharded_text(placement: Placement) -> str:
 
 # --------------------------------------------------------------------------------------------- rows
 
-_MAX_NUMBERS = 8  # of a name that are numbers of layers
-# The number of a layer; what is longer, or has leading zeros, is a part of the name.
-_NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
-
 
 def fold_rows(
     summary: Summary, alike: Callable[[Entry], Hashable] = lambda _: None
@@ -530,63 +525,17 @@ def fold_rows(
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
         row = Row(base, tuple(entry.name.removesuffix(base) for entry in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
-        kind = (_NUMBER.sub("#", base, _MAX_NUMBERS), row.prefixes, dtypes, how)
-        numbers = tuple(map(int, _NUMBER.findall(base)[:_MAX_NUMBERS]))
+        kind = (NUMBER.sub("#", base, MAX_NUMBERS), row.prefixes, dtypes, how)
+        numbers = tuple(map(int, NUMBER.findall(base)[:MAX_NUMBERS]))
         layers.setdefault(kind, {})[numbers] = row
     return tuple(row for equal in layers.values() for row in _fold_layers(equal))
 
 
 def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
-    for ways in _factor(layers):
+    for ways in factor(layers):
         rows = [layers[key] for key in product(*ways)]
-        pattern = _join_numbers(rows[0].pattern, ways)
+        pattern = join_numbers(rows[0].pattern, ways)
         yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
-
-
-def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
-    """Yield the names that differ only in their numbers, and are of one kind, as one name each.
-
-    Examples
-    --------
-    >>> list(fold_names({"layers.0.w": "a", "layers.1.w": "a", "head": "a"}))
-    [('layers.{0,1}.w', 'a'), ('head', 'a')]
-    """
-    alike: dict[tuple[str, K], dict[tuple[int, ...], str]] = {}
-    for name, kind in kinds.items():
-        numbers = tuple(map(int, _NUMBER.findall(name)[:_MAX_NUMBERS]))
-        alike.setdefault((_NUMBER.sub("#", name, _MAX_NUMBERS), kind), {})[numbers] = name
-    for (_, kind), names in alike.items():
-        for ways in _factor(names):
-            yield _join_numbers(names[next(product(*ways))], ways), kind
-
-
-def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
-    shown = (format_numbers(numbers, separator=",") for numbers in ways)
-    texts = [numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in shown]
-    between = _NUMBER.split(name, _MAX_NUMBERS)
-    return "".join(chain(*zip_longest(between, texts, fillvalue="")))
-
-
-def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
-    """Write a set of tuples as products of sets, in the order of their first tuples.
-
-    Examples
-    --------
-    >>> _factor([(0, 0), (0, 1), (1, 0), (1, 1), (2, 5)])
-    [((0, 1), (0, 1)), ((2,), (5,))]
-    """
-    tuples = list(tuples)
-    if not tuples[0]:
-        return [()]
-    rests: dict[int, list[tuple[int, ...]]] = {}
-    for head, *rest in tuples:
-        rests.setdefault(head, []).append(tuple(rest))
-    heads: dict[frozenset[tuple[int, ...]], list[int]] = {}
-    for head, tails in rests.items():
-        heads.setdefault(frozenset(tails), []).append(head)
-    return [
-        (tuple(values), *ways) for values in heads.values() for ways in _factor(rests[values[0]])
-    ]
 
 
 # -------------------------------------------------------------------------------------- parallelism

@@ -38,7 +38,6 @@ from ckpttool.operations.answer import (
     count_casts,
 )
 from ckpttool.operations.look import Sight, Subject, look
-from ckpttool.operations.summary import fold_names
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
@@ -57,7 +56,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import Brief, count, format_bytes
+from ckpttool.wording import Brief, count, fold_names, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 

@@ -288,7 +288,7 @@ def _read(
             )
             read["contents"] = [*of_bytes]
         elif checkpoint.are_joined:
-            read["unlisted"] = [*_sample_unlisted(checkpoint, shown.evidence, executor)]
+            read["unlisted"] = [*sample_unlisted(checkpoint, shown.evidence, executor)]
         read["manifest"] = [
             problem
             for path in manifests
@@ -338,7 +338,7 @@ def _bytes_to_read(
     return total
 
 
-def _sample_unlisted(
+def sample_unlisted(
     checkpoint: Checkpoint, evidence: Evidence, executor: Executor
 ) -> Iterator[Diagnostic]:
     """Yield the tensors without a layout that differ between two ranks, as a conversion does."""

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     import yaml
 
 KEY = "ckpttool_strategy"
-_VERSION = 1
+VERSION = 1
 YAML_SUFFIXES = (".yaml", ".yml")
 _TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
@@ -179,9 +179,9 @@ def _too_large(path: str, size: int) -> StrategyError:
 def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
     root = (nodes_of_json if path.endswith(".json") else parse_yaml)(data, path)
     if not isinstance(root.value, dict) or KEY not in root.value:
-        raise StrategyError(path, f"the key {KEY} is missing", f"a first line {KEY}: {_VERSION}")
-    if root.value[KEY].value != _VERSION:
-        raise _unexpected(root.value[KEY], KEY, str(_VERSION))
+        raise StrategyError(path, f"the key {KEY} is missing", f"a first line {KEY}: {VERSION}")
+    if root.value[KEY].value != VERSION:
+        raise _unexpected(root.value[KEY], KEY, str(VERSION))
     return root.value
 
 
@@ -393,10 +393,10 @@ def encode_handwritten(strategy: Strategy, path: str) -> bytes:
         The file would be larger than what is read.
     """
     rules = strategy.rules
-    lines = [f"{KEY}: {_VERSION}", f"ranks: {len(strategy.ranks)}"]
+    lines = [f"{KEY}: {VERSION}", f"ranks: {len(strategy.ranks)}"]
     lines += [f"stages: {strategy.stages}"] if strategy.stages > 1 else []
     cuts = rules.rules if rules else map(_rule_of, strategy.layouts.items())
-    written = [f"  {_quote(rule.pattern)}: {_format_cut(rule, strategy.stages)}" for rule in cuts]
+    written = [f"  {quote_key(rule.pattern)}: {format_cut(rule, strategy.stages)}" for rule in cuts]
     lines += ["parameters:", *(written if rules else sorted(written))] if written else []
     lines += ["otherwise: replicated"] if strategy.covers_rest else []
     data = "\n".join((*lines, "")).encode()
@@ -423,7 +423,7 @@ def _rule_of(item: tuple[str, Sequence[Layout]]) -> Rule:
     return Rule(escape_pattern(name), replace(layouts[0], first_rank=0), False, stages, "")
 
 
-def _format_cut(rule: Rule, stages: int) -> str:
+def format_cut(rule: Rule, stages: int) -> str:
     """Return the cut of a rule as `_parse_rule` reads it."""
     layout, keys = rule.layout, dict[str, object]()
     if rule.allows_more_axes:
@@ -447,10 +447,10 @@ def _format_cut(rule: Rule, stages: int) -> str:
     return f"{{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}"
 
 
-def _quote(pattern: str) -> str:
+def quote_key(pattern: str) -> str:
     r"""Return a key of YAML.
 
-    >>> print(_quote("layers.0.w"), _quote("*.w"), _quote("\u2028"))
+    >>> print(quote_key("layers.0.w"), quote_key("*.w"), quote_key("\u2028"))
     layers.0.w "*.w" "\U00002028"
     """
     if _BARE.fullmatch(pattern):

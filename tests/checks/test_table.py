@@ -161,7 +161,7 @@ CASES = {
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
         "shape",
-        resolved(catalog_of({0: {"w": SLICE}, 1: {"w": (401, 30)}})),
+        resolved(catalog_of({2: {"w": SLICE}, 3: {"w": (401, 30)}})),
         resolved(catalog_of({0: {"w": SLICE}, 2: {"w": SLICE}})),
     ),
     "check_odd_states": ("unlisted", held(accu_grads__w=(200, 30)), held(accu_grads__w=(800, 30))),
@@ -181,7 +181,7 @@ CASES = {
             for shape in ((400, 60), (30, 60))
         ),
     ),
-    "check_missing": ("missing", held(ranks=(0, 1)), held(ranks=(0, 3))),
+    "check_missing": ("missing", held(ranks=(2, 3)), held(ranks=(0, 3))),
     "check_own_values": (
         "missing_own",
         *(

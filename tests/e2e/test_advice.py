@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -43,6 +45,22 @@ def cache(root: Path, files: dict[str, dict], revisions=REVISIONS[:1], main: int
             path.rename(blob)
             path.symlink_to(os.path.relpath(blob, folder))
     return root
+
+
+def messages() -> Iterator[str]:
+    """Yield the messages in the texts of golden, damaged and other cases."""
+    for path in sorted(Path(__file__).parent.glob("s*/**/*.txt")):
+        text = re.sub(r"^2> ", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        head = r"^( *)(?:error|warning|note)(?:\[\w+\])?: .*(?:\n\1  +\S.*)*"
+        yield from (re.sub(r"\s+", " ", found[0]) for found in re.finditer(head, text, re.M))
+
+
+@pytest.mark.source
+def test_messages_are_short_and_name_parameters_first():
+    without_commands = (re.sub(r"`.*?`", "", message) for message in messages())
+    long = [message for message in without_commands if len(message) > 450]
+    states = [m for m in messages() if re.search(r"tensors adam_m\.(?!.*without)", m)]
+    assert (long, states) == ([], [])
 
 
 @pytest.mark.parametrize("follows", [False, True])

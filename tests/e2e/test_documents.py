@@ -34,6 +34,7 @@ from ckpttool.operations.inspected import (
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.strategy_draft import StrategyDraft
 from ckpttool.operations.tensor_diff import Difference
 from ckpttool.operations.values import Values
 from ckpttool.operations.verification import Verification
@@ -59,6 +60,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "run.json": Conversion,
     "strategy-check.json": StrategyCheck,
     "strategy-diff.json": StrategyComparison,
+    "strategy-draft.json": StrategyDraft,
     "strategy-file.json": WrittenStrategy,
     "strategy-ranks.json": RanksToFetch,
     "verify.json": Verification,
@@ -97,6 +99,7 @@ def others() -> list[list[str]]:
         ["inspect", "run", "-s", "s.yaml"],
         ["inspect", "run", "-s", "fields.ckpt"],
         ["inspect", "s.yaml"],
+        ["strategy", "draft", "run", "-o", "draft.yaml"],
         ["inspect", "fields.ckpt"],
         ["inspect", str(UNEVEN)],
         ["strategy", "diff", "fields.ckpt", str(UNEVEN)],

@@ -121,11 +121,11 @@ def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
 def test_missing_files_leave_a_strategy_in_doubt(halves, tmp_path):
     folder, names = halves
     right = write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ())))
-    for rank, code in ((3, "missing_replica"), (2, "missing")):
+    for rank, code, verdict in ((3, "missing_replica", "unknown"), (2, "strategy", "misfit")):
         (path,) = (folder / f"rank_{rank}").iterdir()
         path.unlink()
         (found,) = checked(folder, right)
-        assert (found.verdict, found.is_open) == ("unknown", False)
+        assert (found.verdict, found.is_open) == (verdict, verdict == "unknown")
         assert code in {one.code for one in found.findings}
 
 
@@ -162,14 +162,17 @@ def test_equal_elements_show_nothing(tmp_path):
         assert found.verdict == ("unknown" if unproven else "fits")
 
 
-def test_what_verify_warns_of_is_found():
+def test_files_of_two_stages_are_not_of_a_strategy_of_one():
     folder = GOLDEN / "pipeline_2x4_to_8"
     right, wrong = checked(
         folder / "src", folder / "dst_strategy.ckpt", folder / "src_strategy.ckpt"
     )
     assert (Path(right.path).name, right.is_open) == ("src_strategy.ckpt", True)
-    assert (wrong.verdict, wrong.is_open) == ("unknown", False)
-    assert {one.code for one in wrong.findings} == {"lacking"}
+    assert (wrong.verdict, wrong.is_open) == ("misfit", False)
+    (problem,) = wrong.findings
+    assert problem.message.endswith(
+        "has one stage of 8 ranks, the files have 2: ranks 0-3 and 4-7 hold other parameters"
+    )
 
 
 def test_files_that_nobody_can_read_are_an_error_of_the_source():
@@ -194,7 +197,7 @@ def test_every_other_strategy_of_the_corpus_is_judged():
     own = read_strategy(str(GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"))
     paths = sorted(GOLDEN.glob("*/*_strategy.*"))
     found = checked(folder, *paths)
-    possible = [one for one in found if one.is_open]
+    possible = [one for one in found if one.is_open and not one.findings]
     assert found[: len(possible)] == (*possible,)
     for one in possible:
         layouts = read_strategy(one.path).layouts

@@ -13,6 +13,7 @@ COMMANDS = {
     "merge": "How do I get one file for all pipeline stages?",
     "diff": "Are two strategies equal, parameter by parameter?",
     "check": "Which of these strategies fits this checkpoint?",
+    "draft": "How do I begin a hand-written one?",
     "ranks": "Which ranks do I have to fetch for a target?",
 }
 

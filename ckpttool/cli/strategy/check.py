@@ -23,7 +23,7 @@ _UNPROVEN = {
     "order": "nothing shows in which order ranks hold the slices of {}",
     "owners": "nothing shows which ranks hold the same of {}",
 }
-_VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not fit"}
+_VERDICTS = {"fits": "proven", "unknown": "possible", "misfit": "no"}
 
 
 @click.command(
@@ -31,9 +31,9 @@ _VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not f
     help="""\b
     ckpttool strategy check checkpoint/ strategy.ckpt new_strategy.ckpt
 
-    Say of each strategy whether it fits a checkpoint: it fits, does not, or cannot be known; with
-    evidence, the best first.  Samples of the contents are compared.  STRATEGY is a file, or the
-    folder with those of all stages.  Exit code 0: nothing is found against one; 1: against each.
+    Say of each strategy whether it fits a checkpoint: proven, possible or no, the best first, with
+    the doubts below.  Samples of the contents are compared.  STRATEGY is a file, or the folder with
+    those of all stages.  Exit code 0: one is proven or possible; 1: none is.
     """,
 )
 @options.source_options("src", "step", "pattern", "key")
@@ -63,10 +63,10 @@ def _print_candidate(candidate: Candidate, report: ReportOptions) -> None:
     """Print the verdict and the evidence."""
     if report.quiet and candidate.is_open:
         return
-    tables.print_text(
-        f"{candidate.path} ({'; '.join(_evidence(candidate))})", _VERDICTS[candidate.verdict]
-    )
     findings = [*join_alike(candidate.findings)]
+    reason = ", ".join(_evidence(candidate)) if candidate.is_open else findings.pop(0).message
+    verdict = _VERDICTS[candidate.verdict] if candidate.is_open else "no"
+    tables.print_text(f"{verdict}: {reason}", candidate.path)
     for finding in findings[:MAX_FINDINGS]:
         tables.print_text(f"  {finding.fact}", indent=4)
         if finding.facts:
@@ -83,13 +83,11 @@ def _print_candidate(candidate: Candidate, report: ReportOptions) -> None:
 
 def _evidence(candidate: Candidate) -> Iterator[str]:
     """Yield what was compared."""
-    if candidate.ranks is None:
-        yield "not read"
-        return
-    yield f"lists {candidate.listed} of {count(candidate.tensors, 'tensor')}"
+    yield f"{candidate.files} of {count(candidate.ranks or 0, 'rank')}"
+    yield f"{candidate.listed} of {count(candidate.tensors, 'tensor')}"
     if candidate.agreeing:
-        yield f"replicas of {candidate.agreeing} of {candidate.sampled} sampled tensors are equal"
+        yield "replicas equal"
     if candidate.shaped:
-        yield f"full shapes of {count(candidate.shaped, 'sharded tensor')} are as listed"
+        yield f"full shapes of {count(candidate.shaped, 'sharded tensor')} as listed"
     if candidate.recorded:
         yield "the manifest names it or its equal"

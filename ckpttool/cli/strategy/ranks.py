@@ -89,5 +89,6 @@ def _line(name: str, needs: RankNeeds) -> str:
     several = [format_numbers(ranks) for ranks in needs.groups if len(ranks) > 1]
     alternatives = f" ({'; '.join(f'one of {ranks}' for ranks in several)})" if several else ""
     fetch = format_numbers(needs.fetch) or "any rank"
-    also = f"; also: {format_numbers(needs.also)}" if needs.also else ""
+    also = ", which would show a hidden optimizer shard"
+    also = f"; also: {format_numbers(needs.also)}{also}" if needs.also else ""
     return f"{name}: {fetch}{alternatives}{also}"
