@@ -143,9 +143,6 @@ def find_miscount(checkpoint: Checkpoint, wrong: Collection[str]) -> Diagnostic 
     known = "one stage" if strategy.stages == 1 else count(strategy.stages, "stage")
     message = f"{strategy.origin} has {known} of {count(strategy.stage_ranks, 'rank')}, the files "
     message += f"have {stages}: ranks {first} and {second} hold other parameters"
-    if checkpoint.options.replicated:
-        message = f"no rank holds the whole model: the files have {stages} stages, and ranks "
-        message, hint = f"{message}{first} and {second} hold other parameters", f"-s with {hint}"
     return Diagnostic("strategy", message, hint=hint, where=catalog.root)
 
 
