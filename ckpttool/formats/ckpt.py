@@ -141,7 +141,7 @@ _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more mem
 class Ckpt(Format):
     """The `Format` of MindSpore's own checkpoints; ``cache`` has headers of earlier files."""
 
-    name, word, has_checksum = "ckpt", ".ckpt", True
+    name, word, has_checksum, is_loaded_in_order = "ckpt", ".ckpt", True, True
 
     def __init__(self, cache: HeaderCache | None = None) -> None:
         self._cache = cache

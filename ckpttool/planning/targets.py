@@ -94,6 +94,8 @@ def plan(
     # No file has two tensors of one name, or one without; a check says so.
     olds = Counter(checkpoint.renamed.get(name, name) for name in catalog.metas)
     transfers = [of for of in transfers if (of.name or not of.source.name) and olds[of.name] < 2]
+    if target.format:
+        transfers = _parameters_first(transfers, checkpoint, target, diagnostics)
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for strategy in strategies for name in strategy.files)
     return Plan(
@@ -108,6 +110,39 @@ def plan(
         confirmed=checkpoint.whole.confirmed_by(contents.readable_indexes),
         tensors=checkpoint.options.tensors,
     )
+
+
+def _parameters_first(
+    transfers: list[Transfer], checkpoint: Checkpoint, target: Target, diagnostics: Diagnostics
+) -> list[Transfer]:
+    """Return the transfers, in an order in which no state comes before its parameter.
+
+    Where no name fits the network, MindSpore 2.10 drops the prefix of the first name that then
+    fits (``_load_dismatch_prefix_params``), which may be a state.  ``load_checkpoint`` sorts the
+    names of safetensors files, and h5py visits those of HDF5 files sorted.  So a note says it of
+    merged files of these, unless somebody chose the names.
+    """
+    kinds = {of.name: checkpoint.belonging(of.source.name) for of in transfers}
+    new_names = {of.source.name: of.name for of in transfers}
+    owners = {
+        name: new_names.get(kind.of or "", "")
+        for name, kind in kinds.items()
+        if kind.role in ("state", "copy")
+    }
+    is_ordered = get_format(target.format).is_loaded_in_order
+    places = {name: place for place, name in enumerate(kinds if is_ordered else sorted(kinds))}
+    early = [
+        (state, of) for state, of in owners.items() if "." in of and places[state] < places[of]
+    ]
+    if early and is_ordered:
+        return sorted(transfers, key=lambda of: not kinds[of.name].is_model)
+    if early and target.is_merged and not checkpoint.renamed:
+        prefixes = shorten(dict.fromkeys(state.removesuffix(of) for state, of in early), 2)
+        modules = {of.partition(".")[0] if of.count(".") > 1 else "" for _, of in early}
+        rename = f", or --rename '{min(modules)}.*=*'" if len(modules) == 1 and min(modules) else ""
+        message = f"MindSpore may load {prefixes} as weights where no name fits the network"
+        diagnostics.add(Diagnostic("format", message, hint=f"--weights-only{rename}"))
+    return transfers
 
 
 def find_transfers(

@@ -63,6 +63,27 @@ def test_a_plan_survives_pickling():
     assert pieces_of(again, 1) == pieces_of(made, 1)
 
 
+@pytest.mark.parametrize(
+    ("names", "written", "message"),
+    [
+        (["net.w", "adam_m.net.w", "step", "net.b"], None, "adam_m."),
+        (["adam_m.net.w", "ema.net.w", "net.w"], [2, 0, 1], "adam_m., ema."),
+        (["net.w", "swap.net.w"], None, None),  # sorted, they are in this order, too
+        (["adam_m.w", "w"], None, None),  # no network has a shorter name
+        (["adam_m.net.w", "net.b"], None, None),
+    ],
+)
+def test_no_state_is_before_its_parameter_where_mindspore_keeps_the_order(names, written, message):
+    source = catalog_of({0: dict.fromkeys(names, (2, 2))})
+    (output,) = plan(source, None)
+    places = range(len(names)) if written is None else written
+    assert [tensor.meta.name for tensor in output.tensors] == [names[place] for place in places]
+    for format in ("hdf5", "safetensors"):
+        made = plan_in_memory(source, None, Target(format, {0: "out"}))
+        text = f"MindSpore may load {message} as weights where no name fits the network"
+        assert [note.message for note in made.notes] == [text] * (message is not None)
+
+
 # ---------------------------------------------------------------------------------- problems
 
 

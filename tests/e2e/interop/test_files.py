@@ -129,7 +129,7 @@ def test_mindspore_does_not_load_what_the_documentation_says_it_does_not(
 @pytest.mark.parametrize(("family", "name"), [("types", "axes_2x4"), ("adamw", "shard_all_4x2")])
 def test_recipe_loads_hdf5_into_a_network(family, name, saved, mindspore, tmp_path):
     cut = saved(family, name)
-    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.h5")
+    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "weights.h5")
     code = python_block(LOADING, "h5py.File(", "visititems")
     network, _ = mindspore.ask("run_code", code=code, folder=tmp_path, recipe=cut.recipe)
     found = as_digests(network)
@@ -141,7 +141,7 @@ def test_recipe_makes_bfloat16_again(saved, mindspore, tmp_path):
     cut = saved("adamw", "tensor_2x4")
     want = {name: entry.digest for name, entry in cut.full.items() if entry.dtype == "BFloat16"}
     assert want
-    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.h5")
+    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "weights.h5")
     plain, cast = "ms.Tensor(node[()])", "ms.Tensor(node[()], ms.bfloat16)"
     assert cast in LOADING.read_text(encoding="utf-8")
     code = python_block(LOADING, "h5py.File(", plain)
