@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rich.markdown import Markdown
 
 PAGES = Path(ckpttool.__file__).parent / "docs"
+EXAMPLES = PAGES.parent / "examples.tar.xz"  # the folders that the pages name
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.
 GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
 INDEX = "index"
@@ -49,18 +51,14 @@ TITLES: Mapping[str, str] = {  # of pages that are English only
     "explaining": "查看每张卡保存的内容",
     "fetching": "只下载需要的卡",
     "from-python": "在 Python 中使用",
-    "hand-written-strategies": "手写切分策略",
     "installing": "安装",
     "loading": "加载结果",
     "lost-ranks": "缺失的卡",
-    "mindformers": "配合 MindFormers 使用",
     "mpi": "用 MPI 运行",
     "pipelines": "CI 流水线",
     "renaming": "重命名张量",
     "resuming": "断点续写",
-    "sharding": "了解权重如何切分",
     "slurm": "在 Slurm 上运行",
-    "start-stage-2": "开始第二阶段训练",
     "strategies": "查看切分策略",
     "values": "查看数值",
     "volcano": "在 Volcano 上运行",
@@ -274,12 +272,20 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """,
 )
 @click.argument("name", nargs=-1, metavar="[NAME]", shell_complete=complete_name)
-def help(name: tuple[str, ...]) -> None:
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the folders that the pages name into DIR, which is new or empty.",
+)
+def help(name: tuple[str, ...], examples: Path | None) -> None:
     """Print a page of the guide, an entry of one, or the help of a command."""
     group = click.get_current_context().parent
     assert group is not None, "help is a command of a group"
     words = " ".join(name)  # those of a command may be several: strategy show
-    if not words:
+    if examples is not None:
+        write_examples(examples)
+    elif not words:
         print_topics()
     elif (row := find_word(words)) is not None:
         print_word(*row)
@@ -287,6 +293,22 @@ def help(name: tuple[str, ...]) -> None:
         near = nearest(words.lower(), names_of(group)) or find_row(words)
         near = near or next(iter(find_titles(words)), "")
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
+
+
+def write_examples(folder: Path) -> None:
+    """Write the folders that the pages name."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageProblem(
+            f"{folder} is there already, and is not an empty folder", "--examples NEW"
+        )
+    with tarfile.open(EXAMPLES) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            assert content is not None, "the archive has files only"
+            path = folder / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.read())
+    echo(f"Wrote {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 def print_word(words: str, meaning: str) -> None:

@@ -31,7 +31,8 @@ WANTED = {
         f"docs/guides/{name}.md"
         for name in (
             *("merging", "resharding", "verifying", "finding-files", "origins"),
-            "coming-from-mindspore",
+            *("coming-from-mindspore", "mindformers", "start-stage-2", "hand-written-strategies"),
+            "sharding",
         )
     ),
 }

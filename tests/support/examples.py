@@ -1,4 +1,4 @@
-"""The folders and files that the pages of the documentation name: ``scripts/examples DIR``.
+"""The folders and files that the pages of the documentation name: ``ckpttool help --examples DIR``.
 
 The tests of the pages (``tests/e2e/test_pages.py``) run their commands in the same folders.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import ckpttool
+from ckpttool.cli.help import EXAMPLES
 from tests.support.checkpoints import noise, write_file
 from tests.support.readers import Entry
 
@@ -24,7 +25,7 @@ CASES = {
     "rng": "params_outside_strategy",
     "summed": "crc_check",
 }
-# What the tutorial lays out itself.
+# The folders of the story that README and tutorial tell.
 OF_TUTORIAL = ("checkpoint", "strategy.ckpt", "new_strategy.ckpt")
 
 
@@ -74,16 +75,11 @@ def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, En
     return full | same, ranks
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: scripts/examples DIR")
-    folder = Path(sys.argv[1])
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        sys.exit(f"{folder} exists already, and is not an empty folder; name another")
-    lay_out(folder)
-    names = sorted(one.name + "/" * one.is_dir() for one in folder.iterdir())
-    print(f"Wrote {', '.join(names)}\nNext: cd {folder}")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+def write_archive(folder: Path) -> None:
+    """Write the archive of the package, from a folder with what the pages name."""
+    with tarfile.open(EXAMPLES, "w:xz", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            member.size = path.stat().st_size
+            with path.open("rb") as file:
+                archive.addfile(member, file)
