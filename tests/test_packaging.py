@@ -19,7 +19,7 @@ from tests.support.programs import need
 
 ROOT = Path(__file__).parents[1]
 MAN_PAGE = ROOT / "man" / "ckpttool.1"
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "ckpttool", "docs", "man")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ckpttool", "docs", "man")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,17 @@ def test_the_wheel_has_the_pages_of_users_and_the_man_page(wheel):
     of_users = {name for name in pages if "/development/" not in name}
     assert {name for name in names if name.endswith(".md")} == of_users
     assert [name for name in names if name.endswith("share/man/man1/ckpttool.1")]
-    assert "ckpttool/operations/plot.html" in names
+    assert {"ckpttool/operations/plot.html", "ckpttool/examples.tar.xz"} <= {*names}
+
+
+@pytest.mark.interpreter
+def test_the_page_of_an_index_has_no_link_that_leads_nowhere(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        text = archive.read(name).decode()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= {*text.splitlines()}
+    assert "# ckpttool\n\nInspect, merge" in text
+    assert [link for link in re.findall(r"\]\(([^)]*)", text) if "://" not in link] == []
 
 
 @pytest.mark.interpreter
