@@ -58,6 +58,7 @@ MAX_LINES = {"README.md": 150, "docs/tutorial.md": 100, "docs/guides": 100, "doc
 MAX_LINES |= {f"docs/zh/{name.removeprefix('docs/')}": MAX_LINES[name] for name in [*MAX_LINES]}
 DRAWINGS = ("", "json", "text")  # languages of blocks that nothing runs
 TYPED = ("sh", "bash", "console", "zsh", "fish", "python")  # languages that name files to read
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # of a console block
 FIRST_LINES = 8  # of a page, which say where its folders come from
 COLUMNS = 80  # of code, and of the terminal whose screens pages show
 
@@ -172,7 +173,7 @@ def prepare_dask(text: str) -> str:
 def screen_of(block: str) -> str:
     """A console block as it has to be: its commands, each with what it shows on a terminal."""
     lines = []
-    for typed in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE):
+    for typed in COMMAND.findall(block):
         ((command, code),) = commands_of(typed)
         program, *words = shlex.split(command)
         assert program == "ckpttool"
@@ -351,7 +352,11 @@ def test_the_reference_of_python_has_every_public_name():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_says_in_its_first_lines_where_its_folders_come_from(page, inputs):
-    code = "\n".join(one.text for one in blocks_of(page) if one.language in TYPED)
+    code = "\n".join(
+        "".join(COMMAND.findall(one.text)) if one.language == "console" else one.text
+        for one in blocks_of(page)
+        if one.language in TYPED
+    )
     made = {one.title for one in blocks_of(page)}
     words = {*re.findall(r"[\w.-]+", re.sub(r"\S+://\S*|-o \S+", "", code))}
     names = {one.name for one in inputs.iterdir()} - {*OF_TUTORIAL} - made
