@@ -48,7 +48,7 @@ def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
 
 def test_without_a_strategy_ranks_are_not_resolved(catalog):
     with pytest.raises(
-        ckpttool.PlanError, match=r": no strategy for 4 ranks\n.*\n  Try: -s STRATEGY, or"
+        ckpttool.PlanError, match=r": no strategy for 4 ranks\n.*\n  Try: `ckpttool strategy draft "
     ):
         ckpttool.resolve(catalog)
 
