@@ -18,6 +18,7 @@ import msgspec
 
 from ckpttool._version import SCHEMA
 from ckpttool.model.layout import Layout
+from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CODES, Diagnostic, Diagnostics, Severity, SeverityOf
 from ckpttool.wording import as_typed, count, encodable
@@ -307,13 +308,23 @@ class SizedTensor(Answer, frozen=True, kw_only=True):
     slice_shapes: tuple[Shape, ...] | None = None
 
 
-class DescribedLayout(Answer, frozen=True, kw_only=True):
-    """How the tensors of a stage are sharded.
+def sized_keys(source: FullTensor) -> dict[str, Any]:
+    """Return the keys of a `SizedTensor`."""
+    meta, shapes = source.meta, source.slice_shapes
+    return {
+        "name": meta.name,
+        "dtype": meta.dtype,
+        "shape": meta.shape,
+        "slice_shape": shapes[0],
+        "slice_shapes": shapes if len(shapes) > 1 else None,
+    }
+
+
+class Sharding(Answer, frozen=True, kw_only=True):
+    """How tensors are sharded; `layout_keys` returns these keys.
 
     Attributes
     ----------
-    stage
-        The pipeline stage.
     device_matrix
         Sizes of the device grid, outermost axis first.
     tensor_map
@@ -327,24 +338,36 @@ class DescribedLayout(Answer, frozen=True, kw_only=True):
         Number of fields, if slices hold their share of each field.
     """
 
-    stage: Count
     device_matrix: tuple[Some, ...]
     tensor_map: tuple[tuple[Count, ...], ...]
     optimizer_shard: Some
     rows: tuple[Count, ...] | None = None
     fields: Some | None = None
 
-    @classmethod
-    def of(cls, layout: Layout) -> DescribedLayout:
-        """Return a layout as documents have it."""
-        return cls(
-            stage=layout.stage,
-            device_matrix=layout.device_matrix,
-            tensor_map=layout.tensor_map,
-            optimizer_shard=layout.optimizer_shard,
-            rows=layout.rows or None,
-            fields=layout.fields if layout.fields > 1 else None,
-        )
+
+def layout_keys(layout: Layout | None) -> dict[str, Any]:
+    """Return the keys of a layout, as all documents have them: null if nothing lists the tensor."""
+    if layout is None:
+        return dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))
+    return {
+        "device_matrix": layout.device_matrix,
+        "tensor_map": layout.tensor_map,
+        "optimizer_shard": layout.optimizer_shard,
+        "rows": layout.rows or None,
+        "fields": layout.fields if layout.fields > 1 else None,
+    }
+
+
+class DescribedLayout(Sharding, frozen=True):
+    """How the tensors of a stage are sharded.
+
+    Attributes
+    ----------
+    stage
+        The pipeline stage.
+    """
+
+    stage: Count
 
 
 class Box(Answer, frozen=True):
@@ -362,49 +385,22 @@ class Box(Answer, frozen=True):
     shape: tuple[Count, ...]
 
 
-class StageLayout(Answer, frozen=True, kw_only=True):
+class StageLayout(DescribedLayout, frozen=True):
     """A layout in one stage.
 
     Attributes
     ----------
-    stage
-        The pipeline stage.
     shape
         The full shape; null if the file does not have it.
-    device_matrix
-        Sizes of the device grid.
-    tensor_map
-        For each tensor axis the device axes that shard it, counted from the right.
-    optimizer_shard
-        Parts of axis 0 among ranks with equal slices; 1 for none.
-    rows
-        Rows of each slice, if a manual split makes them unequal.
-    fields
-        Number of fields, if slices hold their share of each field.
     """
 
-    stage: Count
     shape: tuple[Count, ...] | None
-    device_matrix: tuple[Some, ...]
-    tensor_map: tuple[tuple[Count, ...], ...]
-    optimizer_shard: Some
-    rows: tuple[Count, ...] | None = None
-    fields: Some | None = None
 
 
 def describe_layouts(layouts: Iterable[Layout]) -> tuple[StageLayout, ...]:
     """Return layouts as answers have them, one for each stage."""
     return tuple(
-        StageLayout(
-            stage=layout.stage,
-            shape=layout.full_shape,
-            device_matrix=layout.device_matrix,
-            tensor_map=layout.tensor_map,
-            optimizer_shard=layout.optimizer_shard,
-            rows=layout.rows or None,
-            fields=layout.fields if layout.fields > 1 else None,
-        )
-        for layout in layouts
+        StageLayout(layout.stage, layout.full_shape, **layout_keys(layout)) for layout in layouts
     )
 
 

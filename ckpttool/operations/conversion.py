@@ -34,6 +34,8 @@ from ckpttool.operations.answer import (
     SizedTensor,
     Some,
     count_casts,
+    layout_keys,
+    sized_keys,
 )
 from ckpttool.planning.preflight import Space
 from ckpttool.problems import Diagnostic, severities
@@ -81,23 +83,6 @@ class ShardedTensor(SizedTensor, frozen=True, kw_only=True):
     optimizer_shard: Some
     rows: tuple[Count, ...] | None = None
     fields: Some | None = None
-
-    @classmethod
-    def of(cls, source: FullTensor) -> ShardedTensor:
-        """Return a tensor of which a strategy gives the layout."""
-        layout, meta, shapes = source.layout, source.meta, source.slice_shapes
-        return cls(
-            name=meta.name,
-            dtype=meta.dtype,
-            shape=meta.shape,
-            slice_shape=shapes[0],
-            slice_shapes=shapes if len(shapes) > 1 else None,
-            device_matrix=layout.device_matrix,
-            tensor_map=layout.tensor_map,
-            optimizer_shard=layout.optimizer_shard,
-            rows=layout.rows or None,
-            fields=layout.fields if layout.fields > 1 else None,
-        )
 
 
 class Averaged(Answer, frozen=True):
@@ -501,7 +486,10 @@ def describe_run(
     """
     target, part, provenance = plan.target, assignment.part, assignment.provenance
     documents = _paths_of(plan.documents if part is None else ())
-    sharded = tuple(map(ShardedTensor.of, islice(_sharded(plan), MAX_SHARDED)))
+    sharded = tuple(
+        ShardedTensor(**sized_keys(source), **layout_keys(source.layout))
+        for source in islice(_sharded(plan), MAX_SHARDED)
+    )
     return (Conversion if dry_run is None else Estimate)(
         ckpttool=provenance.ckpttool,
         command=provenance.command,

@@ -31,6 +31,7 @@ from ckpttool.operations.answer import (
     Each,
     Reported,
     Some,
+    layout_keys,
     notes_and_problems,
 )
 from ckpttool.operations.describe import refuses_layouts
@@ -399,7 +400,7 @@ class Explained(Struct, frozen=True, dict=True):
             groups=self.groups,
             tensors=Each(describe_tensor, tuple(self.tensors)),
             distributions=Each(describe_distribution, tuple(distributions)),
-            layouts=tuple(map(DescribedLayout.of, layouts)),
+            layouts=tuple(DescribedLayout(it.stage, **layout_keys(it)) for it in layouts),
             absent=tuple(self.absent),
             **notes_and_problems(self.found),
             parts=self,

@@ -17,7 +17,6 @@ from ckpttool.discovery.scan import Steps
 from ckpttool.formats.foreign import Device, RankTable
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, holdings
@@ -35,7 +34,9 @@ from ckpttool.operations.answer import (
     Some,
     StageLayout,
     describe_layouts,
+    layout_keys,
     notes_and_problems,
+    sized_keys,
 )
 from ckpttool.operations.describe import Inspected
 from ckpttool.operations.summary import (
@@ -791,20 +792,13 @@ def _rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> FileOfRa
 
 
 def _full_tensor(source: FullTensor, strategy: Strategy) -> TensorOfLayout | TensorOfBoxes:
-    meta, slicing, shapes = source.meta, source.slicing, source.slice_shapes
-    several = shapes if len(shapes) > 1 else None
+    nbytes, slicing = source.meta.nbytes, source.slicing
     if isinstance(slicing, BoxSlicing):
         slices = [*holdings(source)]
         return TensorOfBoxes(
-            name=meta.name,
-            dtype=meta.dtype,
-            shape=meta.shape,
-            slice_shape=shapes[0],
-            slice_shapes=several,
-            nbytes=meta.nbytes,
-            device_matrix=None,
-            tensor_map=None,
-            optimizer_shard=None,
+            **sized_keys(source),
+            nbytes=nbytes,
+            **layout_keys(None),
             stages=(),
             ranks=tuple(sorted({*chain(*(part.holders for part in slices))})),
             parts=slicing.slice_counts if slicing.is_grid else None,
@@ -815,21 +809,12 @@ def _full_tensor(source: FullTensor, strategy: Strategy) -> TensorOfLayout | Ten
             ),
         )
     assert isinstance(slicing, LayoutSlicing)
-    base = meta.name if source.is_listed else source.parameter
-    layout: Layout | None = source.layout if base else None
+    base = source.name if source.is_listed else source.parameter
     return TensorOfLayout(
-        name=meta.name,
-        dtype=meta.dtype,
-        shape=meta.shape,
-        slice_shape=shapes[0],
-        slice_shapes=several,
-        device_matrix=None if layout is None else layout.device_matrix,
-        tensor_map=None if layout is None else layout.tensor_map,
-        optimizer_shard=None if layout is None else layout.optimizer_shard,
-        rows=None if layout is None else layout.rows or None,
-        fields=layout.fields if layout is not None and layout.fields > 1 else None,
-        nbytes=meta.nbytes,
-        handwritten=strategy.handwritten.get(meta.name),
+        **sized_keys(source),
+        **layout_keys(source.layout if base else None),
+        nbytes=nbytes,
+        handwritten=strategy.handwritten.get(source.name),
         stages=tuple(each.stage for each in (strategy.layouts.get(base, ()) if base else ())),
         ranks=tuple(slicing.files),
     )
