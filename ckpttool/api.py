@@ -41,7 +41,6 @@ from ckpttool.keywords import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.plan import NotInTarget
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
@@ -82,6 +81,7 @@ from ckpttool.strategy_files.reader import Layouts
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.typed import (
     PARSERS,
+    NotInTarget,
     TypedError,
     parse_steps,
     read_key,

@@ -12,15 +12,13 @@ Annotations are evaluated here, so that no command imports the rooms of these re
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict, Union
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict, Union, get_args
 
 from ckpttool.formats import FORMATS
+from ckpttool.typed import PREFIX, ManifestChoice, NotInTarget, OnOverflow, UnlistedChoice
 from ckpttool.wording import any_of
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import ManifestChoice, UnlistedChoice
-    from ckpttool.model.choices import OnOverflow
-    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.renames import Rename
     from ckpttool.secret import Secret
 
@@ -86,7 +84,7 @@ def names_of(*keywords: type) -> tuple[str, ...]:
 # Keywords that some functions take without the others of their group.
 Strict = Annotated[bool, Option("Refuse to go on after any warning.", is_safety=True)]
 Manifest = Annotated[
-    "ManifestChoice",
+    ManifestChoice,
     Option(
         "Do not compare the files with the manifest of their set.",
         "--ignore-manifest",
@@ -178,10 +176,10 @@ class TensorKeywords(ChoiceKeywords, total=False):
         ),
     ]
     on_overflow: Annotated[
-        "OnOverflow",
+        OnOverflow,
         Option(
             "What becomes of numbers too large for their new type: error or inf.",
-            choices=("error", "inf"),
+            choices=get_args(OnOverflow),
             metavar="HOW",
             default="error",
         ),
@@ -195,11 +193,11 @@ class ResolveKeywords(TypedDict, total=False):
         bool, Option("Every rank holds all tensors in full, so there is no strategy.")
     ]
     unlisted: Annotated[
-        Union["UnlistedChoice", None],
+        UnlistedChoice | None,
         Option(
             "Unlisted parameters that differ between ranks: rank, first or drop.  "
             "[default: an error]",
-            choices=("rank", "first", "drop"),
+            choices=get_args(UnlistedChoice),
             metavar="HOW",
         ),
     ]
@@ -239,15 +237,15 @@ class RankKeywords(NameKeywords, total=False):
     """What is written for ranks."""
 
     prefix: Annotated[
-        str, Option("Name the output files PREFIX<rank>.", kind="prefix", default="checkpoint_")
+        str, Option("Name the output files PREFIX<rank>.", kind="prefix", default=PREFIX)
     ]
     ranks: Ranks
     not_in_target: Annotated[
-        "NotInTarget",
+        NotInTarget,
         Option(
             "What becomes of parameters outside the target strategy: follow, full or drop.  "
             "[default: follow]",
-            choices=("follow", "full", "drop"),
+            choices=get_args(NotInTarget),
             metavar="HOW",
         ),
     ]

@@ -10,12 +10,19 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
-from typing import IO, NamedTuple, SupportsIndex
+from typing import IO, Literal, NamedTuple, SupportsIndex
 
 from ckpttool.problems import join_clauses
 from ckpttool.secret import Secret
 from ckpttool.system import forbid_core_dumps
 from ckpttool.wording import parse_numbers
+
+ManifestChoice = Literal["samples", "all", "ignore"]
+NotInTarget = Literal["follow", "full", "drop"]
+OnOverflow = Literal["error", "inf"]
+UnlistedChoice = Literal["rank", "first", "drop"]
+
+PREFIX = "checkpoint_"  # of the files of ranks
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes

@@ -49,9 +49,9 @@ from ckpttool.storage.region_io import FlatFiles
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.checkpoint.checkpoint import UnlistedChoice
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.tensors import StoredTensor
+    from ckpttool.typed import UnlistedChoice
 
 
 ROOT = Path(__file__).parent.parent

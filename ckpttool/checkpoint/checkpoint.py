@@ -48,7 +48,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError, TensorMeta
 from ckpttool.problems import COPY_AGAIN, CkptToolError, Diagnostic, FormatError
-from ckpttool.typed import require_choice, require_number
+from ckpttool.typed import ManifestChoice, UnlistedChoice, require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
 
 # Name to the ranks that hold each slice that is needed; other names are not needed.
 NeededSlices: TypeAlias = Mapping[str, Collection[tuple[int, ...]]]
-UnlistedChoice = Literal["rank", "first", "drop"]
-ManifestChoice = Literal["samples", "all", "ignore"]
 Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 
 # Each rank stores its own number in an emergency save.  It means nothing to other ranks.

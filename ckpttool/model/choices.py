@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -20,9 +20,8 @@ from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.typed import OnOverflow, require_choice
 from ckpttool.wording import any_of, count, shorten
-
-OnOverflow = Literal["error", "inf"]
 
 
 class Cast(Struct, frozen=True, dict=True):
@@ -121,9 +120,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
             force_setattr(self, name, texts)
         _ = self.included, self.excluded, self.renames, self.casts  # what is malformed is refused
-        if self.on_overflow not in get_args(OnOverflow):
-            message = f"on_overflow={self.on_overflow!r}, expected one of {get_args(OnOverflow)}"
-            raise ValueError(message)
+        require_choice("on_overflow", self.on_overflow, get_args(OnOverflow))
 
     @cached_property
     def included(self) -> tuple[Pattern, ...]:

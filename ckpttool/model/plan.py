@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,8 +27,6 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import Brief, count, format_bytes
-
-NotInTarget = Literal["follow", "full", "drop"]
 
 
 class Term(Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from ckpttool.model.belonging import Role
 from ckpttool.model.manifest import AveragedInput, CastStats, LeftOut
 from ckpttool.model.names import parse_name
 from ckpttool.model.plan import Document as PlannedDocument
-from ckpttool.model.plan import NotInTarget, Plan
+from ckpttool.model.plan import Plan
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.answer import (
@@ -41,6 +41,7 @@ from ckpttool.planning.preflight import Space
 from ckpttool.problems import Diagnostic, severities
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sealed_files import Written
+from ckpttool.typed import NotInTarget
 from ckpttool.wording import Brief, count, format_bytes, format_numbers, format_sizes, shorten
 
 MAX_SHARDED = 3  # tensors that a document names

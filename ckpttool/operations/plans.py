@@ -27,7 +27,7 @@ from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.plan import Kept, NotInTarget, Plan, Target
+from ckpttool.model.plan import Kept, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.jobs import Job, reshard_source, slices_of_ranks, split_source
 from ckpttool.operations.look import Sight, Subject, look
@@ -36,6 +36,7 @@ from ckpttool.planning.metadata import carry_metadata
 from ckpttool.problems import CkptToolError, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import changed_sources
+from ckpttool.typed import NotInTarget
 
 _LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
 

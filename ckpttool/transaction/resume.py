@@ -29,7 +29,7 @@ from ckpttool.concurrency import OpenProgress
 from ckpttool.formats import FORMATS
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, find_unequal_reads
-from ckpttool.model.plan import Document, NotInTarget, Plan
+from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
@@ -50,6 +50,8 @@ from ckpttool.transaction.states import (
     runs_that_list,
 )
 from ckpttool.typed import (
+    PREFIX,
+    NotInTarget,
     TypedError,
     parse_file_name,
     require_choice,
@@ -117,7 +119,7 @@ class OutputOptions(Struct, frozen=True):
     """
 
     format: str | None = None
-    prefix: str = "checkpoint_"
+    prefix: str = PREFIX
     name: str | None = None
     mindformers: bool = False
     ranks: Collection[int] | None = None
@@ -144,7 +146,7 @@ class OutputOptions(Struct, frozen=True):
                 parse_file_name(self.name)
             except TypedError as error:
                 raise ValueError(f"name: {error}") from error
-        if self.prefix != "checkpoint_" and (self.name is not None or self.mindformers):
+        if self.prefix != PREFIX and (self.name is not None or self.mindformers):
             raise ValueError(f"prefix={self.prefix!r} does not go with name= and mindformers=")
         if self.ranks is not None:
             if not isinstance(self.ranks, Iterable):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import typing
 
 import click
 import pytest
@@ -10,10 +9,8 @@ from msgspec import Struct
 
 import ckpttool
 from ckpttool import keywords
-from ckpttool.checkpoint.checkpoint import UnlistedChoice
 from ckpttool.cli import options
-from ckpttool.model.choices import OnOverflow, TensorOptions
-from ckpttool.model.plan import NotInTarget
+from ckpttool.model.choices import TensorOptions
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.pages import ROOT
@@ -37,19 +34,6 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
     names = {n for n in made.__struct_fields__ if not isinstance(getattr(unset, n), Struct)}
     names -= {"command", "shown_by", "is_shared", "called"}  # the command says these itself
     assert names <= GROUPS[made].parameters.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    {
-        "unlisted": UnlistedChoice,
-        "on_overflow": OnOverflow,
-        "not_in_target": NotInTarget,
-    }.items(),
-)
-def test_the_choices_of_an_option_are_those_of_its_field(name, words):
-    option, _ = keywords.declared(keywords.AverageKeywords)[name]
-    assert option.choices == typing.get_args(words)
 
 
 @pytest.mark.parametrize("made", GROUPS)
