@@ -574,12 +574,9 @@ def _sharded(plan: Plan) -> Iterator[FullTensor]:
     A strategy file contains no shapes, and a file from a different run may fit.  A person can see
     that in the shapes.  Parameters come before their states; equal shapes and layouts come once.
     """
-    sharded = {
-        source.slicing.key: source
-        for source in sorted((transfer.source for transfer in plan.transfers), key=_size)
-        if source.is_sharded_by_layout
-    }
-    return reversed(sharded.values())
+    sources = (transfer.source for transfer in plan.transfers)
+    sharded = sorted((it for it in sources if it.is_sharded_by_layout), key=_size)
+    return reversed({source.slicing.key: source for source in sharded}.values())
 
 
 def _size(source: FullTensor) -> tuple[bool, int]:
