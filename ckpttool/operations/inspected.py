@@ -715,7 +715,7 @@ def _of_files(inspected: Inspected) -> InspectedCheckpoint:
     """Describe a merged checkpoint: one file, or several with an index."""
     catalog, files = inspected.catalog, tuple(inspected.catalog.files.values())
     summary, reported = _summary(inspected), notes_and_problems(inspected.found)
-    if not (catalog.indexes or catalog.errors("inspect")):
+    if len(files) == 1 and not (catalog.indexes or catalog.errors("inspect")):
         (file,) = files
         tensors = Each(_tensor_of_file, tuple(file.tensors.values()))
         return InspectedFile(
