@@ -36,7 +36,7 @@ from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+    from ckpttool.checkpoint.checkpoint import Checkpoint, Contents, ResolveOptions
     from ckpttool.checkpoint.evidence import Evidence
     from ckpttool.checkpoint.resolve import Depth
 
@@ -112,10 +112,8 @@ def inspect_catalog(
             assert sight.error is not None, "else there are tensors"
             raise sight.error
         found.add(*sight.of_files)
-        checkpoint, shown = sight.checkpoint, sight.contents
-        fits_nothing = sight.misfits and not checkpoint.strategy.layouts
-        if fits_nothing or any(diagnostic.code == "strategy" for diagnostic in found):
-            checkpoint = replace(checkpoint, files="full")
+        shown, has_misfits = sight.contents, bool(sight.misfits)
+        checkpoint = _as_shown(sight.checkpoint, shown, has_misfits)
         damaged = _damaged(catalog, checkpoint, shown.complete_step)
         found.failures[:0] = [*damaged, *sight.of_files.failures]
         found.add(*find_nothing(checkpoint.whole.catalog))
@@ -128,6 +126,15 @@ def inspect_catalog(
     done = assess(checkpoint, summary, found)
     parts = Inspected(catalog, checkpoint, shown, summary, done, found, devices)
     return describe_checkpoint(parts)
+
+
+def _as_shown(checkpoint: Checkpoint, contents: Contents, has_misfits: bool) -> Checkpoint:
+    from ckpttool.checks import run_checks
+
+    fits_nothing = has_misfits and not checkpoint.strategy.layouts
+    diagnostics = run_checks(checkpoint, contents, "inspect")
+    is_wrong = any(diagnostic.code == "strategy" for diagnostic in diagnostics)
+    return replace(checkpoint, files="full") if is_wrong or fits_nothing else checkpoint
 
 
 def _damaged(catalog: Catalog, checkpoint: Checkpoint, complete_step: str) -> list[CkptToolError]:
