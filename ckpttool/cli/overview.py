@@ -151,7 +151,7 @@ def _contents(answer: Inspected) -> Iterator[str]:
 
 def _has_replicas(answer: Inspected) -> bool:
     placements = {entry.placement for entry in answer.summary.entries if entry.placement.is_listed}
-    return any(len(ranks) > 1 for placement in placements for ranks in placement.local_owners)
+    return any(len(ranks) > 1 for placement in placements for ranks in placement.owners)
 
 
 def _number(answer: Inspected) -> str:

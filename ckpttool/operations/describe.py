@@ -170,7 +170,7 @@ def assess(checkpoint: Checkpoint, summary: Summary, diagnostics: Diagnostics) -
     named = {entry.name for entry in summary.entries}
     missing = tuple(name for name in expected if name not in named)
     placements = {entry.placement for entry in summary.entries if entry.placement.is_listed}
-    counts = {len(ranks) for placement in placements for ranks in placement.local_owners}
+    counts = {len(ranks) for placement in placements for ranks in placement.owners}
     if counts and checkpoint.is_deduplicated:
         counts = {1}
     return Completeness(

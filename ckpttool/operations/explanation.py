@@ -680,8 +680,8 @@ def _fold(
         regions = tuple((part.regions, how.taken.get(part)) for part in how.slices)
         kind = how.known_by == "unlisted", where, regions, how.listed_shard
         kinds[how] = numbers.setdefault(kind, len(numbers))
-        ranks = tuple(tuple(rank - first for rank in part.owners) for part in how.slices)
-        placements[how] = Placement("layout", None, () if over_files else ranks, first_rank=first)
+        owners = () if over_files else tuple(part.owners for part in how.slices)
+        placements[how] = Placement("layout", None, owners, first_rank=first)
     entries = tuple(
         Entry(name, metas[name].dtype, metas[name].header_shape, placements[how])
         for name, how in tensors.items()

@@ -38,17 +38,16 @@ Ranks = tuple[int, ...]
 K = TypeVar("K", bound=Hashable)
 
 
-class Placement(Struct, frozen=True):
+class Placement(Struct, frozen=True, dict=True):
     """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
 
-    Ranks are counted from ``first_rank``, slices are in C order.  ``slice_counts`` is None if the
-    slices are no grid, or not known.
+    Slices are in C order.  ``slice_counts`` is None if they are no grid, or not known.
     """
 
     known: Known
     slice_counts: tuple[int, ...] | None  # along each axis, optimizer shard included
-    local_owners: tuple[Ranks, ...]  # of each slice, on disk
-    local_others: Ranks = ()  # hold the tensor too, in other stages
+    owners: tuple[Ranks, ...]  # of each slice, on disk
+    others: Ranks = ()  # hold the tensor too, in other stages
     optimizer_shard: int = 1  # slices into which it splits axis 0
     replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
     first_rank: int = 0
@@ -57,34 +56,29 @@ class Placement(Struct, frozen=True):
     def _kind(self) -> tuple[object, ...]:
         return self.known, self.slice_counts, self.optimizer_shard, self.replicas
 
+    @cached_property
+    def local(self) -> tuple[tuple[Ranks, ...], Ranks]:
+        """The owners and the others, counted from the first rank."""
+        owners = tuple(_shift(ranks, -self.first_rank) for ranks in self.owners)
+        return owners, _shift(self.others, -self.first_rank)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Placement) and (
-            (self._kind(), self.local_owners, self.local_others)
-            == (other._kind(), other.local_owners, other.local_others)
-        )
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return self._kind() == other._kind() and self.local == other.local
 
     def __hash__(self) -> int:
         return hash(self._kind())
 
     @property
-    def owners(self) -> tuple[Ranks, ...]:
-        """The ranks that hold each slice, slices in C order."""
-        return tuple(_shift(ranks, self.first_rank) for ranks in self.local_owners)
-
-    @property
-    def others(self) -> Ranks:
-        """Further ranks that hold the tensor, in other stages."""
-        return _shift(self.local_others, self.first_rank)
-
-    @property
     def is_sharded(self) -> bool:
         """Whether there are several slices."""
-        return len(self.local_owners) > 1
+        return len(self.owners) > 1
 
     @property
     def slices(self) -> int:
         """Number of slices, without the optimizer shard."""
-        return len(self.local_owners) // self.optimizer_shard
+        return len(self.owners) // self.optimizer_shard
 
     @property
     def is_listed(self) -> bool:
@@ -387,27 +381,20 @@ def _place(source: FullTensor, holders: Ranks, is_deduplicated: bool) -> Placeme
         known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
         return Placement(known, (1,) * len(source.meta.shape), (holders,), replicas=len(holders))
     slices = [part.owners if is_deduplicated else part.holders for part in slicing.holdings()]
-    rest = sorted({*holders}.difference(*slices))
+    where = tuple(slices), tuple(sorted({*holders}.difference(*slices)))
     if isinstance(slicing, LayoutSlicing):
-        return _place_layout(slicing.layout, slices, rest)
+        return _place_layout(slicing.layout, *where)
     assert isinstance(slicing, BoxSlicing)
-    first, counts = min(chain(*slices), default=0), slicing.slice_counts
     return Placement(
-        *("described", counts if slicing.is_grid else None),
-        *(tuple(_shift(ranks, -first) for ranks in slices), _shift(rest, -first)),
+        *("described", slicing.slice_counts if slicing.is_grid else None, *where),
         replicas=min(map(len, slices), default=0),
-        first_rank=first,
+        first_rank=min(chain(*slices), default=0),
     )
 
 
-def _place_layout(layout: Layout, owners: Iterable[Ranks], rest: Iterable[int]) -> Placement:
-    first = layout.first_rank
-    return Placement(
-        *("layout", layout.slice_counts),
-        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(rest, -first)),
-        *(layout.optimizer_shard, layout.replicas, first),
-        layout=layout,
-    )
+def _place_layout(layout: Layout, owners: tuple[Ranks, ...], others: Ranks) -> Placement:
+    numbers = layout.optimizer_shard, layout.replicas, layout.first_rank
+    return Placement("layout", layout.slice_counts, owners, others, *numbers, layout)
 
 
 def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entry]:
@@ -420,8 +407,8 @@ def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entr
         of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
-            further = chain.from_iterable(layout.ranks for layout in rest)
-            placements[of_stages] = _place_layout(first, first.slice_owners(), further)
+            further = tuple(chain.from_iterable(layout.ranks for layout in rest))
+            placements[of_stages] = _place_layout(first, tuple(first.slice_owners()), further)
         yield Entry(name, "", first.full_shape, placements[of_stages])
 
 
@@ -447,8 +434,7 @@ def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
             if groups not in placements:
                 holders = tuple(sorted(chain(*groups)))
                 known: Known = "full" if is_merged else "stored"
-                owners = (_shift(holders, -holders[0]),)
-                placements[groups] = Placement(known, None, owners, first_rank=holders[0])
+                placements[groups] = Placement(known, None, (holders,), first_rank=holders[0])
             first, placement = min(stored.items())[1], placements[groups]
             nbytes = sum(len(ranks) * size for ranks, size in stored.items())
             elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
@@ -461,7 +447,7 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     for entry in entries:
         is_whole = entry.source is not None and isinstance(entry.source.known_by, Whole)
         if is_whole or entry.placement.known in ("unlisted", "stored"):
-            holders[entry.name] += len(entry.placement.local_owners[0])
+            holders[entry.name] += len(entry.placement.owners[0])
     return tuple(name for name, number in holders.items() if number > 1)
 
 
@@ -475,7 +461,7 @@ def sharded_text(placement: Placement) -> str:
     if not placement.is_sharded:
         return "not sharded"
     if placement.slice_counts is None:
-        return f"{len(placement.local_owners)} boxes"
+        return f"{len(placement.owners)} boxes"
     names = ("rows", "columns") if len(placement.cuts) == 2 else None
     parts = [
         f"{names[axis] if names else f'axis {axis}'} / {slices}"
@@ -560,9 +546,7 @@ def find_parallelism(
     layouts = {placement.layout for placement in sharded}
     grids = {(layout.device_matrix, layout.tensor_map) for layout in layouts if layout is not None}
     groups = {frozenset(Layout(*grid).slice_owners()) for grid in grids}
-    groups |= {
-        frozenset(placement.local_owners) for placement in sharded if placement.layout is None
-    }
+    groups |= {frozenset(placement.local[0]) for placement in sharded if placement.layout is None}
     is_tensor_parallel = (
         len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )
