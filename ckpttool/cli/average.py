@@ -53,9 +53,7 @@ inputs = options.OptionGroup(
     _build,
     {
         "inputs": _argument,
-        "shared": options.strategy(
-            "inputs that name none", "-s", "--src-strategy", aliases=("--strategy",)
-        ),
+        "shared": options.strategy("inputs that name none", "-s"),
         "steps": options.option(
             "Average these steps of one folder: 1,3,4 or FIRST..LAST:STRIDE.", type=STEPS
         ),
@@ -82,9 +80,7 @@ inputs = options.OptionGroup(
 @options.output_path(
     "path", "Output file; with -d, or --max-shard-size, a folder.", "mean.h5", "OUT"
 )
-@options.strategy("the target, to write rank files", "-d", "--dst-strategy")(
-    "dst_strategy", options.OUTPUT
-)
+@options.strategy("the target, to write rank files", "-d")("dst_strategy", options.OUTPUT)
 @options.output_options(
     format=options.format_of_output("by the suffix of OUT; hdf5 without one"),
 )

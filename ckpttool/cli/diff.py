@@ -45,7 +45,7 @@ sides = options.OptionGroup(
     {
         "a": options.argument("a folder of rank folders, or a merged checkpoint"),
         "b": options.argument("a folder of rank folders, or a merged checkpoint"),
-        "strategy": options.strategy("A and B", "-s", "--src-strategy", aliases=("--strategy",)),
+        "strategy": options.strategy("A and B", "-s"),
         "b_strategy": options.strategy("B", heading=options.STRATEGY),
         "step": options.source_options.parameters["step"],
         "b_step": options.option("Step of B, if it is not that of A.", metavar="STEP"),

@@ -16,7 +16,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.overview import common_prefixes, title_of
-from ckpttool.cli.params import NAME_PATTERN, whole_number
+from ckpttool.cli.params import whole_number
 from ckpttool.cli.tables import MAX_RANGES, MAX_ROWS
 from ckpttool.model.belonging import format_roles
 from ckpttool.wording import (
@@ -59,15 +59,12 @@ MAX_FILES = 2  # of a merged checkpoint, in one line
 @options.option("Explain only this rank; with -d a rank of the target.", type=whole_number(0))(
     "rank", options.SOURCE
 )
-@options.option(
-    "Explain only tensors whose names match PATTERN, such as '*.wq.weight'.",
-    type=NAME_PATTERN,
-    multiple=True,
-    metavar="PATTERN",
+@options.variant(
+    "include",
+    flag="--tensor",
+    help="Explain only tensors whose names match PATTERN, such as '*.wq.weight'.",
 )("tensor", options.SOURCE)
-@options.strategy("a target, whose ranks are explained", "-d", "--dst-strategy")(
-    "dst_strategy", options.OUTPUT
-)
+@options.strategy("a target, whose ranks are explained", "-d")("dst_strategy", options.OUTPUT)
 @options.resolve_options("replicated", "unlisted", "trust_strategy", "optimizer_shard", "manifest")
 @options.report_options()
 def explain(

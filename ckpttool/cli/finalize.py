@@ -8,7 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import DURATION, Existing
+from ckpttool.cli.params import Existing
 from ckpttool.cli.progress import open_progress
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 @click.argument(
     "folder", metavar="DIR", type=Existing("the folder of the outputs, or the one output file")
 )
-@options.option(
-    "Wait so long (90s, 10m, 1h) for runs that write there.",
-    "--wait",
-    type=DURATION,
-    metavar="TIME",
-)("wait_seconds", options.SAFETY)
+@options.variant("wait_seconds", help="Wait so long (90s, 10m, 1h) for runs that write there.")(
+    "wait_seconds", options.SAFETY
+)
 @options.report_options()
 def finalize(folder: str, wait_seconds: float | None, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""

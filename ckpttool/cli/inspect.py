@@ -90,11 +90,7 @@ page_options = options.OptionGroup(
             type=PagePath("layout.html"),
             metavar="FILE",
         ),
-        "overwrite": options.flag(
-            "Replace the page of --plot if it exists.",
-            aliases=("--force",),
-            heading=options.SAFETY,
-        ),
+        "overwrite": options.variant("overwrite", help="Replace the page of --plot if it exists."),
     },
 )
 

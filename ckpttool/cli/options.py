@@ -488,9 +488,11 @@ def _build_run(
     return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
 
 
-def strategy(of: str, *flags: str, **settings: Any) -> Parameter:
-    """Return an option for the strategy files of a side."""
+def strategy(of: str, short: str = "", **settings: Any) -> Parameter:
+    """Return an option for the strategy files of a side: -s, -d, or one with its own name."""
     help = f"Strategy file of {of}; repeat it, or name a folder, for pipeline stages."
+    flags = {"-s": ("-s", "--src-strategy"), "-d": ("-d", "--dst-strategy"), "": ()}[short]
+    settings["aliases"] = ("--strategy",) if short == "-s" else ()
     return option(help, *flags, type=StrategyFile(), multiple=True, metavar="FILE", **settings)
 
 
@@ -505,7 +507,7 @@ source_options = OptionGroup(
     make_side,
     {
         "src": argument("a folder of rank folders, or a merged checkpoint"),
-        "strategy_files": strategy("SRC", "-s", "--src-strategy", aliases=("--strategy",)),
+        "strategy_files": strategy("SRC", "-s"),
         **_declared(keywords.SourceKeywords),
     },
 )
@@ -547,7 +549,7 @@ def format_of_output(default: str) -> Parameter:
 def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
     """Add -o, -d and the output options of commands that write rank files."""
     folder = output_path("folder", "Folder for rank_0/, rank_1/, ...", "new/", "DIR")
-    dst_strategy = strategy("the target", "-d", "--dst-strategy", required=True)
+    dst_strategy = strategy("the target", "-d", required=True)
     added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes"}))
     return folder(dst_strategy("dst_strategy", OUTPUT)(added(command)))
 

@@ -397,4 +397,3 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "new strategy": OutputPath("new_strategy.ckpt"),
     "n": whole_number(1),
 }
-RANKS, DURATION = KINDS["ranks"], KINDS["time"]

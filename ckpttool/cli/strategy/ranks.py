@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import RANK_FILES, RANKS, UsageProblem
+from ckpttool.cli.params import RANK_FILES, UsageProblem
 from ckpttool.problems import severities
 from ckpttool.wording import format_numbers
 
@@ -28,16 +28,11 @@ if TYPE_CHECKING:
     to fetch with them: they would show an optimizer shard that the strategy hides.
     """,
 )
-@options.strategy(
-    *("SRC", "-s", "--src-strategy"),
-    aliases=("--strategy",),
-    required=True,
-    envvar=options.STRATEGY_VARIABLE,
-)("src_strategy", options.STRATEGY)
-@options.strategy("the target", "-d", "--dst-strategy")("dst_strategy", options.STRATEGY)
-@options.option("Only these target ranks, such as 0,3-7.", "--rank", type=RANKS)(
-    "ranks", options.STRATEGY
+@options.strategy("SRC", "-s", required=True, envvar=options.STRATEGY_VARIABLE)(
+    "src_strategy", options.STRATEGY
 )
+@options.strategy("the target", "-d")("dst_strategy", options.STRATEGY)
+@options.variant("ranks", help="Only these target ranks, such as 0,3-7.")("ranks", options.STRATEGY)
 @options.option(
     "Print the files to fetch, such as 'ckpt/rank_{rank}/net-1_10.ckpt'.",
     type=RANK_FILES,
