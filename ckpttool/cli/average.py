@@ -100,14 +100,12 @@ def average(
     from ckpttool.operations.jobs import Order
     from ckpttool.operations.load import Mean
 
-    of_file = output
     if not dst_strategy:
         options.require_flag("-d", options.OF_RANKS)
-        of_file = options.with_format(path, output)
     elif output.max_shard_bytes is not None:
         hint = "the same command without one of them"
         raise UsageProblem("--max-shard-size does not go with -d", hint)
-    options.refuse_lost_checksum(of_file, "" if dst_strategy else path)
+    options.refuse_lost_checksum(output, "" if dst_strategy else path)
     mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)

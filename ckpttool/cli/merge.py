@@ -46,7 +46,6 @@ def merge(
     from ckpttool.operations.jobs import Order
 
     options.refuse_two_strategies(source, resolve)
-    output = options.with_format(path, output)
     options.refuse_lost_checksum(output, path)
     order = Order("merge", [source.source], path, (), resolve, output)
     workflow.convert(order, run, report)

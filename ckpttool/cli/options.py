@@ -618,26 +618,16 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
     return path if path.startswith("/") else prefix + path
 
 
-def with_format(path: str, output: OutputOptions) -> OutputOptions:
-    """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.operations import jobs
-
-    is_folder = output.max_shard_bytes is not None
-    return replace(output, format=jobs.choose_format(path, output.format, is_folder))
-
-
-def refuse_file_name(path: str, output: OutputOptions) -> None:
-    """Refuse a folder of rank folders with the name of a file."""
-    from ckpttool.operations import jobs
-
-    jobs.refuse_file_name(path, output.format)
-
-
 def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
-    """Refuse --crc for a format that cannot store a checksum; ``file`` is the output of merge."""
+    """Refuse --crc for a format that cannot store a checksum, and a wrong name of ``file``.
+
+    ``file`` is the output of merge, which has the format.
+    """
+    from ckpttool.operations.jobs import choose_format
     from ckpttool.planning.preflight import format_option
 
-    if output.crc and not (format := get_format(output.format or "hdf5")).has_checksum:
+    written = choose_format(file, output) if file else output.format or "hdf5"
+    if output.crc and not (format := get_format(written)).has_checksum:
         facts = "--crc stores MindSpore's checksum in every output."
         with_checksum = [name for name in FORMATS if get_format(name).has_checksum]
         hint = ", or ".join(format_option(file, name) for name in with_checksum)

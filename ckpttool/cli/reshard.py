@@ -45,9 +45,9 @@ def reshard(
 ) -> None:
     """Shard a checkpoint for another strategy."""
     from ckpttool.cli import workflow
-    from ckpttool.operations.jobs import Order
+    from ckpttool.operations.jobs import Order, refuse_file_name
 
     options.refuse_lost_checksum(output)
-    options.refuse_file_name(folder, output)
+    refuse_file_name(folder, output)
     order = Order("reshard", [source.source], folder, dst_strategy, resolve, output)
     workflow.convert(order, run, report)

@@ -40,9 +40,9 @@ def split(
 ) -> None:
     """Shard a merged checkpoint for the ranks of a strategy."""
     from ckpttool.cli import workflow
-    from ckpttool.operations.jobs import Order
+    from ckpttool.operations.jobs import Order, refuse_file_name
 
     options.refuse_lost_checksum(output)
-    options.refuse_file_name(folder, output)
+    refuse_file_name(folder, output)
     order = Order("split", [source.source], folder, dst_strategy, resolve, output)
     workflow.convert(order, run, report)

@@ -128,8 +128,8 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         raise TypeError(f"{order.command} needs target=, the strategy of the outputs")
     else:
         order.output.refuse(*_OF_TARGET, *_OF_NAMES, "ranks")
+        format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
-        format = choose_format(order.path, order.output.format, is_numbered)
         target = _full_tensors(order.path, format, order.output, is_numbered)
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
@@ -183,15 +183,10 @@ def _path_like(catalogs: Sequence[Catalog], path: str, options: OutputOptions) -
     return str(Path(path, SINGLE_FILE)) if are_alike and is_named_so else path
 
 
-def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
+def choose_format(path: str, options: OutputOptions) -> str:
     """Return the format of an output file: the given one, else that of its suffix, else HDF5.
 
-    Parameters
-    ----------
-    path, format
-        The file, and the requested format, if any.
-    is_folder
-        Whether ``path`` is a folder of numbered files, whose default format is safetensors.
+    With ``max_shard_bytes`` the path is a folder of numbered files, by default of safetensors.
 
     Raises
     ------
@@ -199,8 +194,8 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         The suffix is that of another format, or of none.
     """
     _refuse_url(path)
-    by_name = format_of_suffix(path)
-    if is_folder:
+    format, by_name = options.format, format_of_suffix(path)
+    if options.max_shard_bytes is not None:
         if by_name is not None:
             message = "numbered files go into a folder, and the name is that of a file"
             hint = f"-o {quote(path.removesuffix(Path(path).suffix))}"
@@ -217,12 +212,12 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
-def refuse_file_name(folder: str, format: str | None) -> None:
+def refuse_file_name(folder: str, options: OutputOptions) -> None:
     """Raise `PlanError` if the folder of rank folders has the name of a file."""
     if (by_name := format_of_suffix(folder)) is not None:
         message = "a folder of rank folders is written, and the name is that of a file"
         hint = f"-o {quote(folder.removesuffix(Path(folder).suffix))}"
-        hint = hint if by_name == format else f"--format {by_name} {hint}"
+        hint = hint if by_name == options.format else f"--format {by_name} {hint}"
         raise PlanError([Diagnostic("options", message, hint=hint, where=folder)])
 
 
@@ -238,7 +233,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
-    refuse_file_name(folder, options.format)
+    refuse_file_name(folder, options)
     format = options.format or ("ckpt" if options.mindformers else "hdf5")
     ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
     names = name_files(catalog, ranks, format, options)
@@ -362,9 +357,7 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     catalog = replace(catalog, diagnostics=tuple(noted))
     if output.ranks is not None:
         catalog = _limited_to(catalog, output.ranks)
-    format = (
-        output.format or _format_of(catalog) if is_folder else choose_format(path, output.format)
-    )
+    format = output.format or _format_of(catalog) if is_folder else choose_format(path, output)
     if catalog.is_merged:
         outputs = _full_tensors(path, format, output, is_folder)
     else:

@@ -36,7 +36,7 @@ def test_a_file_has_the_format_that_its_ending_promises(name, tmp_path):
     ],
 )
 def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, chosen):
-    assert choose_format(path, asked) == chosen
+    assert choose_format(path, ckpttool.OutputOptions(asked)) == chosen
 
 
 @pytest.mark.parametrize(
