@@ -98,12 +98,14 @@ def diff(
     report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
-    from ckpttool.cli import workflow
     from ckpttool.operations import tensor_diff as operation
+    from ckpttool.operations.load import load_sides
     from ckpttool.storage.compare import CompareOptions
 
     a, b = (side.for_engine(run) for side in sides)
-    loaded = workflow.load_sides(a, b, report, resolve.replicated)
+    loaded = load_sides(
+        *(a.source, b.source), replicated=resolve.replicated, open_count=report.open_count
+    )
     tolerance = None
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)

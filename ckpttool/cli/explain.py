@@ -76,19 +76,17 @@ def explain(
     report: ReportOptions,
 ) -> None:
     """Say what each rank of a checkpoint or of a target holds."""
-    from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
     from ckpttool.model.choices import TensorOptions
     from ckpttool.operations.explanation import explain as answer
+    from ckpttool.operations.load import load
 
     options.refuse_two_strategies(source, resolve)
-    catalog, strategy, target = workflow.load(
-        *(source, report, dst_strategy),
-        find_strategy=not resolve.replicated,
-    )
+    is_found = not resolve.replicated
+    inputs = load(source.source, dst_strategy, find_strategy=is_found, open_count=report.open_count)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         explained = answer(
-            *(catalog, strategy, target),
+            *inputs,
             rank=rank,
             options=replace(resolve, tensors=TensorOptions(tensor, shown_by="--tensor")),
             executor=executor,

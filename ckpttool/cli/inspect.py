@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import NAME_PATTERN, ROWS, PagePath, UsageProblem
-from ckpttool.cli.progress import open_progress, show_count
+from ckpttool.cli.params import ROWS, PagePath, UsageProblem
+from ckpttool.cli.progress import open_progress
 from ckpttool.formats.local import listing_once
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
@@ -42,11 +42,10 @@ look = options.OptionGroup(
     {
         "show_all": options.flag("List every tensor; sample those without a strategy.", "--all"),
         "show_ranks": options.flag("List every file.", "--ranks"),
-        "values": options.option(
-            "Print the tensors whose names match PATTERN, and their statistics.",
-            type=NAME_PATTERN,
-            multiple=True,
-            metavar="PATTERN",
+        "values": options.variant(
+            "include",
+            flag="--values",
+            help="Print the tensors whose names match PATTERN, and their statistics.",
         ),
         "rows": options.option(
             "Of --values only these rows, as a slice of NumPy: 0:4, -4:, ::100.", type=ROWS
@@ -166,12 +165,11 @@ def inspect(
 def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     """Print the steps of a folder."""
     from ckpttool.cli.step_table import print_steps
-    from ckpttool.operations import load
     from ckpttool.operations.inspected import document_of_steps
+    from ckpttool.operations.load import load_steps
 
     diagnostics = Diagnostics("inspect")
-    open_count = partial(show_count, how=report.shown_progress)
-    steps = load.load_steps(source.source, diagnostics, open_count=open_count)
+    steps = load_steps(source.source, diagnostics, open_count=report.open_count)
     document = document_of_steps(steps, diagnostics)
     show = partial(print_steps, steps, show_all=look.show_all)
     tables.print_answer(document, show, document.notes, report)
@@ -180,13 +178,14 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
 
 def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: ReportOptions) -> None:
     """Print the values of tensors."""
-    from ckpttool.cli import workflow
     from ckpttool.cli.value_screen import print_values
     from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.load import load
     from ckpttool.operations.values import read_values
 
     options.refuse_two_strategies(source, resolve)
-    catalog, strategy, _ = workflow.load(source, report, find_strategy=not resolve.replicated)
+    is_found = not resolve.replicated
+    catalog, strategy, _ = load(source.source, find_strategy=is_found, open_count=report.open_count)
     show = open_progress("reading", report.shown_progress)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         values = read_values(
@@ -227,9 +226,9 @@ def _inspect(
     contents: Depth,
 ) -> Answered:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
-    from ckpttool.cli import workflow
     from ckpttool.operations.inspected import describe_strategy
     from ckpttool.operations.inspection import are_strategies, inspect_catalog, inspect_foreign
+    from ckpttool.operations.load import load
 
     strategies = (source.path, *more, *source.strategy_files)
     if are_strategies(strategies):
@@ -240,7 +239,9 @@ def _inspect(
     if foreign := inspect_foreign(source.path):
         options.refuse_options("not a checkpoint", ())
         return foreign
-    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
+    catalog, strategy, _ = load(
+        source.source, command="inspect", diagnostics=diagnostics, open_count=report.open_count
+    )
     return inspect_catalog(
         *(catalog, strategy, diagnostics),
         crc=crc,

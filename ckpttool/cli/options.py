@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from pathlib import Path
 from shlex import join
@@ -40,6 +40,7 @@ from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.concurrency import OpenCount
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
     from ckpttool.operations.load import Source
@@ -433,6 +434,13 @@ class ReportOptions(Struct, frozen=True):
         """How to show progress: ``auto``, ``json`` or ``none``."""
         is_hidden = self.progress == "auto" and (self.quiet or self.as_json)
         return "none" if is_hidden else self.progress
+
+    @property
+    def open_count(self) -> OpenCount:
+        """What shows the phases that are counted."""
+        from ckpttool.cli.progress import show_count
+
+        return partial(show_count, how=self.shown_progress)
 
 
 def make_side(src: str, strategy_files: tuple[str, ...] = (), **options: Any) -> Side:

@@ -68,15 +68,18 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
-    from ckpttool.cli import workflow
     from ckpttool.operations import verification as operation
     from ckpttool.operations.answer import DiagnosticAnswer
+    from ckpttool.operations.load import load
 
     options.refuse_two_strategies(source, resolve)
     if format == "github" and (report.as_json or report.as_tsv):
         raise UsageProblem("--format github goes with neither --json nor --tsv", "one of them")
-    catalog, strategy, _ = workflow.load(
-        source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
+    catalog, strategy, _ = load(
+        source.for_engine(run).source,
+        find_strategy=not resolve.replicated,
+        command="verify",
+        open_count=report.open_count,
     )
     with ckpttool.open_engine(run.engine) as executor:
         answer = operation.verify(

@@ -14,11 +14,11 @@ import click
 from msgspec.structs import replace
 
 from ckpttool.cli import tables
-from ckpttool.cli.options import SIGNALS, ReportOptions, Side, absolute_for_cluster
-from ckpttool.cli.progress import open_progress, show_count
+from ckpttool.cli.options import SIGNALS, ReportOptions, absolute_for_cluster
+from ckpttool.cli.progress import open_progress
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
-from ckpttool.problems import Diagnostics, severities
+from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
@@ -26,42 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions
     from ckpttool.operations.conversion import Averaged, Conversion
     from ckpttool.operations.jobs import Order
-    from ckpttool.operations.load import Loaded, LoadedSides
-    from ckpttool.problems import Command
     from ckpttool.transaction.resume import Assignment
-
-
-def load(
-    source: Side,
-    report: ReportOptions,
-    dst_strategy: tuple[str, ...] = (),
-    *,
-    find_strategy: bool = True,
-    command: Command = "convert",
-    diagnostics: Diagnostics | None = None,
-) -> Loaded:
-    """Read the catalog and the strategies of a command; see `ckpttool.operations.load.load`."""
-    from ckpttool.operations import load as loading
-
-    return loading.load(
-        source.source,
-        dst_strategy,
-        find_strategy=find_strategy,
-        command=command,
-        diagnostics=diagnostics,
-        open_count=partial(show_count, how=report.shown_progress),
-    )
-
-
-def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> LoadedSides:
-    """Read both sides of diff; see `ckpttool.operations.load.load_sides`."""
-    from ckpttool.operations import load as loading
-
-    return loading.load_sides(
-        *(a.source, b.source),
-        replicated=replicated,
-        open_count=partial(show_count, how=report.shown_progress),
-    )
 
 
 def convert(order: Order, run: RunOptions, report: ReportOptions) -> None:
@@ -77,7 +42,7 @@ def convert(order: Order, run: RunOptions, report: ReportOptions) -> None:
     sources = [of._replace(src=absolute_for_cluster(str(of.src), run)) for of in order.sources]
     order = replace(order, sources=sources, path=absolute_for_cluster(order.path, run))
     watch = story.Watch(
-        partial(show_count, how=report.shown_progress),
+        report.open_count,
         open_progress("reading what is kept", report.shown_progress),
         lambda notes: tables.print_notes(notes, severities("convert"), report.quiet),
         partial(_stoppable, guard),

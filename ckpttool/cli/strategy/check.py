@@ -41,13 +41,15 @@ _VERDICTS = {"fits": "proven", "unknown": "possible", "misfit": "no"}
 @options.report_options()
 def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> None:
     """Say which strategy fits a checkpoint."""
-    from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.load import load
     from ckpttool.operations.strategy_check import StrategyCheck, check_strategies
 
     if not strategies:
         raise UsageProblem("strategy check needs STRATEGY")
-    catalog, _, _ = workflow.load(source, report, find_strategy=False, command="inspect")
+    catalog, _, _ = load(
+        source.source, find_strategy=False, command="inspect", open_count=report.open_count
+    )
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         candidates = check_strategies(catalog, strategies, executor)
     if report.as_json:

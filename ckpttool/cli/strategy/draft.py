@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 @options.report_options()
 def draft(source: Side, path: str, overwrite: bool, report: ReportOptions) -> None:
     """Write a hand-written strategy as far as contents show it."""
-    from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.load import load
     from ckpttool.operations.strategy_draft import draft_strategy
 
-    catalog, strategy, _ = workflow.load(source, report, find_strategy=False, command="inspect")
+    catalog, strategy, _ = load(
+        source.source, find_strategy=False, command="inspect", open_count=report.open_count
+    )
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         drafted = draft_strategy(catalog, path, strategy, executor, overwrite=overwrite)
     if report.as_json:
