@@ -109,4 +109,4 @@ def average(
     mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)
-    workflow.convert(order, run, report)
+    workflow.run_order(order, run, report)

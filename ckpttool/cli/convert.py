@@ -49,4 +49,4 @@ def convert(
     from ckpttool.operations.jobs import Order
 
     order = Order("convert", [source.source], path, (), resolve, output)
-    workflow.convert(order, run, report)
+    workflow.run_order(order, run, report)

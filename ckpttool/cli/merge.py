@@ -48,4 +48,4 @@ def merge(
     options.refuse_two_strategies(source, resolve)
     options.refuse_lost_checksum(output, path)
     order = Order("merge", [source.source], path, (), resolve, output)
-    workflow.convert(order, run, report)
+    workflow.run_order(order, run, report)

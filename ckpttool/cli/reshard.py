@@ -50,4 +50,4 @@ def reshard(
     options.refuse_lost_checksum(output)
     refuse_file_name(folder, output)
     order = Order("reshard", [source.source], folder, dst_strategy, resolve, output)
-    workflow.convert(order, run, report)
+    workflow.run_order(order, run, report)

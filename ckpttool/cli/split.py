@@ -45,4 +45,4 @@ def split(
     options.refuse_lost_checksum(output)
     refuse_file_name(folder, output)
     order = Order("split", [source.source], folder, dst_strategy, resolve, output)
-    workflow.convert(order, run, report)
+    workflow.run_order(order, run, report)

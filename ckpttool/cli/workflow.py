@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 
-def convert(order: Order, run: RunOptions, report: ReportOptions) -> None:
+def run_order(order: Order, run: RunOptions, report: ReportOptions) -> None:
     """Run a conversion, and report; in a dry run report what it would do.
 
     See `ckpttool.operations.run.convert`.

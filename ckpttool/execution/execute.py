@@ -96,7 +96,7 @@ def _failure(
 CallResult: TypeAlias = int | Filled  # a checksum, or what was written
 
 
-class Job(Struct, eq=False):
+class OutputJob(Struct, eq=False):
     """An output that is being written."""
 
     output: OutputFile
@@ -129,9 +129,9 @@ class Job(Struct, eq=False):
             casts[name] = casts.get(name, CastStats()).merged(stats)
 
 
-def _accept(filled: Filled, jobs: Sequence[Job]) -> None:
+def _accept(filled: Filled, jobs: Sequence[OutputJob]) -> None:
     """Add the result of a call to its jobs."""
-    by_path: dict[str, Job] = {}
+    by_path: dict[str, OutputJob] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):
             job.file.attempt = filled.attempt
@@ -154,13 +154,13 @@ MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file de
 
 
 def _calls(
-    batch: Batch, jobs: Sequence[Job]
-) -> Iterator[tuple[Callable[[], CallResult], tuple[Job, ...]]]:
+    batch: Batch, jobs: Sequence[OutputJob]
+) -> Iterator[tuple[Callable[[], CallResult], tuple[OutputJob, ...]]]:
     """Yield the calls for workers, each with its jobs; ``jobs`` are those of the batch.
 
     A call fills units on this host, or writes a whole file on another host.
     """
-    local: dict[str, Job] = {}
+    local: dict[str, OutputJob] = {}
     paths: dict[int, str] = {}  # by id of the header
     indexes: list[FileIndex] = []
     for job in jobs:
@@ -282,8 +282,8 @@ class _Run(Struct, dict=True):
     group_bytes: int = MIN_GROUP_BYTES  # of units that enter the log together
     unlogged_bytes: int = 0
     current: str = ""  # path of the output in work, for the error
-    pending: dict[Future[CallResult], tuple[Job, ...]] = {}
-    jobs: list[Job] = []
+    pending: dict[Future[CallResult], tuple[OutputJob, ...]] = {}
+    jobs: list[OutputJob] = []
     written: list[Written] = []
     # What casts did to tensors with numbers that are too large; of replicas, if the run does not
     # write the output of a lower rank.
@@ -323,7 +323,7 @@ class _Run(Struct, dict=True):
 
     def start(self, batch: Batch) -> None:
         """Create outputs and submit their tasks; wait while too many tasks are pending."""
-        jobs: list[Job] = []
+        jobs: list[OutputJob] = []
         for output in batch.outputs:
             self.current = output.path
             jobs.append(self._begin(output))
@@ -339,22 +339,22 @@ class _Run(Struct, dict=True):
         for job in jobs:
             self._commit_if_done(job)
 
-    def _begin(self, output: OutputFile) -> Job:
+    def _begin(self, output: OutputFile) -> OutputJob:
         """Create an output, or go on with the file of it that a killed run has left."""
         if isinstance(self.executor, Cluster):
-            self.jobs.append(Job(output, RemoteFile(output)))
+            self.jobs.append(OutputJob(output, RemoteFile(output)))
             return self.jobs[-1]
         hashes, casts = self.transaction.read_units(output)
         file = PartialFile(output, goes_on=bool(hashes))
-        self.jobs.append(Job(output, file))
+        self.jobs.append(OutputJob(output, file))
         if file.is_left and not self._go_on(self.jobs[-1], file, hashes, casts):
             self.jobs.pop().file.discard()
-            self.jobs.append(Job(output, PartialFile(output)))
+            self.jobs.append(OutputJob(output, PartialFile(output)))
         return self.jobs[-1]
 
     def _go_on(
         self,
-        job: Job,
+        job: OutputJob,
         file: PartialFile,
         digests: Mapping[Place, str],
         casts: Mapping[str, CastStats],
@@ -467,7 +467,7 @@ class _Run(Struct, dict=True):
             return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
         return self.options.max_in_flight
 
-    def _commit_if_done(self, job: Job) -> None:
+    def _commit_if_done(self, job: OutputJob) -> None:
         job.open_tasks -= 1
         if job.open_tasks:
             return
@@ -477,7 +477,7 @@ class _Run(Struct, dict=True):
         else:
             self._commit(job, None)
 
-    def _commit(self, job: Job, crc: int | None) -> None:
+    def _commit(self, job: OutputJob, crc: int | None) -> None:
         self.current = job.output.path
         names = self._holders[job.output.rank]
         first = {name: stats for name, stats in job.casts.items() if name in names}

@@ -41,7 +41,7 @@ from ckpttool.transaction.states import (
     RecordedPlan,
     State,
     find_writers,
-    look,
+    read_destination,
 )
 from ckpttool.wording import count, shorten
 
@@ -90,7 +90,7 @@ class Claim:
         self._has_locks = lock.works
         try:
             with lock:
-                destination = look(record)
+                destination = read_destination(record)
                 self._settle_plan(destination)
                 self._log_lock = FileLock(run.log)
             if run.options.resume:
@@ -177,7 +177,7 @@ class Claim:
         try:
             # Without the lock another run begins, or parts are finalized.
             with suppress(HeldError), FileLock(record.lock, CLAIM_SECONDS):
-                destination = look(record)
+                destination = read_destination(record)
                 for log in destination.logs:
                     is_empty = not any((*log.plans.values(), *log.units.values()))
                     if log.path == self._run.log and is_empty and self._has_log():

@@ -51,7 +51,7 @@ from ckpttool.transaction.states import (
     Record,
     State,
     describe_missing,
-    look,
+    read_destination,
     unfinished_problem,
 )
 from ckpttool.transaction.waiting import wait_while_busy
@@ -98,7 +98,7 @@ def finalize(
 def _finalize(folder: str) -> Manifest:
     """Do what `finalize` does, without waiting."""
     record = Record.of(Path(folder))
-    destination = look(record)
+    destination = read_destination(record)
     ended = None
     if destination.state is State.RUNNING:
         raise BusyError([_busy(folder, destination)])
@@ -110,10 +110,10 @@ def _finalize(folder: str) -> Manifest:
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
-            raise BusyError([_busy(folder, look(record))]) from error
+            raise BusyError([_busy(folder, read_destination(record))]) from error
         try:
             with lock:
-                _finish(folder, look(record))
+                _finish(folder, read_destination(record))
         except OSError as error:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         ended = destination.plan
@@ -209,7 +209,7 @@ def _changed_outputs(
     record: Record, manifest: ManifestFile, outputs: Sequence[Written]
 ) -> list[Written]:
     """Return the outputs that are not as they were written, by their stamps or contents."""
-    stamps = look(record).stamps
+    stamps = read_destination(record).stamps
     if stamps is not None and stamps.manifest != manifest.digest:
         stamps = None  # of another set
     known = stamps.outputs if stamps is not None else {}

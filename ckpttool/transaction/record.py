@@ -1,6 +1,6 @@
 """The record of a run, line by line.  After a crash behind any line the state is known.
 
-1. `look` (preflight) keeps no lock and writes nothing.
+1. `read_destination` (preflight) keeps no lock and writes nothing.
 2. It returns COMPLETE, RUNNING, STOPPED or NONE.
 3. `Transaction` makes the record and locks it until line 6.  If another run is writing, this
    one is refused; only runs with ``--part`` of one plan write side by side.
@@ -58,7 +58,7 @@ from ckpttool.transaction.outputs import find_intact
 from ckpttool.transaction.resume import Assignment, overtaken_problem
 from ckpttool.transaction.sealed_files import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.sources import changed_sources
-from ckpttool.transaction.states import FinishedStamps, Record, look
+from ckpttool.transaction.states import FinishedStamps, Record, read_destination
 from ckpttool.wording import shorten
 
 MIXTURE = "outputs may mix old and new data"
@@ -121,7 +121,7 @@ class Transaction(Claim):
         self.log.sync()
 
     def _find_kept(self) -> None:
-        logged = look(self._record).logged(self._run.provenance.digest)
+        logged = read_destination(self._record).logged(self._run.provenance.digest)
         self._entries = {
             name: replace(logged[name], stamp=self._run.kept.get(name))
             for name in self._run.outputs
@@ -138,7 +138,7 @@ class Transaction(Claim):
         if is_there(self._record.manifest):
             entries = ManifestFile.read(self._record.manifest).outputs()
         else:
-            logged = look(self._record).logged(self._run.provenance.digest)
+            logged = read_destination(self._record).logged(self._run.provenance.digest)
             entries = (logged[name].read_entry() for name in self._run.kept)
         return {entry.rank: entry.cast for entry in entries if entry.cast is not None}
 

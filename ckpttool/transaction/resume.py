@@ -46,7 +46,7 @@ from ckpttool.transaction.states import (
     RecordedPlan,
     State,
     choose_entries,
-    look,
+    read_destination,
     runs_that_list,
 )
 from ckpttool.typed import (
@@ -339,7 +339,7 @@ class Assignment(Brief, Struct, frozen=True):
 
     def busy_problems(self, now: Destination | None = None) -> Iterator[Diagnostic]:
         """Yield why the run cannot begin beside those that are writing ``now``."""
-        record, now = self.record, now or look(self.record)
+        record, now = self.record, now or read_destination(self.record)
         plan, running = now.plan, now.running
         if is_held(record.lock) is None:
             if plan is not None and not (self.options.overwrite or self.options.no_locks):
@@ -362,7 +362,7 @@ class Assignment(Brief, Struct, frozen=True):
 
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        logged = look(self.record).logged(self.provenance.digest)
+        logged = read_destination(self.record).logged(self.provenance.digest)
         stamps = {name: logged[name].stamp for name in self.outputs if name in logged}
         return len(find_unchanged(self.folder, self.provenance, stamps, lambda names: ()))
 
@@ -377,7 +377,7 @@ def inspect_previous_run(
         return run
     if closed := tuple(access_problems(record, [run.log])):
         return replace(run, refusals=closed)
-    run = replace(run, destination=look(record))
+    run = replace(run, destination=read_destination(record))
     diagnostics.add(*_foreign_partials(run))
     find = partial(
         find_unchanged,

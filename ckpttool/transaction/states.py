@@ -341,7 +341,7 @@ def choose_entries(
     return chosen
 
 
-def look(record: Record) -> Destination:
+def read_destination(record: Record) -> Destination:
     """Return what lies at a destination; keeps no lock and writes nothing."""
     if record.home.is_dir() and not os.access(record.home, os.R_OK | os.X_OK):
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
@@ -380,7 +380,7 @@ def find_writers(record: Record, logs: Iterable[Log] = ()) -> Mapping[Path, str]
 
 def find_unfinished_run(output: Path) -> Diagnostic | None:
     """Return why a folder, or a single file, is not a complete output; None if nothing says so."""
-    destination = look(Record.of(output))
+    destination = read_destination(Record.of(output))
     diagnostic = destination.record.diagnostic
     if destination.state in {State.RUNNING, State.STOPPED}:
         return unfinished_problem(destination)
@@ -402,7 +402,7 @@ def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
     folders = output.absolute().parents[:2]
     around = ((Record(folder / MANIFEST), os.path.relpath(output, folder)) for folder in folders)
     for record, name in ((Record.of(output), output.name), *around):
-        destination = look(record)
+        destination = read_destination(record)
         if destination.plan is not None and name in destination.plan.outputs:
             yield destination, name
 
@@ -437,7 +437,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     They name the runs of a set that is not finished, and files that cannot be used.
     """
     record = Record.of(output)
-    destination = look(record)
+    destination = read_destination(record)
     for path, error in destination.damaged.items():
         if path == record.home and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it

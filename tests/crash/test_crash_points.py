@@ -4,7 +4,8 @@ Every run here is carried out again and again in a process of its own.  That end
 first call that changes the disk, then just before the second, and so on, until a run ends by
 itself.  A call of ``write`` has two such moments: before it, and after half of its bytes.
 
-After each crash `look` has to return the right state, and the next run has to finish the set.
+After each crash `read_destination` has to return the right state, and the next run has to finish
+the set.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.model import manifest as model_manifest
-from ckpttool.transaction.states import Record, State, find_unfinished_run, look
+from ckpttool.transaction.states import Record, State, find_unfinished_run, read_destination
 from tests.support.checkpoints import noise, write_file
 from tests.support.manifests import MANIFEST, PLAN, RECORD, STAMPS
 
@@ -160,7 +161,7 @@ class Runs:
         }
 
     def is_stopped(self):
-        return look(Record(self.out / MANIFEST)).state is State.STOPPED
+        return read_destination(Record(self.out / MANIFEST)).state is State.STOPPED
 
     def is_planned(self, kind):
         path = self.out / PLAN
@@ -179,7 +180,7 @@ class Scenario:
 
     def recover(self, runs, *, resume):
         """Finish the set, with ``--resume`` if that is possible and wanted."""
-        state = look(Record(runs.out / MANIFEST)).state
+        state = read_destination(Record(runs.out / MANIFEST)).state
         resume = resume and (state is not State.STOPPED or runs.is_planned(MINE))
         options = {"overwrite": self.overwrite, "part": self.part}
         try:
@@ -265,7 +266,7 @@ def check_state(runs, before, was_stopped):
 
     What a stopped run has left stays marked until a run has finished the set.
     """
-    destination, now = look(Record(runs.out / MANIFEST)), runs.files()
+    destination, now = read_destination(Record(runs.out / MANIFEST)), runs.files()
     assert not (was_stopped and destination.state is State.NONE)
     assert not destination.damaged
     assert destination.state in (State.NONE, State.STOPPED, State.COMPLETE)
@@ -286,7 +287,7 @@ def check_finished(runs):
     assert not [*runs.out.rglob("*.partial*")]
     assert {path.name for path in (runs.out / RECORD).iterdir()} <= {"lock", "stamps.json"}
     assert (runs.out / STAMPS).exists()
-    assert look(Record(runs.out / MANIFEST)).stamps is not None
+    assert read_destination(Record(runs.out / MANIFEST)).stamps is not None
 
 
 @pytest.mark.parametrize("resume", [True, False], ids=["resumed", "anew"])
