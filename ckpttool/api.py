@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -734,9 +734,8 @@ class _Keywords:
                     self._names |= {"rename_file", "reverse"}
                     if self._left.pop("reverse", False) and "rename_file" not in self._left:
                         raise ValueError("reverse=True, and rename_file= names no file of rules")
-                    rules, of_files = taken.get("rename", ()), self._left.pop("rename_file", ())
-                    if isinstance(rules, Mapping | Iterable) and isinstance(of_files, tuple):
-                        taken["rename"] = (*parse_renames(rules), *of_files)
+                    rules = parse_renames(taken.get("rename", ()))
+                    taken["rename"] = (*rules, *self._left.pop("rename_file", ()))
         return options(**taken)
 
     def source(self, src: Checkpoint, strategy: Layouts | None) -> Source:
@@ -751,7 +750,7 @@ class _Keywords:
             raise TypeError(f"{message}; near: {near}" if near else message)
 
 
-def _value(name: str, given: object, reverse: bool) -> object:
+def _value(name: str, given: object, reverse: bool) -> Any:
     """Return the value of a keyword, of which a text is read as on the command line.
 
     The text may be a key in the place of a path, so no error repeats it.

@@ -112,16 +112,16 @@ def parse_numbers(value: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def format_groups(groups: Sequence[Sequence[int]], most: int = 4) -> str:
-    """Format groups of ranks: the first ``most``, and the number of the others.
+def format_groups(groups: Sequence[Sequence[int]]) -> str:
+    """Format groups of ranks: the first four, and the number of the others.
 
     Examples
     --------
     >>> format_groups([[0, 1, 4], [2]])
     'ranks 0, 1, 4 | rank 2'
     """
-    more = f" | {len(groups) - most} more" if len(groups) > most else ""
-    return " | ".join(map(format_ranks, groups[:most])) + more
+    more = f" | {len(groups) - 4} more" if len(groups) > 4 else ""
+    return " | ".join(map(format_ranks, groups[:4])) + more
 
 
 def format_difference(groups: Sequence[Sequence[int]]) -> str:
