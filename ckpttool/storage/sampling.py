@@ -49,12 +49,12 @@ class Sample(NamedTuple):
     element_bits: float = 0.0
 
 
-def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
-    """Return a hash of all bytes of a tensor, with ``buffer_bytes`` in memory at a time."""
+def digest(tensor: StoredTensor) -> Sample:
+    """Return a hash of all bytes of a tensor, with `BUFFER_BYTES` in memory at a time."""
     state = hashlib.sha256()
     first: Bytes | None = None
     is_constant = True
-    for data in _read_buffers(tensor, buffer_bytes):
+    for data in _read_buffers(tensor):
         state.update(data.data)
         elements = data.reshape(-1, tensor.meta.itemsize)
         first = elements[0].copy() if first is None else first
@@ -62,10 +62,10 @@ def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
     return Sample(state.digest(), is_constant)
 
 
-def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
+def _read_buffers(tensor: StoredTensor) -> Iterator[Bytes]:
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
-    with FlatFiles(buffer_bytes) as files:
+    buffer = np.empty(max(itemsize, min(BUFFER_BYTES // itemsize * itemsize, nbytes)), np.uint8)
+    with FlatFiles(BUFFER_BYTES) as files:
         for offset in range(0, nbytes, len(buffer)):
             data = buffer[: min(len(buffer), nbytes - offset)]
             files.read_bytes(tensor, offset, data.data)
@@ -111,7 +111,7 @@ def find_least(tensor: StoredTensor) -> float:
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
-    for data in _read_buffers(tensor, BUFFER_BYTES):
+    for data in _read_buffers(tensor):
         numbers = decode(data, tensor.meta.dtype)
         if numbers is None or not np.isfinite(numbers).all():
             return math.nan
