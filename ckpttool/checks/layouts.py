@@ -91,7 +91,7 @@ def check_odd_shapes(checkpoint: Checkpoint, contents: Contents) -> Iterator[Dia
 
 def _kind(name: str, checkpoint: Checkpoint) -> str:
     *_, base = name, *owners_of(name, checkpoint.belongings)
-    return re.sub(r"\d+", "", base)
+    return re.sub(r"(?<![^.])\d+(?![^.])", "", base)  # of layers: w1 and w2 are two kinds
 
 
 def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -175,9 +175,9 @@ CASES = {
     ),
     "check_odd_shapes": (
         "odd_shape",
-        # (800, 30) by the layout; cut along the other axis (400, 60)
+        # (800, 30) by the layout; cut along the other axis (400, 60), as w2
         *(
-            held(replace(ONE_STAGE, handwritten=BY_HAND), v=shape)
+            held(replace(ONE_STAGE, handwritten=BY_HAND), w2=shape)
             for shape in ((400, 60), (30, 60))
         ),
     ),
