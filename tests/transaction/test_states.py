@@ -13,7 +13,7 @@ from ckpttool.storage.files import stamp_at, write_document
 from ckpttool.transaction import locks
 from ckpttool.transaction.locks import FileLock, HeldError, is_held
 from ckpttool.transaction.log import LogWriter, Writer
-from ckpttool.transaction.states import Record, RecordedPlan, State, look
+from ckpttool.transaction.states import Record, RecordedPlan, State
 from tests.support.executors import make_plan
 from tests.support.manifests import MANIFEST, PLAN, RECORD
 
@@ -39,10 +39,10 @@ def write_parts(out, *parts):
 def test_who_has_a_lock_and_wrote_no_line_yet_is_told(out):
     record = record_of(out)
     with closing(os.fdopen(FileLock(record.lock).fd)):
-        assert look(record).state is State.NONE  # who begins writes nothing yet
+        assert read_destination(record).state is State.NONE  # who begins writes nothing yet
     with closing(os.fdopen(FileLock(record.log((1, 2))).fd)):
-        assert look(record).running == {record.log((1, 2)): "it has just begun"}
-    assert look(record).state is State.NONE
+        assert read_destination(record).running == {record.log((1, 2)): "it has just begun"}
+    assert read_destination(record).state is State.NONE
 
 
 # ----------------------------------------------------------------------------- damaged files
@@ -53,7 +53,7 @@ def test_every_damaged_file_is_named(out):
     paths = [out / PLAN, *sorted((out / RECORD).glob("*.log"))]
     for path in paths:
         path.write_bytes(b"\0" * 100 + b"\n")
-    assert [error.path for error in look(record_of(out)).damaged.values()] == [
+    assert [error.path for error in read_destination(record_of(out)).damaged.values()] == [
         str(path) for path in paths
     ]
 
@@ -107,7 +107,7 @@ def test_the_record_of_a_folder_and_of_a_file_lie_beside_their_manifests(tmp_pat
 
 def test_a_plan_and_stamps_are_read_as_they_were_written(out):
     ckpttool.execute(*make_plan(out, "ckpt"))
-    stamps = look(record_of(out)).stamps
+    stamps = read_destination(record_of(out)).stamps
     documents = (Document("x.json", b"\0{}", "index"),)
     outputs = {"rank_1/b": 1, "rank_0/a": 0, "rank_2/\udcff": 2}
     recorded = RecordedPlan(Writer.this(), stamps.provenance, outputs, documents)
@@ -122,14 +122,14 @@ def test_a_plan_and_stamps_are_read_as_they_were_written(out):
 
 def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
     write_parts(out, (1, 2))
-    (name, entry), *_ = look(record_of(out)).logged().items()
+    (name, entry), *_ = read_destination(record_of(out)).logged().items()
     other = record_of(out).log((3, 3))
     writer = LogWriter(other, os.open(other, os.O_RDWR | os.O_CREAT), 0, entry.plan, "")
     writer.add(entry.read_line())
-    assert look(record_of(out)).logged()[name].log == entry.log
+    assert read_destination(record_of(out)).logged()[name].log == entry.log
     writer.add_stamp(name, stamp_at(out / PLAN))
-    assert look(record_of(out)).logged()[name].log == entry.log
+    assert read_destination(record_of(out)).logged()[name].log == entry.log
     writer.add(entry.read_line())
     os.utime(out / name)
     writer.add_stamp(name, stamp_at(out / name))
-    assert look(record_of(out)).logged()[name].log == other
+    assert read_destination(record_of(out)).logged()[name].log == other
