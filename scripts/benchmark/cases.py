@@ -18,8 +18,8 @@ AVERAGED = 4  # checkpoints
 LOOK = """
 import sys
 from pathlib import Path
-from ckpttool.transaction.states import Record, look
-look(Record.of(Path(sys.argv[1])))
+from ckpttool.transaction.states import Record, read_destination
+read_destination(Record.of(Path(sys.argv[1])))
 """
 # What the others are compared with.
 COPY, CLICK, NUMPY, LIBRARIES = "cp -r", "import click", "import numpy", "import numpy, h5py"

@@ -135,17 +135,17 @@ def test_a_plan_that_is_given_up_removes_no_complete_output(tmp_path):
 
 def begins_after_the_look(small, monkeypatch, other):
     """Let another run begin when this one has seen that nobody writes; it is writing then."""
-    look = resume.look
+    look = resume.read_destination
 
     def look_once(record):
-        destination = read_destination(record)
+        destination = look(record)
         if not other.is_this():
-            monkeypatch.setattr(resume, "look", look)
+            monkeypatch.setattr(resume, "read_destination", look)
             other.start()
         return destination
 
     other.patch(monkeypatch)
-    monkeypatch.setattr(resume, "look", look_once)
+    monkeypatch.setattr(resume, "read_destination", look_once)
 
 
 @pytest.mark.parametrize("is_left", [False, True])

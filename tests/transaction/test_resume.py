@@ -186,7 +186,7 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
 def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch):
     part, seen = tmp_path / "rank_1" / "checkpoint_1.ckpt", []
 
-    def read_destination(task):
+    def look(task):
         seen.append(run(*ordered_words(tmp_path), "--overwrite"))
         return fill(task)
 
@@ -233,7 +233,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
         "finalize": (),
     }
 
-    def read_destination(task):
+    def look(task):
         if not seen:
             seen.extend(message(run(name, out, *more)) for name, more in commands.items())
         return fill(task)

@@ -13,7 +13,7 @@ from ckpttool.storage.files import stamp_at, write_document
 from ckpttool.transaction import locks
 from ckpttool.transaction.locks import FileLock, HeldError, is_held
 from ckpttool.transaction.log import LogWriter, Writer
-from ckpttool.transaction.states import Record, RecordedPlan, State
+from ckpttool.transaction.states import Record, RecordedPlan, State, read_destination
 from tests.support.executors import make_plan
 from tests.support.manifests import MANIFEST, PLAN, RECORD
 

@@ -157,15 +157,15 @@ def test_another_command_that_was_waited_for_is_not_overwritten(tmp_path, monkey
 
 def overtaken(small, monkeypatch, *more):
     """Run a command that another run overtakes behind its look at the destination."""
-    look = resume.look
+    look = resume.read_destination
 
     def look_once(record):
-        destination = read_destination(record)
-        monkeypatch.setattr(resume, "look", look)
+        destination = look(record)
+        monkeypatch.setattr(resume, "read_destination", look)
         small.run_well()
         return destination
 
-    monkeypatch.setattr(resume, "look", look_once)
+    monkeypatch.setattr(resume, "read_destination", look_once)
     return small.run(*more)
 
 
