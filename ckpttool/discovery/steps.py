@@ -44,7 +44,7 @@ from ckpttool.problems import (
     StepError,
     UnsupportedError,
 )
-from ckpttool.transaction.states import Record
+from ckpttool.transaction.states import Record, find_unfinished_run
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
@@ -628,7 +628,10 @@ def _refusal(saved: SavedFiles, problem: Diagnostic) -> StepError:
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
     if names := [f"--step {quote(name)}" for name in islice(_proposals(saved), 2)]:
         hint = names[0] if ":" in names[0] else ", or ".join(names)
-    if Record.of(Path(saved.src)).replaced():  # the names are those of an older set and a new one
+    record = Record.of(Path(saved.src))
+    if unfinished := find_unfinished_run(Path(saved.src)):
+        hint = unfinished.hint
+    elif record.replaced() or record.logs():  # the names are those of older outputs and new ones
         hint = f"ckpttool finalize {quote(saved.src)}"
     return StepError([replace(problem, hint=hint)])
 

@@ -313,18 +313,14 @@ def _partial_problem(
 
 
 def _find_stale_files(
-    target: Target, options: OutputOptions, removed: Collection[str] = ()
+    target: Target,
+    options: OutputOptions,
+    removed: Collection[str] = (),
+    left: Collection[str] = (),
 ) -> Iterator[Diagnostic]:
     if target.paths and not target.is_merged:
         ranks = range(target.ranks) if options.ranks is None else options.ranks
-        yield from stale_files(target.paths, ranks, removed)
-
-
-def _older_outputs(assignment: Assignment) -> list[str]:
-    """Return the outputs of older sets that are there, and that the new set does not have."""
-    names = assignment.record.older_outputs()
-    paths = (str(assignment.folder / name) for name in names if name not in assignment.whole)
-    return [] if assignment.options.ranks is not None else [*filter(is_there, paths)]
+        yield from stale_files(target.paths, ranks, removed, left)
 
 
 def preflight(
@@ -349,7 +345,7 @@ def preflight(
         target = target.limited_to(assignment.ranks)
     elif options.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
-    older = [] if assignment is None else _older_outputs(assignment)
+    older, left = ([], []) if assignment is None else assignment.older_outputs()
     blocked = _blocked(target, inputs, documents, older)
     # The record is read later, so it names the run that has written what is there now.
     paths = [path for path in (*target.paths.values(), *documents) if path not in blocked]
@@ -369,7 +365,7 @@ def preflight(
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
         if options.overwrite:
-            seen.add(*_find_stale_files(target, options, older))
+            seen.add(*_find_stale_files(target, options, older, left))
             if older:
                 message = f"removes {count(len(older), 'output')} of the older set, at the end"
                 facts = shorten(older, 3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.manifest import list_outputs
+from ckpttool.model.manifest import OutputEntry
+from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import (
     BusyError,
     Diagnostic,
@@ -21,13 +24,14 @@ from ckpttool.storage.files import (
     clean_up,
     is_open_as,
     is_there,
+    is_within,
     remove_stale,
     sync_folder,
     write_document,
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import Log, LogWriter, UnitGroup
-from ckpttool.transaction.outputs import sample_problem
+from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import (
     Assignment,
     beside_problem,
@@ -37,6 +41,7 @@ from ckpttool.transaction.resume import (
 from ckpttool.transaction.sealed_files import ManifestFile
 from ckpttool.transaction.states import (
     Destination,
+    FinishedStamps,
     Record,
     RecordedPlan,
     State,
@@ -214,9 +219,9 @@ def _has_something_to_resume(destination: Destination) -> bool:
 def remove_leftovers(record: Record, ended: RecordedPlan | None) -> tuple[Diagnostic, ...]:
     """Remove what a run left beside a finished set, unless another run is there; return notes.
 
-    These are its logs and plan, and the outputs of the sets that it replaced.  Without locks, only
-    the plan of a run that has ``ended`` is removed.  If that fails, it stays: the set is complete
-    all the same.
+    These are its logs and plan, and the outputs of the sets and killed runs that it replaced.
+    Without locks, only the plan of a run that has ``ended`` is removed.  If that fails, it stays:
+    the set is complete all the same.
     """
     if not (is_there(record.manifest) and (record.leftovers() or record.replaced())):
         return ()
@@ -232,34 +237,66 @@ def remove_leftovers(record: Record, ended: RecordedPlan | None) -> tuple[Diagno
 
 
 def _remove_replaced(record: Record) -> Iterator[Diagnostic]:
-    """Remove the outputs of replaced sets that are as they were written; yield what became of all.
+    """Remove older outputs that are as a record lists them; yield what became of all.
 
-    A manifest of a replaced set goes after its outputs, so the next run continues after a crash.
+    Manifests of replaced sets go after the outputs, so the next run continues after a crash.
     """
     removed, left = list[str](), list[str]()
-    names = {output.path for output in ManifestFile.read(record.manifest).outputs()}
-    for manifest in record.replaced():
-        for output in list_outputs(ManifestFile.read(manifest).outputs()):
-            path = record.folder / output.entry.path
-            if output.entry.path in names or not is_there(path):
-                continue
-            try:
-                if problem := sample_problem(record.folder, output):
-                    left.append(f"{path}: {problem}")
-                    continue
+    manifest = ManifestFile.read(record.manifest)
+    known, names = manifest.provenance(), {output.path for output in manifest.outputs()}
+
+    def is_as_listed(name: str, stamp: FileStamp | None, read: Callable[[], OutputEntry]) -> bool:
+        return bool(find_unchanged(record.folder, known, {name: stamp}, lambda _: [read()]))
+
+    for name, entries in _older_entries(record, names).items():
+        path = record.folder / name
+        try:
+            if path.is_symlink() or not is_within(record.folder, name):
+                left.append(f"{path}: a link")
+            elif not any(is_as_listed(name, *entry) for entry in entries):
+                left.append(f"{path}: changed since it was written")
+            else:
                 path.unlink()
                 removed.append(str(path))
-            except OSError as error:
-                left.append(f"{path}: {describe_os_error(error)}")
-            with suppress(OSError):  # other files are in it
-                path.parent.rmdir()
-        manifest.unlink()
+        except OSError as error:
+            left.append(f"{path}: {describe_os_error(error)}")
+        with suppress(OSError):  # other files are in it
+            path.parent.rmdir()
+    for older in record.replaced():
+        Record.stamps_of(older).unlink(missing_ok=True)
+        older.unlink()
     if removed:
         message = f"{count(len(removed), 'output')} of the older set removed"
         yield record.diagnostic("resumed", message, facts=shorten(removed, 3))
     if left:
         message = f"{count(len(left), 'output')} of the older set left"
         yield record.diagnostic("stale", message, "move what is left away", join_first(left))
+
+
+_Entry: TypeAlias = tuple[FileStamp | None, Callable[[], OutputEntry]]
+
+
+def _older_entries(record: Record, names: Collection[str]) -> dict[str, list[_Entry]]:
+    """Return what tells of each older output that is there and not among the ``names`` of the set.
+
+    Manifests of replaced sets do, and logs of runs that did not end.  Outputs of these count in
+    the folders of the set alone: with ``--rank`` others may be meant to stay.
+    """
+    older: dict[str, list[_Entry]] = defaultdict(list)
+    for path in record.replaced():
+        manifest, stamps = ManifestFile.read(path), dict[str, FileStamp]()
+        with suppress(FileNotFoundError, FormatError):  # then the contents tell
+            finished = FinishedStamps.read(Record.stamps_of(path))
+            stamps |= finished.outputs if finished.manifest == manifest.digest else {}
+        for output in manifest.outputs():
+            if output.path not in names:
+                entry = stamps.get(output.path), lambda output=output: output
+                older[output.path].append(entry)
+    folders = {Path(name).parent for name in names}
+    for name, logged in read_destination(record).logged().items():
+        if name not in names and Path(name).parent in folders:
+            older[name].append((logged.stamp, logged.read_entry))
+    return {name: entries for name, entries in older.items() if is_there(record.folder / name)}
 
 
 def remove_half_written(record: Record, names: Iterable[str]) -> None:
@@ -278,6 +315,8 @@ def forget_run(record: Record) -> None:
         path.unlink(missing_ok=True)
     if not is_there(record.manifest):
         for older in record.replaced()[:1]:
+            with suppress(FileNotFoundError):
+                Record.stamps_of(older).replace(record.stamps)
             older.replace(record.manifest)
             sync_folder(record.folder)
     if is_there(record.manifest):

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.formats import FORMATS, read_index, suffix_of
-from ckpttool.model.manifest import ListedOutput, OutputEntry, Provenance
+from ckpttool.model.manifest import OutputEntry, Provenance
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import is_within, stamp_at
-from ckpttool.storage.sampling import hash_unit, hash_units
+from ckpttool.storage.files import stamp_at
+from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.sealed_files import Written
 from ckpttool.wording import count, shorten
@@ -57,31 +57,6 @@ def output_problems(
         want, got = (metas_of.get(name, "nothing") for metas_of in (expected, metas_there))
         if want != got:
             yield f"{name}: expected {want}, found {got}"
-
-
-def sample_problem(folder: Path, output: ListedOutput) -> str | None:
-    """Return how an output differs from its entry by its size, header and samples, else None.
-
-    The samples are the units that tell it from all other outputs of its set.
-
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    """
-    path = folder / output.entry.path
-    if path.is_symlink() or not is_within(folder, output.entry.path):
-        return "a link"
-    try:
-        index = read_index(str(path))
-    except FormatError as error:
-        return error.reason
-    if problem := next(output_problems(folder, output.entry, index), None):
-        return problem
-    units = output.alike.distinguishing_units(output)
-    digests = ((unit, hash_unit(index.tensors[unit[0]], unit[1])) for unit in units)
-    is_equal = all(digest == output.digest(unit).hex() for unit, digest in digests)
-    return None if is_equal else "changed since it was written"
 
 
 def find_unchanged(
@@ -182,13 +157,16 @@ def _around_rank(names: Mapping[int, str]) -> tuple[str, str | None]:
 
 
 def stale_files(
-    outputs: Mapping[int, str], ranks: Container[int], removed: Container[str] = ()
+    outputs: Mapping[int, str],
+    ranks: Container[int],
+    removed: Container[str] = (),
+    older: Collection[str] = (),
 ) -> Iterator[Diagnostic]:
     """Yield a warning about files that a loader would take for outputs of ``ranks``.
 
     They are files of other ranks, or of these ranks in another format.  ``outputs`` has the paths
     of some of these ranks: all have equal names, or names with the number of the rank in one place.
-    Files that are ``removed`` with an older set do not count.
+    Files that are ``removed`` with an older set do not count, ``older`` outputs that stay do.
     """
     (rank, sample), *_ = outputs.items()
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
@@ -204,7 +182,8 @@ def stale_files(
         for ending in map(suffix_of, FORMATS)
         if number not in ranks or ending != suffix
     )
-    paths = sorted(path for path in candidates if path not in removed and Path(path).exists())
+    there = (path for path in candidates if path not in removed and Path(path).exists())
+    paths = sorted({*there, *older})
     if not paths:
         return
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"

@@ -337,6 +337,21 @@ class Assignment(Brief, Struct, frozen=True):
         stamps = {} if finished is None else finished.outputs
         return {name: stamps.get(name) for name in self.outputs}
 
+    def older_outputs(self) -> tuple[list[str], list[str]]:
+        """Return the older outputs that are removed at the end, and those that stay in the way.
+
+        They are of older sets or of runs that did not end, and the new set does not have them.
+        """
+        folders, is_all = {Path(name).parent for name in self.whole}, self.options.ranks is None
+        listed, logged = self.record.older_outputs(), read_destination(self.record).logged()
+        removed, left = list[str](), list[str]()
+        for name in dict.fromkeys([*listed, *logged]):
+            path, is_beside = str(self.folder / name), Path(name).parent in folders
+            if name not in self.whole and (is_beside or is_all) and is_there(path):
+                is_removed = is_all if name in listed else is_beside
+                (removed if is_removed else left).append(path)
+        return removed, left
+
     def busy_problems(self, now: Destination | None = None) -> Iterator[Diagnostic]:
         """Yield why the run cannot begin beside those that are writing ``now``."""
         record, now = self.record, now or read_destination(self.record)

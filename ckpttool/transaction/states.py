@@ -3,13 +3,14 @@
 The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of a single file
 ``DIR/.FILE.ckpttool/``.
 
-===================  ===============================================================================
-``lock``             empty; locked while a run begins or ends, and by `ckpttool.finalize`
-``plan.json``        what is written, from which files, and who began it
-``*.log``            the log of each run (`ckpttool.transaction.log`), which its writer locks
-``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
-``replaced-*.json``  the manifest of an older set with other names, which a run replaces
-===================  ===============================================================================
+=====================  =============================================================================
+``lock``               empty; locked while a run begins or ends, and by `ckpttool.finalize`
+``plan.json``          what is written, from which files, and who began it
+``*.log``              the log of each run (`ckpttool.transaction.log`), which its writer locks
+``stamps.json``        of a finished set: its plan, and the stamps of its sources and outputs
+``replaced-*.json``    the manifest of an older set with other names, which a run replaces
+``replaced-*.stamps``  its ``stamps.json``
+=====================  =============================================================================
 
 ``plan.json`` and ``stamps.json`` are sealed (`ckpttool.transaction.sealed_files`), with the
 provenance of a run in their first line, and a line for each output.
@@ -158,6 +159,11 @@ class Record(Struct, frozen=True):
         manifests = self.home.glob(f"{REPLACED}*.json")
         return sorted(manifests, key=lambda path: -path.stat().st_mtime_ns)
 
+    @staticmethod
+    def stamps_of(replaced: Path) -> Path:
+        """Return the stamps of a replaced set, beside its manifest."""
+        return replaced.with_suffix(".stamps")
+
     def older_outputs(self) -> list[str]:
         """Return the paths of outputs that the manifests of this set and of replaced ones list."""
         names: dict[str, None] = {}
@@ -167,12 +173,14 @@ class Record(Struct, frozen=True):
         return list(names)
 
     def set_aside(self) -> None:
-        """Keep the manifest of an older set in the record, until its outputs are removed."""
+        """Keep manifest and stamps of an older set in the record, until its outputs are removed."""
         with suppress(FileNotFoundError, FormatError):
             digest = ManifestFile.read(self.manifest).digest
-            self.manifest.replace(self.home / f"{REPLACED}{digest}.json")
+            replaced = self.home / f"{REPLACED}{digest}.json"
+            self.manifest.replace(replaced)
             sync_folder(self.home)
             sync_folder(self.folder)
+            self.stamps.replace(self.stamps_of(replaced))
 
 
 class _Documents(Struct, frozen=True):

@@ -44,6 +44,7 @@ class SmallSet:
         self.folder, self.command, self.output_format = folder, command, output_format
         self.source, self.strategy = folder / name / "m.ckpt", folder / "s.json"
         self.out, self.stem = folder / "out", "m"  # of a single file
+        self.prefix = "checkpoint_"
         if not self.source.exists():
             entries = {f"w{n}": noise(f"{name}{n}", "Int8", (400,)) for n in RANKS}
             write_file(self.source, entries, "ckpt")
@@ -70,7 +71,7 @@ class SmallSet:
         if self.command == "file":
             return [self.target]
         if self.command in ("split", "reshard"):
-            names = [f"rank_{rank}/checkpoint_{rank}{self._suffix}" for rank in RANKS]
+            names = [f"rank_{rank}/{self.prefix}{rank}{self._suffix}" for rank in RANKS]
         else:
             names = [f"model-{n + 1:05}-of-{len(RANKS):05}{self._suffix}" for n in RANKS]
         return [self.out / name for name in names]
@@ -84,6 +85,7 @@ class SmallSet:
         words: list[str | Path] = ["-o", self.target, "-j", "1"]
         if self.command in ("split", "reshard"):
             words += ["-d", self.strategy]
+            words += [] if self.prefix == "checkpoint_" else ["--prefix", self.prefix]
         if self.command != "file":
             words += ["--format", self.output_format]
         if self.command == "numbered":

@@ -11,9 +11,11 @@ from inspect import signature
 from pathlib import Path
 from zlib import crc32
 
+import h5py
 import pytest
 
 from ckpttool.execution import execute as execute_module
+from ckpttool.transaction import outputs
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
 from tests.support.manifests import reseal
@@ -117,7 +119,19 @@ def killed_over_finished(small):
 
 
 def older(small):
-    small.run_well("--name", "older_{rank}")
+    """Write a set with other names."""
+    small.run_well("--prefix", "older_")
+
+
+def killed_as(prefix, *more):
+    """Return what stops a run that gives other names."""
+
+    def act(small):
+        one = SmallSet(small.folder)
+        one.prefix = prefix
+        one.stop(*more)
+
+    return act
 
 
 def killed_before_removal(small):
@@ -193,6 +207,10 @@ STATES = {
     ),
     "all parts done, with `--overwrite` and another `--name`": then(
         older, lambda small: in_parts(small, "--overwrite")
+    ),
+    "killed with another `--name`": killed_as("older_"),
+    "killed with `--overwrite` and a third `--name`": then(
+        older, killed_as("older_k", "--overwrite")
     ),
     "killed before the older set was removed": killed_before_removal,
     "this command, another `--name`": older,
@@ -308,6 +326,35 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
     if code == "0" and not is_running and column in ("plain", "--resume", "--overwrite"):
         assert small.read() == small.wanted()
         assert not [*small.out.rglob("older_*")]
+
+
+def change(path):
+    with h5py.File(path, "r+") as file:
+        file["w3"][0] ^= 1  # another tensor tells it from the other ranks
+
+
+OLDER_LEFT = {  # what happens to older_0, with what more it is replaced, what is left of 4
+    "nothing": (lambda path: None, (), []),
+    "times": (os.utime, (), [0]),  # its contents are not compared here
+    "an element": (change, (), [0]),
+    "ranks": (lambda path: None, ("--rank", "0,1"), [0, 1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("case", OLDER_LEFT)
+@pytest.mark.parametrize("compared", [True, False])
+def test_an_older_output_goes_if_it_is_as_a_record_lists_it(tmp_path, case, compared, monkeypatch):
+    act, more, left = OLDER_LEFT[case]
+    small = SmallSet(tmp_path, output_format="hdf5")
+    older(small)
+    act(small.out / "rank_0/older_0.h5")
+    if not compared:
+        monkeypatch.setattr(outputs, "_has_contents", lambda *given: False)
+    left = [] if compared and case == "times" else left
+    printed = message(small.run_well("--overwrite", *more))
+    assert {*small.out.rglob("older_*")} == {small.out / f"rank_{n}/older_{n}.h5" for n in left}
+    assert all((f"older_{n}.h5" in printed.partition("warning[stale]")[2]) == (n in left)
+               for n in (0, 1))  # fmt: skip
 
 
 KEPT = {"killed with `--overwrite`, 2 old outputs left": 2, "an output changed since": 1,
