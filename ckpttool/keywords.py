@@ -278,7 +278,7 @@ class WriteKeywords(TypedDict, total=False):
 
     format: Annotated[
         str | None,
-        Option(f"{any_of(FORMATS)}.", choices=(*FORMATS,), default="hdf5"),
+        Option(f"{any_of(FORMATS)}.", choices=(*FORMATS,)),
     ]
     crc: Annotated[
         bool,

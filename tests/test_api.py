@@ -168,9 +168,10 @@ def test_paths_are_taken_wherever_what_they_hold_is(name, tmp_path):
 
 
 LISTED = {  # files in the order of the ranks, and what is wrong with them
-    "several steps": (["rank_0/n-1_10.ckpt", "rank_1/n-1_20.ckpt"], "of several steps"),
-    "twice": (["rank_0/n-1_10.ckpt", "rank_0/n-1_10.ckpt"], "listed twice"),
-    "not there": (["rank_0/n-1_10.ckpt", "rank_9/n-1_10.ckpt"], "No such file"),
+    "several steps": (["a/n-1_10.ckpt", "b/n-1_20.ckpt"], "of several steps"),
+    "twice": (["a/n-1_10.ckpt", "a/n-1_10.ckpt"], "listed twice"),
+    "in another order": (["rank_1/n-1_10.ckpt", "rank_0/n-1_10.ckpt"], "listed after rank 1"),
+    "not there": (["a/n-1_10.ckpt", "c/n-1_10.ckpt"], "No such file"),
 }
 
 
@@ -179,8 +180,9 @@ def test_listed_files_are_the_ranks_in_this_order(tmp_path, names, said):
     src, listed, layouts = (tmp_path / name for name in ("src", "list.txt", "layouts.json"))
     for rank, step in ((0, "10"), (1, "10"), (1, "20")):
         tensor = entry_of(np.full((2, 2), rank, np.float32))
-        write_file(src / f"rank_{rank}" / f"n-1_{step}.ckpt", {"w": tensor}, "ckpt")
-    right = ["rank_1/n-1_10.ckpt", "rank_0/n-1_10.ckpt"]
+        for folder in ("ab"[rank], f"rank_{rank}"):
+            write_file(src / folder / f"n-1_{step}.ckpt", {"w": tensor}, "ckpt")
+    right = ["b/n-1_10.ckpt", "a/n-1_10.ckpt"]
     listed.write_text("\n".join(right))
     rows = {"w": [[2], [0, -1], [2, 2], 0, True, "", [4, 2]]}
     layouts.write_text(json.dumps(rows))

@@ -272,12 +272,12 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """,
 )
 @click.argument("name", nargs=-1, metavar="[NAME]", shell_complete=complete_name)
-@click.option(
+@options.option(
+    "Write the folders that the pages name into DIR, which is new or empty.",
     "--examples",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the folders that the pages name into DIR, which is new or empty.",
-)
+)("examples", options.OUTPUT)
 def help(name: tuple[str, ...], examples: Path | None) -> None:
     """Print a page of the guide, an entry of one, or the help of a command."""
     group = click.get_current_context().parent

@@ -325,6 +325,11 @@ def _of_keyword(
     return option(declared.help, *filter(None, (declared.flag,)), **given)
 
 
+def format_of_output(default: str) -> Parameter:
+    """Return --format of a command with this default."""
+    return variant("format", help=f"{any_of(FORMATS)}.  [default: {default}]")
+
+
 def argument(what: str) -> Parameter:
     """Return a positional argument for a group: the path of ``what``, which exists."""
     return lambda name, heading: click.argument(name, type=Existing(what))
@@ -541,17 +546,12 @@ output_options = OptionGroup(
     "output",
     _build_output,
     {
-        "format": _WRITE["format"],
+        "format": format_of_output("hdf5; ckpt with --mindformers"),
         **_declared(keywords.RankKeywords),
         **_declared(keywords.ShardKeywords),
-        **_WRITE,
+        **{name: parameter for name, parameter in _WRITE.items() if name != "format"},
     },
 )
-
-
-def format_of_output(default: str) -> Parameter:
-    """Return --format of a command whose default is not one format."""
-    return variant("format", help=f"{any_of(FORMATS)}.  [default: {default}]", default=None)
 
 
 def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
@@ -634,7 +634,7 @@ def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
     from ckpttool.operations.jobs import choose_format
     from ckpttool.planning.preflight import format_option
 
-    written = choose_format(file, output) if file else output.format or "hdf5"
+    written = choose_format(file, output) if file else output.wanted_format or "hdf5"
     if output.crc and not (format := get_format(written)).has_checksum:
         facts = "--crc stores MindSpore's checksum in every output."
         with_checksum = [name for name in FORMATS if get_format(name).has_checksum]

@@ -469,6 +469,14 @@ def _number_of(folder: Path, rank: int) -> int:
     return rank if match is None else int(match[2])  # perhaps that of a device
 
 
+def rank_in_path(path: Path) -> int | None:
+    """Return the rank that the name of a file says, or else that of a folder; None for none."""
+    if match := RANK_IN_NAME.search(path.name):
+        return int(match[1])
+    folders = (RANK_FOLDER.fullmatch(name) for name in reversed(path.parts[:-1]))
+    return next((int(match[2]) for match in folders if match and match[1] == "rank"), None)
+
+
 def _place(inside: str, *numbers: int) -> str:
     return "".join(
         "{rank}" if part.isdecimal() and int(part) in numbers else part

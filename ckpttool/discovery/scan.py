@@ -33,6 +33,7 @@ from ckpttool.discovery.rank_folders import (
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
+    rank_in_path,
 )
 from ckpttool.discovery.runs import drop_unfit_runs, require_steps, slices_of
 from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
@@ -417,13 +418,19 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
 def _scan_listed(
     root: Path, names: Sequence[str | os.PathLike[str]], key: Secret | None
 ) -> Catalog:
-    """Return the catalog of files of which a person lists one for each rank."""
+    """Return the catalog of listed files, one for each rank and in the order of ranks."""
     paths = [root / name for name in names]
     problems = [
         Diagnostic("source", "listed twice", where=str(path))
         for path, n in Counter(paths).items()
         if n > 1
     ]
+    said = (rank_in_path(Path(name)) for name in names)
+    ranks = [rank for rank in said if rank is not None]
+    if at := next((i for i in range(1, len(ranks)) if ranks[i] < ranks[i - 1]), 0):
+        message = f"rank {ranks[at]} is listed after rank {ranks[at - 1]}, by the names"
+        hint = "the files in the order of their ranks, as `sort -V` puts them"
+        problems.append(Diagnostic("source", message, hint=hint, where=str(root)))
     labels = dict.fromkeys(label_of(path.name) for path in paths)
     if len(labels) > 1:
         facts = shorten([label or "no step" for label in labels], 3)

@@ -131,9 +131,8 @@ class Catalog(Brief, Struct, frozen=True, dict=True):
     @property
     def common_attrs(self) -> dict[str, str]:
         """The attributes that the headers of all files have in common."""
-        return dict(
-            sorted(set.intersection(*({*file.attrs.items()} for file in self.files.values())))
-        )
+        attrs = [{*file.attrs.items()} for file in self.with_remains().files.values()]
+        return dict(sorted(set.intersection(*attrs))) if attrs else {}
 
     @property
     def indexes(self) -> tuple[str, ...]:

@@ -540,7 +540,7 @@ def explain(
         diagnostics.raise_if_errors()
     assert checkpoint is not None, "else there is an error"
     if target is None:
-        whole = _explain_source(catalog, strategy, checkpoint, diagnostics)
+        whole = _explain_source(read.sight.catalog, strategy, checkpoint, diagnostics)
     else:
         whole = _explain_target(catalog, target, options.tensors.include, read, checkpoint)
     return (whole if rank is None else whole.of_rank(rank)).describe()

@@ -194,7 +194,7 @@ def choose_format(path: str, options: OutputOptions) -> str:
         The suffix is that of another format, or of none.
     """
     _refuse_url(path)
-    format, by_name = options.format, format_of_suffix(path)
+    format, by_name = options.wanted_format, format_of_suffix(path)
     if options.max_shard_bytes is not None:
         if by_name is not None:
             message = "numbered files go into a folder, and the name is that of a file"
@@ -234,7 +234,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
     refuse_file_name(folder, options)
-    format = options.format or ("ckpt" if options.mindformers else "hdf5")
+    format = options.wanted_format or "hdf5"
     ranks = strategy.ranks if options.ranks is None else sorted(options.ranks)
     names = name_files(catalog, ranks, format, options)
     paths = {rank: str(Path(folder, f"rank_{rank}", name)) for rank, name in names.items()}
@@ -349,7 +349,7 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     is_whole = output.ranks is None and output.max_shard_bytes is None
     has_keys = any(file.cipher is not None for file in catalog.files.values())
     is_same = options.tensors == TensorOptions() and not (output.crc or has_keys)
-    if is_folder and output.format is None and is_whole and is_same:
+    if is_folder and output.wanted_format is None and is_whole and is_same:
         format_of_source = _format_of(catalog)
         message = f"the format is that of the source, {format_of_source}"
         hint = f"--format {any_of(name for name in FORMATS if name != format_of_source)}"
@@ -357,7 +357,8 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     catalog = replace(catalog, diagnostics=tuple(noted))
     if output.ranks is not None:
         catalog = _limited_to(catalog, output.ranks)
-    format = output.format or _format_of(catalog) if is_folder else choose_format(path, output)
+    wanted = output.wanted_format
+    format = wanted or _format_of(catalog) if is_folder else choose_format(path, output)
     if catalog.is_merged:
         outputs = _full_tensors(path, format, output, is_folder)
     else:

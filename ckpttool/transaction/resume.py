@@ -134,6 +134,11 @@ class OutputOptions(Struct, frozen=True):
     no_locks: bool = False
     command: str = "python"
 
+    @property
+    def wanted_format(self) -> str | None:
+        """The format that an option asks for, if any; MindFormers reads .ckpt."""
+        return self.format or ("ckpt" if self.mindformers else None)
+
     def __post_init__(self) -> None:
         for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
             require_choice(name, getattr(self, name), (None, *choices))

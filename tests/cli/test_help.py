@@ -363,17 +363,19 @@ def test_the_page_about_completion_names_every_shell():
 
 WORDS = help_module.read_topics()["words"]
 ROWS = [
-    (re.findall(r"[^`, ][^`,]*", words), text) for words, text in help_module.ROW.findall(WORDS)
+    (word, words, text)
+    for words, text in help_module.ROW.findall(WORDS)
+    for word in re.findall(r"[^`, ][^`,]*", words)
 ]
 TYPE_NOW = WORDS[WORDS.index("| word | type now |") :]
 
 
-@pytest.mark.parametrize("word", [word for words, _ in ROWS for word in words])
-def test_a_word_of_others_is_answered_with_its_page(word):
-    (meaning,) = [text for words, text in ROWS if word in words]
-    topic = re.search(r"([\w-]+)[.]md", meaning)
+@pytest.mark.parametrize(("word", "words", "text"), ROWS, ids=[word for word, _, _ in ROWS])
+def test_a_word_of_others_is_answered_with_its_row_and_its_page(word, words, text):
+    topic = re.search(r"([\w-]+)[.]md", text)
     page = "\n" + help_module.read_topics()[topic[1]] if topic else ""
-    assert run_well("help", *word.split()).stdout == f"`{word}`: {meaning}\n{page}"
+    meaning = re.sub(r"\[([^]]+)\]\([^)]*?([\w-]+)[.]md\)", r"\1 (`ckpttool help \2`)", text)
+    assert run_well("help", *word.split()).stdout == f"{words}: {meaning}\n{page}"
 
 
 def test_words_that_are_gone_stand_in_the_changelog_with_what_to_type_now():
@@ -387,5 +389,5 @@ def test_words_that_are_gone_stand_in_the_changelog_with_what_to_type_now():
 def test_a_chinese_word_is_answered_in_a_chinese_locale(monkeypatch):
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     answer = run_well("help", "合并保存").stdout
-    assert answer.startswith("`合并保存`: 默认为 `True`")
-    assert "# 合并\n" in answer
+    assert answer.startswith("`integrated_save`, 合并保存: 默认为 `True`")
+    assert "# 每张卡" in answer, answer[:400]

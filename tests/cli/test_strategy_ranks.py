@@ -113,7 +113,10 @@ def reshard(folder, there, *words):
 
 def test_a_hidden_optimizer_shard_is_never_silent(hidden):
     words = ["-s", hidden / "s.ckpt", "-d", hidden / "d.ckpt", "--rank", "0"]
-    assert ranks(*words) == "rank 0: 0 (one of 0-3); also: 1\n"
+    assert (
+        ranks(*words)
+        == "rank 0: 0 (one of 0-3); also: 1, which would show a hidden optimizer shard\n"
+    )
     alone = reshard(hidden / "run", [0])
     assert alone.exit_code == 0
     assert "warning[hidden_shard]" in alone.stderr

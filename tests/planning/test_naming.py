@@ -121,7 +121,7 @@ def test_parts_resuming_and_finalize_know_the_names(name):
         (["--name", "n{rank}.ckpt"], 5, "ends like a file of ckpt", ["--name", "n{rank}"]),
         (["--name", "a-{step}{rank}"], 5, "ranks are of different steps", None),
         (["--name", "{rank}", "--prefix", "b_"], 2, "--prefix does not go with --name", []),
-        (["--mindformers"], 5, "does not read hdf5", ["--mindformers", "--format", "ckpt"]),
+        (["--mindformers", "--format", "hdf5"], 5, "does not read hdf5", ["--mindformers"]),
         (["--mindformers", "--prefix", "b_", "--format", "ckpt"], 2, "not go with --mindf", []),
         *(
             (["--mindformers", "--format", "ckpt", "--name", name], 5, "does not find files", None)
