@@ -61,6 +61,8 @@ class Subject(Struct, frozen=True):
         How much of a set is compared with its manifest; None for the default.
     replicas
         The option, or the command, that reads ranks which all hold the full model.
+    evidence
+        What was read of the files before, and is not read again.
     """
 
     catalog: Catalog
@@ -70,6 +72,7 @@ class Subject(Struct, frozen=True):
     files: Files = "joined"
     sampled_bytes: int | None = None
     replicas: str = "--replicated"
+    evidence: Evidence | None = None
 
 
 class Sight(Struct, frozen=True):
@@ -137,14 +140,13 @@ def look(
     crc: bool = False,
     find_needed: FindNeeded | None = None,
     read_more: ReadMore = compare_replicas,
-    evidence: Evidence | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Sight:
     """Look at a source for the command of ``found``, which gets all that is wrong with it.
 
     ``contents`` is how much of the contents is read, see `ckpttool.checkpoint.resolve`.
     ``find_needed`` returns the slices that are needed, if these are not all.  ``read_more`` reads
-    what the command asks for, once the tensors are resolved.  ``evidence`` is of earlier reading.
+    what the command asks for, once the tensors are resolved.
     """
     options, command = source.options, found.command
     is_whole = crc or options.tensors.are_all_wanted  # nothing of a cut file passes a checksum
@@ -171,7 +173,8 @@ def look(
                 ways=(found.strategy_option, source.replicas),
                 find_needed=find_needed,
             )
-            checkpoint, shown = read_contents(steps(catalog, source.strategy), executor, evidence)
+            asked = steps(catalog, source.strategy)
+            checkpoint, shown = read_contents(asked, executor, source.evidence)
             if command == "inspect" and (misfits := checkpoint.misfits):  # the others are joined
                 checkpoint, shown = read_contents(steps(catalog, checkpoint.strategy), executor)
         found.failures += _unread_files(checkpoint, shown, command)

@@ -168,10 +168,8 @@ def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidenc
         strategy = read_strategy(given)
     except CkptToolError as error:
         return replace(candidate, findings=Reported(error.diagnostics, column))
-    subject = Subject(catalog, strategy)
-    sight = look(
-        *(subject, found, executor), contents="samples", read_more=_sample, evidence=evidence
-    )
+    subject = Subject(catalog, strategy, evidence=evidence)
+    sight = look(subject, found, executor, contents="samples", read_more=_sample)
     checkpoint, contents = sight.checkpoint, sight.contents
     strategy = strategy if checkpoint is None else checkpoint.strategy
     problems = [*found, *chain(*(error.diagnostics for error in found.failures))]
