@@ -18,7 +18,7 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, absolute_for_cluster
 from ckpttool.cli.progress import open_progress
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
-from ckpttool.problems import severities
+from ckpttool.problems import notes_of, severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def _stoppable(guard: SignalGuard, assignment: Assignment) -> Iterator[None]:
         except Terminated as stopped:
             complete, outputs = assignment.count_complete(), len(assignment.ranks)
             stopped.complete = f"{complete} of {count(outputs, 'output')} complete"
-            stopped.hint = assignment.resume_hint if complete else "the same command"
+            is_begun = complete or notes_of(stopped)  # whole outputs, or files to go on in
+            stopped.hint = assignment.resume_hint if is_begun else "the same command"
             raise
 
 

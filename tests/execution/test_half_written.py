@@ -77,8 +77,11 @@ def words_of(case, out, *more):
     return [*words, "-o", out, "--engine", "inline", *more]
 
 
-def kill(words, calls, end=lambda: os._exit(KILLED)):
-    """Run a command in a process that ends before this call of `fill`; return whether it did."""
+def kill(words, calls, end=lambda: os._exit(KILLED), said=None):
+    """Run a command in a process that ends before this call of `fill`; return whether it did.
+
+    What it says is written to the file ``said``.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside a thread of pytest
         child = os.fork()
@@ -92,7 +95,10 @@ def kill(words, calls, end=lambda: os._exit(KILLED)):
             return fill(task)
 
         execute_module.fill = count
-        os._exit(run(*words).exit_code)
+        result = run(*words)
+        if said is not None:
+            said.write_text(message(result))
+        os._exit(result.exit_code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, KILLED, STOPPED)
     return code != 0
@@ -162,7 +168,9 @@ def stop():
 @pytest.mark.parametrize("calls", [1, 2, 5])
 def test_a_stop_leaves_the_files_that_a_resumed_run_goes_on_in(case, tmp_path, written, calls):
     out, words = tmp_path / "out", words_of(case, tmp_path / "out")
-    assert kill(words, calls, stop)
+    assert kill(words, calls, stop, said=tmp_path / "said")
+    hint = "the same command with --resume" if calls > 1 else "the same command"
+    assert (tmp_path / "said").read_text().endswith(f"Try: {hint}")
     left = [*out.rglob(f"*{PARTIAL}")] if out.exists() else []
     logged = logged_bytes(out) if left else 0
     assert bool(left) == (calls > 1)
