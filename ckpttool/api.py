@@ -41,6 +41,7 @@ from ckpttool.keywords import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
+from ckpttool.model.joining import join_alike
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
@@ -72,7 +73,6 @@ from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
     SeverityOf,
-    join_alike,
     raise_all,
     severities,
 )

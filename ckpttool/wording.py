@@ -235,25 +235,6 @@ def factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...
     ]
 
 
-def format_names(names: Iterable[str], most: int = 3) -> str:
-    """Return names of tensors for a message, folded as tables fold them, states last.
-
-    Examples
-    --------
-    >>> format_names(["adam_m.layers.0.w", "layers.0.w", "layers.1.w", "b", "c", "d"])
-    'layers.{0,1}.w, b, c and 1 more, with their states'
-    """
-    known = dict.fromkeys(names)
-    states = {name for name in known if name.partition(".")[2] in known}
-    prefixes = {name.partition(".")[0] for name in states}
-    others = sorted(
-        (name for name in known if name not in states),
-        key=lambda name: name.partition(".")[0] in prefixes,
-    )
-    folded = (name for name, _ in fold_names(dict.fromkeys(others, "")))
-    return shorten(folded, most) + (", with their states" if states else "")
-
-
 def format_bytes(nbytes: int) -> str:
     """Format a number of bytes for people.
 

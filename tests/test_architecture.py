@@ -405,7 +405,7 @@ MOST_MODULES = {  # of the package, that a small run loads
     "verify SRC -s S": 114,
     "inspect SRC -s S": 110,
     "diff SRC SRC -s S": 123,
-    "strategy show S": 81,
+    "strategy show S": 82,
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from ckpttool import problems
+from ckpttool.model.joining import join_alike
 from ckpttool.problems import (
     CODES,
     COMMANDS,
@@ -30,7 +31,6 @@ from ckpttool.problems import (
     Severity,
     VerifyError,
     add_note,
-    join_alike,
     notes_of,
     raise_all,
     severities,

@@ -159,11 +159,14 @@ def count_stages(catalog: Catalog) -> int:
         ]
         if all(len(names) == 1 for names in stages):
             distinct = [names for of_stage in stages for names in of_stage if names]
-            is_each_own = all(
-                len(a & b) < min(len(a - b), len(b - a)) for a, b in combinations(distinct, 2)
-            )
-            return len(stages) if is_each_own and len(distinct) == len(stages) else 1
+            is_each_own = hold_other_names(distinct) and len(distinct) == len(stages)
+            return len(stages) if is_each_own else 1
     return 1
+
+
+def hold_other_names(kinds: Iterable[frozenset[str]]) -> bool:
+    """Return whether any two of the sets of names share fewer than each has for itself."""
+    return all(len(a & b) < min(len(a - b), len(b - a)) for a, b in combinations(kinds, 2))
 
 
 # ----------------------------------------------------------------------- files that are cut short

@@ -367,7 +367,9 @@ def _compare_ends(catalog: Catalog, option: str, replicas: str) -> Asking[Diagno
         return replace(problem, facts=facts, hint=hint)
     differing = yield from find_differing_ends(catalog, holders)
     statistics = yield from find_running_statistics(catalog, Strategy.without_layouts(), differing)
-    ends = dict.fromkeys(f"{ranks[0]} and {ranks[-1]}" for ranks in holders.values())
+    shown = [holders[name] for name in differing if name not in statistics]
+    shown = shown or [holders[name] for name in differing or holders]
+    ends = dict.fromkeys(f"{ranks[0]} and {ranks[-1]}" for ranks in shown)
     where = f"ranks {shorten(ends, 3)}, by samples"
     if number := len(differing) - len(statistics):
         facts = f"{count(number, 'tensor', 'differ')} between {where}"

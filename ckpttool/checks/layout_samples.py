@@ -109,7 +109,7 @@ def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
     unlike = _unlike_states(checkpoint) if too_far else set()
     for sampled in too_far:
         message = "sharded further in the strategy than in the files"
-        hints = [OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
+        hints = ["the strategy of the run", "--optimizer-shard 1 if optimizer shards were joined"]
         options: tuple[str, ...] = ("--optimizer-shard",)
         if place := _place_by_hand(checkpoint.strategy, sampled.tensor):
             hints, options = [_correct(checkpoint, place)], ()
@@ -274,7 +274,7 @@ def _replica_problem(
             hint, options = f"{hint}, or --trust-strategy", _TRUST  # no layout fits a majority
     elif of_other_run:
         if min(map(len, groups)) > 1:
-            facts += f"; whole groups differ: {strategy.origin} may be of another run"
+            facts += "; whole groups differ: a strategy of another run?"
         hint = f"-s with {OF_THE_RUN}"
     return Diagnostic(
         "replica",

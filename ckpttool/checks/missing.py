@@ -17,17 +17,19 @@ from ckpttool.checkpoint.presence import (
     PartlyHeld,
     count_stages,
     has_redundancy_mark,
+    hold_other_names,
 )
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
+from ckpttool.model.joining import format_names
 from ckpttool.model.names import parse_name
-from ckpttool.model.patterns import Pattern, fold_names
+from ckpttool.model.patterns import Pattern, covering_patterns
 from ckpttool.model.renames import rename_notes, rename_problems
 from ckpttool.model.slicing import BrokenTensor, holdings
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import Diagnostic, FormatError, join_clauses
+from ckpttool.problems import Diagnostic, FormatError, join_clauses, join_first
 from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
@@ -85,8 +87,8 @@ def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if holders and not any(name in strategy.layouts for name in holders):
         message = f"no parameter in common with {catalog.root}"
         hint = OF_THE_RUN
-        facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
-        facts += f"the files hold {shorten(holders, 2)}"
+        facts = f"the strategy lists {format_names(strategy.layouts, 2)}; "
+        facts += f"the files hold {format_names(holders, 2)}"
         yield Diagnostic("strategy", message, hint=hint, facts=facts, where=strategy.origin)
 
 
@@ -103,7 +105,7 @@ def _extra_ranks_problem(
         message, facts, where = _miscount(strategy, catalog), [], strategy.origin
     facts += [note.fact for note in strategy.notes if note.code == "strategy_file"]
     everyone = f"all {ranks[-1] + 1} ranks ({FIND_FITTING})"
-    hint = f"the strategy of {everyone} or the folder with the strategy files of all stages"
+    hint = f"the strategy of {everyone} or the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
         if extra[0] == strategy.ranks[-1] + 1:
@@ -156,6 +158,9 @@ def _incomplete_replica_problems(
 ) -> Iterator[Diagnostic]:
     """Yield what ranks lack of the tensors of their stage, and the stages without a file."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if strategy.stages == 1 and (stages := _unequal_stages_problem(catalog)) is not None:
+        yield propose_step(contents, stages)
+        return
     held: dict[int, dict[str, None]] = defaultdict(dict)
     alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
@@ -171,6 +176,33 @@ def _incomplete_replica_problems(
     for stage in range(strategy.stages) if held else ():
         if stage not in held and not catalog.damaged:
             yield propose_step(contents, _missing_problem(checkpoint, strategy.ranks_of(stage)))
+
+
+def _unequal_stages_problem(catalog: Catalog) -> Diagnostic | None:
+    """Return the problem of pipeline stages of which a rank, or a tensor of a rank, is lost."""
+    ranks_of: dict[frozenset[str], list[int]] = defaultdict(list)
+    for rank, file in catalog.files.items():
+        ranks_of[frozenset(file.tensors)].append(rank)
+    larger = {names: [it for it in ranks_of if names < it] for names in ranks_of}
+    stages = [names for names in ranks_of if not larger[names]]
+    if not (stages[1:] and hold_other_names(stages)):
+        return None
+    ranks = range(max((*catalog.files, *catalog.damaged)) + 1)
+    lost = [rank for rank in ranks if rank not in catalog.files]
+    facts = [f"{format_ranks(lost)}: no file that can be read" if lost else ""]
+    for names, others in larger.items():
+        if others:
+            lost += ranks_of[names]
+            lacking = format_names(name for name in catalog.metas if name in others[0] - names)
+            facts.append(f"{format_ranks(ranks_of[names])}: without {lacking}")
+    groups = " and ".join(format_numbers(ranks_of[names]) for names in stages)
+    message = f"not every rank holds the full model: ranks {groups} hold other parameters"
+    hint = f"copy the file of {format_ranks(sorted(lost))} again"
+    if not lost:  # the last ranks
+        facts = [f"stages of {shorten((str(len(ranks_of[names])) for names in stages), 8)} ranks"]
+        hint = "the files of all ranks of the stages, or -s STRATEGY"
+    text, where = join_first(facts), catalog.root
+    return Diagnostic("missing", message, hint=hint, facts=text, ranks=tuple(lost), where=where)
 
 
 def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -359,14 +391,14 @@ def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield _unsaved_problem(checkpoint, weights)
     if unsaved := [name for name in checkpoint.presence.unsaved if name not in weights]:
         message = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
-        yield Diagnostic("absent", message, facts=shorten(unsaved, 3))
+        yield Diagnostic("absent", message, facts=format_names(unsaved))
 
 
 def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagnostic:
     """Return the problem of weights in no file; its hint leaves them out, or chooses an adapter."""
     catalog, layouts, states = checkpoint.catalog, checkpoint.strategy.layouts, checkpoint.states
     names = {*checkpoint.whole.metas, *checkpoint.whole.lost}
-    patterns = fold_names(weights, names, _MOST_PATTERNS)
+    patterns = covering_patterns(weights, names, _MOST_PATTERNS)
     hint = " ".join(f"--exclude {quote(pattern)}" for pattern in patterns)
     hint = hint or "--exclude with patterns of these names; `ckpttool help unsaved` explains"
     is_adapter = Pattern(_ADAPTER).matches
@@ -380,8 +412,9 @@ def _unsaved_problem(checkpoint: Checkpoint, weights: Collection[str]) -> Diagno
         if states.get(name) not in catalog.metas
     ]
     if not unlisted:
-        return Diagnostic("unsaved", message, hint=hint, facts=shorten(weights, 3))
-    facts = f"only in the strategy: {shorten(weights, 3)}; only in files: {shorten(unlisted, 3)}"
+        return Diagnostic("unsaved", message, hint=hint, facts=format_names(weights))
+    facts = f"only in the strategy: {format_names(weights, 2)}; only in files: "
+    facts += format_names(unlisted, 2)
     hint = "the strategy of this run; `ckpttool help renamed` explains"
     return Diagnostic("renamed", message, hint=hint, facts=facts)
 
@@ -573,7 +606,7 @@ def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         message = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
         words = [word for word, of in CAST_WORDS.items() if of == narrowed[few[0]]]  # not Float64
         unaffected = checkpoint.metas.keys() - few
-        patterns = fold_names(few, unaffected, _MOST_PATTERNS) if words else ()
+        patterns = covering_patterns(few, unaffected, _MOST_PATTERNS) if words else ()
         hint = " ".join(f"--dtype {quote(f'{words[0]}:{pattern}')}" for pattern in patterns)
         yield Diagnostic("narrowed", message, hint=hint and f"{hint}, to keep them")
 

@@ -102,8 +102,8 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     if checkpoint.catalog.description is None:
         choices = f"-s MORE.yaml if they are slices, or {_DECIDE}"
     if unsaved := find_unsaved_weights(checkpoint):
-        choices = f"-s STRATEGY with these names; this one has {shorten(sorted(unsaved), 1)}, "
-        choices += "which no file has; `ckpttool help renamed` explains"
+        choices = f"-s STRATEGY with these names, not {sorted(unsaved)[0]}; "
+        choices += "`ckpttool help renamed` explains"
     on_one_rank = {
         name: partial
         for partial in checkpoint.partly_held

@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import join_alike
+from ckpttool.model.joining import join_alike
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:

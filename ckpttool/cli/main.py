@@ -24,7 +24,6 @@ from ckpttool.problems import (
     Diagnostic,
     ExecutionError,
     is_busy,
-    join_alike,
     join_clauses,
     notes_of,
 )
@@ -252,6 +251,7 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     Return the exit code.
     """
     from ckpttool.cli.tables import print_diagnostic
+    from ckpttool.model.joining import join_alike
 
     problems, exit_code = _diagnose(error)
     problems = [_on_its_side(problem, words) for problem in problems]

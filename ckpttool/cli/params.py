@@ -25,7 +25,6 @@ from ckpttool.typed import (
     parse_steps,
     read_key,
 )
-from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
     from ckpttool.secret import Secret
@@ -99,8 +98,8 @@ class Choice(ChoiceType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word."""
         if value not in self.choices:
-            some, names = shorten(self.choices, 3), ", ".join(self.choices)
-            facts = names if names != some else ""
+            names, number = ", ".join(self.choices), len(self.choices)
+            some, facts = (f"{number} words", names) if number > 8 else (names, "")
             hint = MEANT.get((param.opts[0], value), "") if param is not None else ""
             raise UsageProblem(f"{value!r} is not one of {some}", hint, facts)
         return str(value)

@@ -20,7 +20,7 @@ import click
 
 from ckpttool.cli.groups import ANSWERED
 from ckpttool.formats.local import describe_os_error
-from ckpttool.problems import ExecutionError, join_alike
+from ckpttool.problems import ExecutionError
 from ckpttool.wording import count, printable
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ def print_findings(
         for diagnostic in shown:
             print_diagnostic(diagnostic, str(severity_of[diagnostic.code]))
 
+    from ckpttool.model.joining import join_alike
+
     print_first(join_alike(findings), options.limit, show)
     print_notes(notes, severity_of, options.quiet)
 
@@ -193,6 +195,8 @@ def print_more(number: int, noun: str) -> None:
 
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
     """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
+    from ckpttool.model.joining import join_alike
+
     for note in join_alike(notes):
         is_warning = severity_of[note.code] == "warning"
         if is_warning or not quiet:

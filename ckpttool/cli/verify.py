@@ -11,7 +11,8 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import Choice, UsageProblem
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import join_alike, severities
+from ckpttool.model.joining import join_alike
+from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:

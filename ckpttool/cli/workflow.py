@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import fsum, isclose
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,8 @@ def run_order(order: Order, run: RunOptions, report: ReportOptions) -> None:
     elif report.as_json:
         tables.print_json(done.to_dict())
     elif not report.quiet:
-        _print(done, report.verbose)
+        is_sum = order.mean is not None and order.mean.normalize is None
+        _print(done, report.verbose, "Added" if is_sum else "Averaged")
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _stoppable(guard: SignalGuard, assignment: Assignment) -> Iterator[None]:
             raise
 
 
-def _print(done: Conversion, verbose: bool) -> None:
+def _print(done: Conversion, verbose: bool, averaged: str) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
     documents = done.documents
     if verbose:
@@ -90,9 +90,7 @@ def _print(done: Conversion, verbose: bool) -> None:
     if done.cast is not None:
         tables.print_text(f"Cast {done.cast}")
     if done.averaged is not None:
-        total = fsum(source.weight for source in done.averaged.inputs)
-        verb = "Averaged" if isclose(total, 1) else "Added"
-        tables.print_text(f"{verb} {averaged_text(done.averaged)}")
+        tables.print_text(f"{averaged} {averaged_text(done.averaged)}")
     summary = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {source_text(done)}"
     if done.manifest and not done.is_one_file:
         named = [f"manifest {done.manifest}", *done.beside]

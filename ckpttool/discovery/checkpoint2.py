@@ -345,7 +345,7 @@ def _read_without_metadata(
         twice = {name: of for name, of in stored.items() if name in broken}
         parameters = count(len(twice), "parameter")
         message = f"{parameters} in several files, and no {_METADATA} for slices"
-        facts = shorten((f"{name} ({shorten(of, 2)})" for name, of in twice.items()), 3)
+        facts = shorten((f"{name} ({shorten(of, 1)})" for name, of in twice.items()), 3)
         hint = f"copy {_METADATA} again, or "
         hint += f"-s STRATEGY --pattern {quote(f'{file[:start]}{{rank}}{file[stop:]}')}"
         problems.append(Diagnostic("missing", message, hint=hint, facts=facts, where=str(folder)))

@@ -101,12 +101,14 @@ def unmatched_problem(what: str, names: Collection[str], where: str) -> Diagnost
     return Diagnostic("options", message, hint=hint, facts=facts, where=where)
 
 
-def fold_names(names: Iterable[str], excluded: Collection[str], most: int) -> tuple[str, ...]:
+def covering_patterns(
+    names: Iterable[str], excluded: Collection[str], most: int
+) -> tuple[str, ...]:
     """Return patterns that match all ``names`` and none of ``excluded``, if few are enough.
 
     A pattern is what several names begin with, perhaps with any numbers, or one name.
 
-    >>> fold_names(["layers.0.w", "layers.1.w", "head.w"], ["layers.0.b"], most=2)
+    >>> covering_patterns(["layers.0.w", "layers.1.w", "head.w"], ["layers.0.b"], most=2)
     ('layers.*.w', 'head.w')
     """
     folded: list[str] = []

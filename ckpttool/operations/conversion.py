@@ -454,8 +454,10 @@ class Conversion(Brief, Document, frozen=True, kw_only=True):
         is_new = not all(output.kept for output in self.outputs)
         shapes = Counter(it.meta.shape for it in sources if is_new and it.is_sharded_by_layout)
         ordered = sorted(shapes, key=math.prod, reverse=True)
-        texts = (f"{format_sizes(shape)} ({shapes[shape]})" for shape in ordered)
-        return shorten(texts, MAX_SHAPES).replace(")", " tensors)", 1)
+        texts = [f"{format_sizes(shape)} ({shapes[shape]})" for shape in ordered]
+        for shape in ordered[:1]:
+            texts[0] = f"{format_sizes(shape)} ({count(shapes[shape], 'tensor')})"
+        return shorten(texts, MAX_SHAPES)
 
 
 class Estimate(Conversion, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
+from ckpttool.model.joining import join_alike
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import BrokenTensor, Holding
 from ckpttool.operations.describe import Inspected, refuses_layouts
@@ -36,7 +37,7 @@ from ckpttool.operations.distribution import (
 from ckpttool.operations.inspected import Answered, InspectedCheckpoint
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem, inside_problem, is_inside
-from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
+from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError
 from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 

@@ -138,6 +138,10 @@ def draft_strategy(
         for name, parameter in match_states(listed, catalog.metas).items()
         if name in held and (parameter in listed or held[name].is_like(held.get(parameter)))
     }
+    if held.keys() <= following:
+        message, hint = "nothing to draft: every parameter has a layout", "-s with it as it is"
+        where = catalog.root if beside is None else beside.origin
+        raise PlanError([Diagnostic("options", message, hint=hint, where=where)])
     lines, questions, replicated = [*sizes, "parameters:"], [], 0
     for pattern, of_names in _fold_alike(held, following):
         first = held[of_names[0]]

@@ -35,6 +35,7 @@ from ckpttool.checks.unlisted import running_statistics_problem
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
@@ -46,7 +47,6 @@ from ckpttool.problems import (
     Diagnostics,
     PlanError,
     Severity,
-    join_alike,
     raise_all,
 )
 from ckpttool.storage.checksums import check_files

@@ -42,6 +42,7 @@ from ckpttool.formats.weight_index import (
     shard_file_name,
 )
 from ckpttool.model.belonging import count_roles
+from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.names import (
@@ -375,7 +376,7 @@ class _LayoutChooser:
         for (code, verb, names, noun), (number, nbytes) in zip(kinds, sizes, strict=True):
             if number:
                 size = f"{count(number, noun)}, {format_bytes(nbytes)}"
-                message = f"not in the target strategy, {verb}: {size} ({shorten(names, 3)})"
+                message = f"not in the target strategy, {verb}: {size} ({format_names(names)})"
                 yield Diagnostic(code, message)
 
 
@@ -402,7 +403,7 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
 
 
 def _name(names: Collection[str], noun: str = "parameter") -> str:
-    return f"{count(len(names), noun)} ({shorten(names, 3)})"
+    return f"{count(len(names), noun)} ({format_names(names)})"
 
 
 def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
@@ -410,8 +411,8 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
     names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
-        facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
-        facts += shorten(sorted(names), 2)
+        facts = f"the strategy lists {format_names(strategy.layouts, 2)}; the source holds "
+        facts += format_names(sorted(names), 2)
         message = "no parameter in common with the source"
         hint = "-d with a strategy of this model"
         diagnostics.add(

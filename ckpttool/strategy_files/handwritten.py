@@ -219,6 +219,9 @@ def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule
         return Rule(pattern, Layout((max(ranks, 1),), ()), True, everywhere, place)
     if isinstance(node.value, tuple):
         node = Node({"parts": node}, node.place)
+    if node.value is None:
+        hint = "a value behind the colon; a draft has those that fit in the comments below it"
+        raise StrategyError(node.place, "it has no value yet", hint)
     if not isinstance(node.value, dict):
         expected = "replicated, a list of parts such as [4, 1], or a mapping"
         raise _unexpected(node, "the cut", expected)

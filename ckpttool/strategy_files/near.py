@@ -49,7 +49,7 @@ def note_near(catalog: Catalog) -> Iterator[Diagnostic]:
     nearest = [quote(it.path) for it in fitting if it.steps == fitting[0].steps]
     hint = f"-s {nearest[0]}" if nearest else ""
     if nearest[1:]:
-        hint = f"ckpttool strategy check {quote(catalog.root)} {' '.join(nearest[:3])}"
+        hint = f"ckpttool strategy check {quote(catalog.root)} {' '.join(nearest[:2])}"
     if near:
         message = f"{count(len(near), 'strategy file')} near, which may be of other runs"
         files = (f"{it.files} files of " if it.files > 1 else "" for it in near)
@@ -57,7 +57,7 @@ def note_near(catalog: Catalog) -> Iterator[Diagnostic]:
             f"{it.path} ({of}{count(it.first.ranks, 'rank')})"
             for it, of in zip(near, files, strict=True)
         )
-        facts = shorten(texts, 3)
+        facts = shorten(texts, 2)
         yield Diagnostic("strategy_file", message, hint=hint, facts=facts, where=catalog.root)
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import CastStats, OutputEntry, Provenance, UnitHashes
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.problems import (
@@ -41,7 +42,6 @@ from ckpttool.problems import (
     ExecutionError,
     PlanError,
     VerifyError,
-    join_alike,
     join_clauses,
 )
 from ckpttool.storage.files import (

@@ -23,12 +23,13 @@ from msgspec.structs import replace
 
 from ckpttool import problems
 from ckpttool.checks import run_checks
+from ckpttool.model.joining import join_alike
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.targets import plan
-from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.problems import Diagnostics
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import catalog_of

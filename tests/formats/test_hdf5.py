@@ -10,8 +10,8 @@ import pytest
 
 from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5, new_file
 from ckpttool.formats.sandbox import Sandbox
+from ckpttool.model.joining import join_alike
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import join_alike
 from tests.support.checkpoints import create_file
 from tests.support.file_bytes import metas, write_contents
 from tests.support.programs import need

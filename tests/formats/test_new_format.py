@@ -79,7 +79,7 @@ def test_a_new_format_is_a_choice_of_commands_and_options(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--format", "line"), "'line' is not one of hdf5, ckpt, safetensors and 1 more"),
+        (("--format", "line"), "'line' is not one of hdf5, ckpt, safetensors, lines"),
         (("-o", "m.line"), "a name that ends in .h5, .ckpt, .safetensors or .lines"),
         (("-o", "m.lines", "--crc"), "Lines has no place for a checksum"),
     ],

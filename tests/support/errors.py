@@ -1,5 +1,6 @@
 """An example of every error, with its attributes, its message and its exit code."""
 
+from ckpttool.model.joining import join_alike
 from ckpttool.problems import (
     AuthenticityError,
     BusyError,
@@ -23,7 +24,6 @@ from ckpttool.problems import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
-    join_alike,
 )
 
 

@@ -14,12 +14,13 @@ from ckpttool.checkpoint.interpret import EachFile
 from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.joining import join_alike
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
-from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.problems import Diagnostics
 from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored

@@ -10,7 +10,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import StrategyFile, UsageProblem
-from ckpttool.problems import join_alike
+from ckpttool.model.joining import join_alike
 from ckpttool.wording import count, shorten
 
 if TYPE_CHECKING:
