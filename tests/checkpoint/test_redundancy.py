@@ -124,7 +124,7 @@ def test_a_slice_that_nobody_holds_is_named(saved, tmp_path, how):
         assert not mentions(
             told, "some slices are on no rank", "saved without redundancy .remove_redundancy."
         )
-        assert lost[0] in told
+        assert any(name in told for name in lost)
         assert ("rank 1: no checkpoint file found" in told) == (how == "gone")
     assert not (tmp_path / "x.h5").exists()
 

@@ -107,7 +107,7 @@ def test_what_lies_in_a_folder_is_found(title, tmp_path):
     def act(line):
         if line.startswith(">"):
             for answer in describe(root, shlex.split(line[1:])):
-                yield answer.replace(str(root), "RUN")
+                yield answer.replace(str(root), "RUN").replace(str(tmp_path), "UP")
             return
         seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
         for path in (path for word in paths for path in expand(word)):

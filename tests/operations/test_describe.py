@@ -8,7 +8,6 @@ import pytest
 import ckpttool
 from ckpttool.checkpoint import fit_strategy
 from ckpttool.operations.inspection import inspect_catalog
-from ckpttool.problems import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
@@ -26,14 +25,8 @@ CASES = {
 def test_python_users_get_the_document_of_inspect(src, strategy):
     path, words = GOLDEN / src, [] if strategy is None else ["-s", GOLDEN / strategy]
     printed = json.loads(run("inspect", path, *words, "--json").stdout)
-    layouts = strategy and ckpttool.read_strategy([str(GOLDEN / strategy)])
-    found = Diagnostics("inspect")
-    document = inspect_catalog(ckpttool.scan(str(path)), layouts, found=found).to_dict()
+    document = ckpttool.inspect(path, strategy and GOLDEN / strategy).to_dict()
     assert json.loads(json.dumps(document)) == printed
-    assert [note["text"] for note in printed["notes"]] == [
-        note.fact for note in found.of("note", "warning")
-    ]
-    assert len(printed.get("problems", ())) == len(found.errors) + len(found.failures)
 
 
 def test_the_note_on_a_damaged_file_says_which_replicas_are_read(tmp_path):

@@ -163,6 +163,7 @@ def test_a_run_that_fails_leaves_no_index(tmp_path, monkeypatch, overwrite):
         ckpttool.execute(work, destination)
     assert caught.value.committed == tuple(str(tmp_path / name) for name in PARTS[:2])
     left = {*files_below(tmp_path)} - {*UNFINISHED}
+    left = {name for name in left if "/replaced-" not in name}  # the manifest of the older set
     assert not [name for name in left if name.endswith((".json", ".partial"))]
 
 

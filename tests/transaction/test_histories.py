@@ -271,7 +271,7 @@ class History(NamedTuple):
 
 
 UNTOUCHED = {
-    finished: History(finished, nothing, "0", "0 nothing is wrong", "0", "0 complete: 4 files",
+    finished: History(finished, nothing, "0", "0 files are whole", "0", "0 complete: 4 files",
                       "5 is already complete",
                       "0 4 kept, 0 written"),
     stopped: History(stopped, nothing, "0 did not end here", "1 did not end here",
@@ -282,7 +282,7 @@ UNTOUCHED = {
                       "5 exist", "0 4 kept, 0 written"),
     half_in_parts: History(half_in_parts, nothing, "0 finalize", "1 finalize",
                            "5 finalize", "5 2 of 4 outputs", "5 exist", "0 2 kept, 2 written"),
-    finished_file: History(finished_file, nothing, "0", "0 nothing is wrong", "0",
+    finished_file: History(finished_file, nothing, "0", "0 files are whole", "0",
                            "0 complete: 1 file", "5 is already complete",
                            "0 Kept "),
 }  # fmt: skip
@@ -292,7 +292,7 @@ ANOTHER = "5 written by another run files that differ: + --overwrite"
 ANOTHER_PREFIX = "5 written by another run before: + --prefix x + --overwrite"
 OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
 NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
-OTHER_BYTES = "1 : changed since it was written ranks 0-3; w0: expected SHA-256 "
+OTHER_BYTES = "1 : changed since it was written: 4 tensors w{0-3}; ranks 0-3; w0: expected SHA-256 "
 DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5 exist",
            "resume": "5 checkpoint_0"}  # fmt: skip
 CHANGED = {**DAMAGED, "merge": "7 checkpoint_0 + --ignore-manifest"}

@@ -156,16 +156,21 @@ def test_another_command_that_was_waited_for_is_not_overwritten(tmp_path, monkey
 
 
 def overtaken(small, monkeypatch, *more):
-    """Run a command that another run overtakes behind its look at the destination."""
-    look = resume.read_destination
+    """Run a command that another run overtakes behind its look at the destination.
 
-    def look_once(record):
+    It has looked for older outputs before.
+    """
+    look, looks = resume.read_destination, []
+
+    def look_twice(record):
         destination = look(record)
-        monkeypatch.setattr(resume, "read_destination", look)
-        small.run_well()
+        looks.append(destination)
+        if len(looks) == 2:
+            monkeypatch.setattr(resume, "read_destination", look)
+            small.run_well()
         return destination
 
-    monkeypatch.setattr(resume, "read_destination", look_once)
+    monkeypatch.setattr(resume, "read_destination", look_twice)
     return small.run(*more)
 
 
