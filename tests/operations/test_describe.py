@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::ckpttool.CkptToolWarning")  # the notes of the document
 @pytest.mark.parametrize(("src", "strategy"), CASES.values(), ids=CASES)
 def test_python_users_get_the_document_of_inspect(src, strategy):
     path, words = GOLDEN / src, [] if strategy is None else ["-s", GOLDEN / strategy]
