@@ -148,7 +148,7 @@ def reshard(source, src, dst, folder, format, engine="inline", options=None):
         src,
         dst,
         str(folder),
-        output_options=ckpttool.OutputOptions(format),
+        output_options=ckpttool.OutputOptions(format, not_in_target="follow"),
     )
     with ckpttool.open_engine(engine) as executor:
         execute(plan, destination, executor, options=options)
@@ -176,7 +176,7 @@ def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
         ckpttool.scan(str(full)),
         move.dst,
         str(folder / "ranks"),
-        output_options=ckpttool.OutputOptions(end),
+        output_options=ckpttool.OutputOptions(end, not_in_target="follow"),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "ranks") == cut(move.entries, move.dst)
