@@ -219,6 +219,9 @@ def test_all_that_is_wrong_with_patterns_rules_and_names_is_reported_at_once():
         assert f"no tensor matches '{pattern}'" in said
     result = run(*merge, "--rename", "lm_head.weight=a//b", "--rename", "model.norm_out.weight=")
     assert result.exit_code == 5
-    for part in ("would have no name", "HDF5 cannot keep this name exactly: 3 tensors a//b, with their states"):
+    for part in (
+        "would have no name",
+        "HDF5 cannot keep this name exactly: 3 tensors a//b, with their states",
+    ):
         assert part in message(result)
     assert not Path("m.h5").exists()

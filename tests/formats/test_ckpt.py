@@ -26,7 +26,7 @@ FILES = SAMPLES / "files"
 CHUNKED = sorted((GOLDEN / "chunked_values" / "src").rglob("*.ckpt"))
 
 # Golden files that are damaged, encrypted, or strategies.
-REFUSED_FILES = {"broken_inputs", "encrypted_cbc", "encrypted_gcm", "merged_again"}
+REFUSED_FILES = {"broken_inputs", "encrypted_cbc", "encrypted_gcm", "merged_again", "layout_dicts"}
 REFUSED_FILES |= {f"{name}.ckpt" for name in ("aes_cbc128", "aes_gcm128", "aes_gcm256", "sm4_cbc")}
 REFUSED_FILES |= {"enc_and_crc_unreadable.ckpt", "legacy_2.0.0_gcm.ckpt", "truncated.ckpt"}
 

@@ -58,7 +58,7 @@ def test_a_new_format_is_written_read_and_shown(tmp_path):
     source = CASE / "src", "-s", CASE / "src_strategy.ckpt"
     new, again, direct = (tmp_path / name for name in ("m.lines", "again.ckpt", "direct.ckpt"))
     merged = run("merge", *source, "-o", new)
-    assert (merged.returncode, merged.stderr) == (0, "")
+    assert (merged.returncode, "as weights" in merged.stderr) == (0, True)
     assert f"Wrote {new} (Lines, " in merged.stdout
     assert '"format": "lines"' in run("inspect", new, "--json").stdout
     assert "lines" in run("inspect", new).stdout
@@ -77,14 +77,14 @@ def test_a_new_format_is_a_choice_of_commands_and_options(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (("--format", "line"), "'line' is not one of hdf5, ckpt, safetensors, lines"),
-        (("-o", "m.line"), "a name that ends in .h5, .ckpt, .safetensors or .lines"),
-        (("-o", "m.lines", "--crc"), "Lines has no place for a checksum"),
+        (("--format", "line"), 2, "'line' is not one of hdf5, ckpt, safetensors, lines"),
+        (("-o", "m.line"), 5, "a name that ends in .h5, .ckpt, .safetensors or .lines"),
+        (("-o", "m.lines", "--crc"), 2, "Lines has no place for a checksum"),
     ],
 )
-def test_messages_name_a_new_format(words, message):
+def test_messages_name_a_new_format(words, code, message):
     done = run("merge", CASE / "src", *words)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert message in " ".join(done.stderr.split())

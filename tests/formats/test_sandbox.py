@@ -15,8 +15,8 @@ import pytest
 
 from ckpttool.formats import get_format, read_index, read_indexes, sandbox
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import StoredFile, TensorMeta
-from ckpttool.problems import FormatError, UnsupportedError
+from ckpttool.model.tensors import PartlyReadError, StoredFile, TensorMeta
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
 from tests.support.executors import finish, start, wait_until
 from tests.support.spin import spin
@@ -72,7 +72,7 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
     Path(cut).write_bytes(Path(path).read_bytes()[:600])
     with Sandbox() as reader:
         for bad, kind, words in [
-            (chunked, UnsupportedError, "chunked"),
+            (chunked, PartlyReadError, "chunked"),
             (cut, FormatError, "HDF5"),
         ]:
             with pytest.raises(FormatError, match=words) as here:

@@ -130,7 +130,7 @@ def tensor_of(link):
 
 READERS = {
     "samples": lambda tensor: take_samples([tensor]),
-    "digest": lambda tensor: digest(tensor, 1 << 20),
+    "digest": lambda tensor: digest(tensor),
     "hashes": hash_units,
     "nearness": lambda tensor: nearness((tensor, tensor)),
     "comparison": lambda tensor: list(
