@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.execution import execute as execute_module
+from ckpttool.transaction.states import REPLACED
 from tests.support.commands import run_well
 from tests.support.executors import CASE, FORMATS, reshard_words
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
@@ -62,7 +63,7 @@ def in_order(events, *wanted):
 
 def first_output(events):
     names = (i for i, (what, path) in enumerate(events) if what == "rename")
-    return next(i for i in names if not events[i][1].endswith(".json"))
+    return next(i for i in names if not events[i][1].endswith((".json", ".stamps")))
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -131,14 +132,12 @@ def test_an_old_manifest_is_gone_for_good_before_the_first_output_is_replaced(tm
     run_well(*reshard_words(tmp_path, "ckpt"))
     events.clear()
     run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite")
-    first = first_output(events)
-    assert in_order(events[:first], ("unlink", f"{tmp_path}/{MANIFEST}"), ("sync", str(tmp_path)))
-    record = f"{tmp_path}/{RECORD}"
-    assert in_order(events[:first], ("unlink", f"{tmp_path}/{STAMPS}"), ("sync", record))
-    assert in_order(events[:first], ("rename", f"{tmp_path}/{PLAN}"), ("sync", record))
-    assert events.index(("rename", f"{tmp_path}/{PLAN}")) < events.index(
-        ("unlink", f"{tmp_path}/{MANIFEST}")
-    )
+    record, before = f"{tmp_path}/{RECORD}", events[: first_output(events)]
+    [aside] = [of for of in before if of[0] == "rename" and f"{RECORD}/{REPLACED}" in of[1]][:1]
+    plan = ("rename", f"{tmp_path}/{PLAN}")
+    assert in_order(before, plan, aside, ("sync", record), ("sync", str(tmp_path)))
+    assert in_order(before, plan, aside, ("rename", aside[1].replace(".json", ".stamps")))
+    assert ("unlink", aside[1]) in events[events.index(("rename", f"{tmp_path}/{MANIFEST}")) :]
 
 
 def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_path, events):

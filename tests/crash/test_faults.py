@@ -135,7 +135,6 @@ def test_a_call_that_fails_is_named_with_its_file_and_the_run_goes_on_later(
 STUCK_AT = {  # what fails first, the exit code, what is said of it
     "pwritev": (6, f"{SECOND}: not written: {SAID[errno.EIO]}"),
     "fsync": (6, f"{SECOND}: not written: "),
-    "flock": (6, f"{SECOND}: not written: {SAID[errno.EIO]}"),
     "verify": (7, "w: lost"),
     "signal": (130, "ended by SIGINT"),
     "document": (6, f"{MANIFEST}: not written: {SAID[errno.EIO]}"),

@@ -364,7 +364,7 @@ def test_what_mindspore_wrote_is_the_same_in_another_form(path, suffix, tmp_path
 @examples(200)
 @given(st.one_of(moves(), table_moves()), st.sampled_from([".ckpt", ".json", ".yaml"]))
 def test_random_layouts_are_the_same_in_every_form(tmp_path_factory, move, suffix):
-    path = str(tmp_path_factory.getbasetemp() / f"random{suffix}")
+    path = str(tmp_path_factory.mktemp("random") / f"random{suffix}")
     for strategy in (move.src, move.dst):
         if reason := why_not_in(suffix, strategy):
             with pytest.raises((StrategyError, CombinedError), match=reason):

@@ -130,7 +130,7 @@ def merge_in_memory(catalog, strategy=None, agreement=None):
 
 
 def make(catalog, src, dst):
-    """Plan for all target ranks; unlisted names are the same on all ranks."""
+    """Plan for all target ranks; unlisted names are the same on all ranks, in source and target."""
     content_groups = {
         name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
         for name in {name for file in catalog.files.values() for name in file.tensors}
@@ -138,7 +138,8 @@ def make(catalog, src, dst):
     }
     ranks = 1 if dst is None else len(dst.ranks)
     paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst), content_groups)
+    target = Target("ckpt", paths, ranks, dst)
+    return plan_in_memory(catalog, src, target, content_groups, not_in_target="follow")
 
 
 def carry_out(plan, ranks):

@@ -118,10 +118,13 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
                 "type": "array",
                 "items": {"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]},
             }
-        properties[name] = {"description": words[name], **_plain(one, is_optional)}
-        keys = getattr(infos[name].type, "key_type", None)  # of a mapping
-        if isinstance(keys, msgspec.inspect.LiteralType):
-            properties[name]["propertyNames"] = {"enum": [*keys.values]}
+        one = _plain({key: of for key, of in one.items() if key != "propertyNames"}, is_optional)
+        properties[name] = {"description": words[name], **one}
+        kind = infos[name].type
+        for mapping in getattr(kind, "types", (kind,)):  # whose keys msgspec 0.21 does not tell
+            keys = getattr(mapping, "key_type", None)
+            if isinstance(keys, msgspec.inspect.LiteralType):
+                properties[name]["propertyNames"] = {"enum": [*keys.values]}
     omits_defaults = struct.__struct_config__.omit_defaults
     summary = " ".join(text.partition("\n\n")[0].split())
     return {
