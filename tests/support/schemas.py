@@ -118,8 +118,8 @@ def _describe(part: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str
                 "type": "array",
                 "items": {"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]},
             }
-        one = _plain({key: of for key, of in one.items() if key != "propertyNames"}, is_optional)
-        properties[name] = {"description": words[name], **one}
+        properties[name] = {"description": words[name], **_plain(one, is_optional)}
+        properties[name].pop("propertyNames", None)
         kind = infos[name].type
         for mapping in getattr(kind, "types", (kind,)):  # whose keys msgspec 0.21 does not tell
             keys = getattr(mapping, "key_type", None)
