@@ -225,6 +225,12 @@ CODES: Mapping[str, Code] = {
     "target_unfit": _error(
         "the target lists too few of the weights", inspect=None, verify=None, diff=None
     ),
+    "not_in_source": _warning(
+        "weights are in the target strategy and not in the source",
+        inspect=None,
+        verify=None,
+        diff=None,
+    ),
     "format": _note("what the format of files means for those who load them"),
     "manifest": _error("a file is missing or is not what its manifest lists"),
     "not_written": _error("an output could not be written"),

@@ -41,7 +41,7 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
-from ckpttool.model.belonging import count_roles
+from ckpttool.model.belonging import WEIGHT, count_roles, find_belongings
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
@@ -407,7 +407,7 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
 
 
 def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
-    """Add a note on names that only the target lists, and a problem if no name is in common."""
+    """Add what is said of names that only the target lists, and a problem if none is in common."""
     names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
@@ -418,9 +418,19 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         diagnostics.add(
             Diagnostic("target", message, hint=hint, facts=facts, where=strategy.origin)
         )
+        return
     absent = [name for name in strategy.layouts if name not in names]
-    if absent:
-        diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
+    called = (*strategy.layouts, *checkpoint.renamed.values())  # states have parameters there
+    belongings = find_belongings(called, checkpoint.whole.metas)
+    weights = {name for name in absent if belongings.get(name, WEIGHT) == WEIGHT}
+    lost = checkpoint.options.tensors.choose(weights, belongings)  # the user left out the others
+    if lost:
+        message = f"in the target strategy and not in the source: {count(len(lost), 'weight')}"
+        facts = format_names(name for name in absent if name in lost)
+        hint = "a source that has them; `ckpttool help not_in_source` explains"
+        diagnostics.add(Diagnostic("not_in_source", message, hint=hint, facts=facts))
+    if rest := [name for name in absent if name not in lost]:
+        diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(rest)}"))
 
 
 def _unfit_problem(
