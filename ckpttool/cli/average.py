@@ -105,7 +105,6 @@ def average(
     elif output.max_shard_bytes is not None:
         hint = "the same command without one of them"
         raise UsageProblem("--max-shard-size does not go with -d", hint)
-    options.refuse_lost_checksum(output, "" if dst_strategy else path)
     mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)

@@ -46,6 +46,5 @@ def merge(
     from ckpttool.operations.jobs import Order
 
     options.refuse_two_strategies(source, resolve)
-    options.refuse_lost_checksum(output, path)
     order = Order("merge", [source.source], path, (), resolve, output)
     workflow.run_order(order, run, report)

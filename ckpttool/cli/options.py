@@ -35,7 +35,7 @@ from ckpttool.cli.params import (
     refuse_repeated,
     whole_number,
 )
-from ckpttool.formats import FORMATS, get_format
+from ckpttool.formats import FORMATS
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
@@ -624,19 +624,3 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
     prefix = f"{Path.cwd()}/" if is_cluster(run.engine) else ""
     return path if path.startswith("/") else prefix + path
-
-
-def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
-    """Refuse --crc for a format that cannot store a checksum, and a wrong name of ``file``.
-
-    ``file`` is the output of merge, which has the format.
-    """
-    from ckpttool.operations.jobs import choose_format
-    from ckpttool.planning.preflight import format_option
-
-    written = choose_format(file, output) if file else output.wanted_format or "hdf5"
-    if output.crc and not (format := get_format(written)).has_checksum:
-        facts = "--crc stores MindSpore's checksum in every output."
-        with_checksum = [name for name in FORMATS if get_format(name).has_checksum]
-        hint = ", or ".join(format_option(file, name) for name in with_checksum)
-        raise UsageProblem(f"{format.word} has no place for a checksum", hint, facts)

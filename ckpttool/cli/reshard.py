@@ -47,7 +47,6 @@ def reshard(
     from ckpttool.cli import workflow
     from ckpttool.operations.jobs import Order, refuse_file_name
 
-    options.refuse_lost_checksum(output)
     refuse_file_name(folder, output)
     order = Order("reshard", [source.source], folder, dst_strategy, resolve, output)
     workflow.run_order(order, run, report)

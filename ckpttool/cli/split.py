@@ -42,7 +42,6 @@ def split(
     from ckpttool.cli import workflow
     from ckpttool.operations.jobs import Order, refuse_file_name
 
-    options.refuse_lost_checksum(output)
     refuse_file_name(folder, output)
     order = Order("split", [source.source], folder, dst_strategy, resolve, output)
     workflow.run_order(order, run, report)

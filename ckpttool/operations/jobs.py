@@ -26,7 +26,7 @@ from ckpttool.checkpoint.presence import REDUNDANCY_KEY
 from ckpttool.checkpoint.resolve import FindNeeded, one_file_error
 from ckpttool.concurrency import OpenCount
 from ckpttool.discovery.rank_folders import list_paths
-from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import is_file, is_folder, url_problem
 from ckpttool.formats.weight_index import SINGLE_FILE
 from ckpttool.model.catalog import Catalog
@@ -117,9 +117,12 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         An option does not apply to the command.
     """
     inputs, strategy = _load_inputs(order, open_count)
-    if strategy is None and order.command in ("convert", "average"):
+    if strategy is None:
         catalogs = [source.catalog for source in inputs]
         order = replace(order, path=_path_like(catalogs, order.path, order.output))
+        inputs = [
+            source._replace(catalog=_note_config(source.catalog, order.path)) for source in inputs
+        ]
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)
     if strategy is not None:
@@ -169,7 +172,7 @@ def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None
 
 
 def _path_like(catalogs: Sequence[Catalog], path: str, options: OutputOptions) -> str:
-    """Return the path of the output: in a folder, as every source is in one of Hugging Face.
+    """Return the path of full tensors: in a folder, as every source is in one of Hugging Face.
 
     Such a folder has one ``model.safetensors``.  A suffix or another format makes it one file.
     """
@@ -181,6 +184,16 @@ def _path_like(catalogs: Sequence[Catalog], path: str, options: OutputOptions) -
     is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
     is_named_so = is_one and format_of_suffix(path) is None
     return str(Path(path, SINGLE_FILE)) if are_alike and is_named_so else path
+
+
+def _note_config(catalog: Catalog, path: str) -> Catalog:
+    """Return the catalog with a note if a folder that needs a config.json gets none."""
+    is_of_model = format_of_suffix(path) is None or Path(path).name == SINGLE_FILE
+    if not (is_of_model and is_file(Path(catalog.root, "config.json"))):
+        return catalog
+    facts = "it has the element type of the source"
+    note = Diagnostic("skipped", "config.json is not copied", facts=facts, where=catalog.root)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
 def choose_format(path: str, options: OutputOptions) -> str:
@@ -243,7 +256,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
         paths,
         ranks=len(strategy.ranks),
         strategy=strategy,
-        attrs=header_attrs(options.crc),
+        attrs=header_attrs(options.crc, format, folder),
     )
 
 
@@ -253,13 +266,24 @@ def _refuse_url(path: str) -> None:
         raise PlanError([Diagnostic("destination", what, hint=hint, where=path)])
 
 
-def header_attrs(crc: bool) -> dict[str, str]:
-    """Return the attributes of every output's header: an empty checksum with ``crc``."""
-    return {"crc_num": ""} if crc else {}
+def header_attrs(crc: bool, format: str, path: str) -> dict[str, str]:
+    """Return the attributes of every output's header: an empty checksum with ``crc``.
+
+    Raises
+    ------
+    PlanError
+        The format cannot store one; no checksum of the source has been computed yet.
+    """
+    attrs = {"crc_num": ""} if crc else {}
+    if refused := [*get_format(format).refusals((), attrs)]:
+        able = (name for name in FORMATS if get_format(name).has_checksum)
+        hint = ", or ".join(format_option(path, name) for name in able)
+        raise PlanError([replace(reason, hint=hint) for reason in refused])
+    return attrs
 
 
 def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: bool) -> Target:
-    attrs = header_attrs(options.crc)
+    attrs = header_attrs(options.crc, format, path)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
     return (
@@ -402,10 +426,6 @@ def _conversion_problems(
     catalog: Catalog, path: str, options: OutputOptions
 ) -> Iterator[Diagnostic]:
     """Yield why files cannot be written again as the options say, and what is not copied."""
-    is_of_model = _is_folder(catalog, options) or Path(path).name == SINGLE_FILE
-    if is_of_model and is_file(Path(catalog.root, "config.json")):
-        facts = "it has the element type of the source"
-        yield Diagnostic("skipped", "config.json is not copied", facts=facts, where=catalog.root)
     src, is_merged = quote(catalog.root), catalog.is_merged
     if options.max_shard_bytes is not None and not is_merged:
         message, hint = "files of ranks cannot be numbered", f"ckpttool merge {src} -s STRATEGY ..."
@@ -470,7 +490,7 @@ def _again(
         paths,
         ranks=ranks,
         strategy=Strategy.without_layouts(ranks, kept.files),
-        attrs={**attrs, **header_attrs(options.crc)},
+        attrs={**attrs, **header_attrs(options.crc, format, folder)},
         folder=folder,
     )
 

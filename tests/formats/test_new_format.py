@@ -81,7 +81,11 @@ def test_a_new_format_is_a_choice_of_commands_and_options(tmp_path):
     [
         (("--format", "line"), 2, "'line' is not one of hdf5, ckpt, safetensors, lines"),
         (("-o", "m.line"), 5, "a name that ends in .h5, .ckpt, .safetensors or .lines"),
-        (("-o", "m.lines", "--crc"), 2, "Lines has no place for a checksum"),
+        (
+            ("-o", "m.lines", "--crc"),
+            5,
+            "no place for MindSpore's checksum Try: -o m.ckpt, or -o m.",
+        ),
     ],
 )
 def test_messages_name_a_new_format(words, code, message):
