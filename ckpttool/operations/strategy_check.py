@@ -3,9 +3,9 @@
 The files are scanned once, and resolved with each strategy.  Samples are shared: a second strategy
 reads only what the first one left open.
 
-A strategy *does not fit* if names, shapes or contents contradict it.  It *fits*, which is proven,
-if nothing does, nothing is found, and for every tensor something could have contradicted it
-(`_unproven`), or if the manifest of the set names it.  Else it is *unknown*, and possible.  What
+The verdict is *no* if names, shapes or contents contradict a strategy, or if it cannot be read.  It
+is *proven* if nothing does, nothing is found, and for every tensor something could have
+contradicted it (`_unproven`), or if the manifest of the set names it.  Else it is *possible*.  What
 verify finds is what is found here: a strategy may be right, and its files not.
 """
 
@@ -36,8 +36,8 @@ from ckpttool.operations.verification import sample_unlisted
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, raise_all, severities
 from ckpttool.strategy_files.reader import Layouts, read_strategy
 
-Verdict = Literal["fits", "unknown", "misfit"]
-VERDICTS: tuple[Verdict, ...] = ("fits", "unknown", "misfit")  # the best first
+Verdict = Literal["proven", "possible", "no"]
+VERDICTS: tuple[Verdict, ...] = ("proven", "possible", "no")  # the best first
 
 _GRAVE = ("error", "warning")
 AGAINST = frozenset({"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"})
@@ -53,7 +53,7 @@ class Candidate(Answer, frozen=True):
     path
         The file or folder.
     verdict
-        Whether it fits; unknown if nothing contradicts it, and it may be wrong.
+        Whether it fits; possible if nothing contradicts it, and it may be wrong.
     ranks, stages
         Its number of ranks, or of pipeline stages; null if it cannot be read.
     files
@@ -94,7 +94,7 @@ class Candidate(Answer, frozen=True):
     @property
     def is_open(self) -> bool:
         """Whether it may be right: nothing contradicts it."""
-        return self.ranks is not None and self.verdict != "misfit"
+        return self.verdict != "no"
 
 
 class StrategyCheck(Document, frozen=True):
@@ -161,7 +161,7 @@ def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidenc
         path = given.origin
     tensors, found = catalog.holders.keys(), Diagnostics("verify", strategy_option="a strategy")
     candidate = Candidate(
-        *(path, "unknown", None, None, 0, 0, len(tensors), 0, 0, 0, False, {}),
+        *(path, "no", None, None, 0, 0, len(tensors), 0, 0, 0, False, {}),
         Reported((), column),
     )
     try:
@@ -180,20 +180,19 @@ def _try(catalog: Catalog, given: Layouts, executor: Executor, evidence: Evidenc
     grave.sort(key=lambda problem: not _is_against(problem))
     candidate = replace(
         candidate,
+        verdict="no" if any(map(_is_against, grave)) else "possible",
         ranks=len(strategy.ranks),
         stages=strategy.stages,
         files=len(catalog.files.keys() & {*strategy.ranks}),
         listed=len(strategy.layouts.keys() & tensors),
         findings=Reported(grave, column),
     )
-    if any(map(_is_against, grave)):
-        return replace(candidate, verdict="misfit")
-    if checkpoint is None:
+    if checkpoint is None or not candidate.is_open:
         return candidate
     unproven = {} if checkpoint.is_recorded else dict(_unproven(checkpoint, contents))
     return replace(
         candidate,
-        verdict="unknown" if grave or unproven else "fits",
+        verdict="possible" if grave or unproven else "proven",
         sampled=len(contents.sampled),
         agreeing=sum(map(_agrees, contents.sampled)),
         shaped=sum(map(_has_listed_shape, checkpoint.tensors)),

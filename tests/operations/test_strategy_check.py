@@ -64,7 +64,7 @@ def test_samples_are_read_once_for_all_strategies(halves, tmp_path, monkeypatch)
     others = [write(tmp_path / f"{i}.json", names, Layout((2, 2), ((1,), ()))) for i in range(3)]
     found = checked(folder, right, *others)
     assert len(read) == alone
-    assert [one.verdict for one in found] == ["fits"] * 4
+    assert [one.verdict for one in found] == ["proven"] * 4
     read.clear()
     checked(folder, right, write(tmp_path / "c.ckpt", names, Layout((2, 2), ((), (1,)))))
     assert len(read) == alone  # the same ranks hold the same
@@ -80,8 +80,8 @@ def test_a_strategy_that_covers_all_names_does_not_fit_if_contents_contradict(ha
     paths = [write(tmp_path / f"{name}.ckpt", names, one) for name, one in wrong.items()]
     right = write(tmp_path / "right.json", names, Layout((2, 2), ((1,), ())))
     found = checked(folder, *paths, right)
-    assert [Path(found[0].path).name, found[0].verdict] == ["right.json", "fits"]
-    assert {one.verdict for one in found[1:]} == {"misfit"}
+    assert [Path(found[0].path).name, found[0].verdict] == ["right.json", "proven"]
+    assert {one.verdict for one in found[1:]} == {"no"}
     assert all(one.findings for one in found[1:])
     assert {one.listed for one in found} == {20}
 
@@ -94,8 +94,8 @@ def test_equal_layouts_of_other_device_matrices_fit_alike(halves, tmp_path):
         write(tmp_path / "c.json", names[:4], Layout((2, 2), ((1,), ()))),
     ]
     found = checked(folder, *paths)
-    assert [one.verdict for one in found[:2]] == ["fits", "fits"]
-    assert found[2].verdict == "unknown"  # 16 tensors differ between ranks, and it lists none
+    assert [one.verdict for one in found[:2]] == ["proven", "proven"]
+    assert found[2].verdict == "possible"  # 16 tensors differ between ranks, and it lists none
     assert {one.code for one in found[2].findings} == {"unlisted"}
 
 
@@ -111,9 +111,9 @@ def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
     ]
     found = {Path(one.path).name: one for one in checked(tmp_path / "run", *paths)}
     assert {name: one.verdict for name, one in found.items()} == {
-        "rows.json": "fits",
-        "columns.json": "misfit",
-        "rows.ckpt": "unknown",
+        "rows.json": "proven",
+        "columns.json": "no",
+        "rows.ckpt": "possible",
     }
     assert found["rows.json"].shaped == 1
 
@@ -121,11 +121,11 @@ def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
 def test_missing_files_leave_a_strategy_in_doubt(halves, tmp_path):
     folder, names = halves
     right = write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ())))
-    for rank, code, verdict in ((3, "missing_replica", "unknown"), (2, "strategy", "misfit")):
+    for rank, code, verdict in ((3, "missing_replica", "possible"), (2, "strategy", "no")):
         (path,) = (folder / f"rank_{rank}").iterdir()
         path.unlink()
         (found,) = checked(folder, right)
-        assert (found.verdict, found.is_open) == (verdict, verdict == "unknown")
+        assert (found.verdict, found.is_open) == (verdict, verdict == "possible")
         assert code in {one.code for one in found.findings}
 
 
@@ -140,7 +140,7 @@ def test_a_strategy_fits_only_if_something_could_have_contradicted_each_tensor(t
             w = Layout((2, 2), tensor_map, full_shape=(8, 8))
             ckpttool.write_strategy(strategy_of({"w": w, "n": n}), str(path), overwrite=True)
             (found,) = checked(tmp_path / "grid", path)
-            assert (found.verdict, found.is_open) == ("unknown", True)
+            assert (found.verdict, found.is_open) == ("possible", True)
             assert found.unproven == {
                 **({"axis": ("w",)} if form == "ckpt" else {}),
                 "order": ("w",),
@@ -159,7 +159,7 @@ def test_equal_elements_show_nothing(tmp_path):
         ckpttool.write_strategy(strategy_of({"w": w, "b": b}), str(path), overwrite=True)
         (found,) = checked(tmp_path / "run", path)
         assert found.unproven == unproven
-        assert found.verdict == ("unknown" if unproven else "fits")
+        assert found.verdict == ("possible" if unproven else "proven")
 
 
 def test_files_of_two_stages_are_not_of_a_strategy_of_one():
@@ -168,7 +168,7 @@ def test_files_of_two_stages_are_not_of_a_strategy_of_one():
         folder / "src", folder / "dst_strategy.ckpt", folder / "src_strategy.ckpt"
     )
     assert (Path(right.path).name, right.is_open) == ("src_strategy.ckpt", True)
-    assert (wrong.verdict, wrong.is_open) == ("misfit", False)
+    assert (wrong.verdict, wrong.is_open) == ("no", False)
     (problem,) = wrong.findings
     assert problem.message.endswith(
         "has one stage of 8 ranks, the files have 2: ranks 0-3 and 4-7 hold other parameters"
@@ -189,7 +189,7 @@ def test_the_strategy_of_the_run_is_never_refused(folder, path):
         options = replace(options, key=key.partition('"enc_key": "')[2].partition('"')[0].encode())
     catalog = ckpttool.scan(str(folder), options)
     (found,) = check_strategies(catalog, [str(path)], InlineExecutor())
-    assert found.verdict != "misfit", found.findings
+    assert found.verdict != "no", found.findings
 
 
 def test_every_other_strategy_of_the_corpus_is_judged():
@@ -219,12 +219,12 @@ def test_the_strategy_that_a_manifest_names_fits_and_so_does_its_equal(case, opt
     ckpttool.write_strategy(read_strategy(str(own)), str(equal))
     found = checked(tmp_path / "new", own, equal)
     assert [(one.verdict, one.recorded, one.unproven) for one in found] == [
-        ("fits", True, {}),
-        ("fits", True, {}),
+        ("proven", True, {}),
+        ("proven", True, {}),
     ]
     (tmp_path / "new" / "ckpttool.json").unlink()
     (found,) = checked(tmp_path / "new", own)
-    assert (found.verdict, found.recorded) == ("unknown", False)
+    assert (found.verdict, found.recorded) == ("possible", False)
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_a_strategy_of_another_optimizer_shard_does_not_fit_a_set(mine, other, t
         ckpttool.write_strategy(strategy_of({"w": layout}), path)
     ckpttool.reshard(tmp_path / "src", paths[0], paths[0], tmp_path / "new", format="ckpt")
     found = checked(tmp_path / "new", *paths)
-    assert [(one.path, one.verdict) for one in found] == [(paths[0], "fits"), (paths[1], "misfit")]
+    assert [(one.path, one.verdict) for one in found] == [(paths[0], "proven"), (paths[1], "no")]

@@ -23,7 +23,6 @@ _UNPROVEN = {
     "order": "nothing shows in which order ranks hold the slices of {}",
     "owners": "nothing shows which ranks hold the same of {}",
 }
-_VERDICTS = {"fits": "proven", "unknown": "possible", "misfit": "no"}
 
 
 @click.command(
@@ -67,8 +66,7 @@ def _print_candidate(candidate: Candidate, report: ReportOptions) -> None:
         return
     findings = [*join_alike(candidate.findings)]
     reason = ", ".join(_evidence(candidate)) if candidate.is_open else findings.pop(0).message
-    verdict = _VERDICTS[candidate.verdict] if candidate.is_open else "no"
-    tables.print_text(f"{verdict}: {reason}", candidate.path)
+    tables.print_text(f"{candidate.verdict}: {reason}", candidate.path)
     for finding in findings[:MAX_FINDINGS]:
         tables.print_text(f"  {finding.fact}", indent=4)
         if finding.facts:
