@@ -61,36 +61,26 @@ def fit_memory(
     max_bytes, engine = options.max_memory_bytes, options.engine
     if max_bytes is None and is_cluster(engine):
         return CopyOptions()
-    workers, base_bytes = _workers(engine, executor, peak_bytes())
+    need = _Need.of(options, executor, peak_bytes(), plan)
+    workers = need.workers
     if max_bytes is None:
         return CopyOptions(max_in_flight=IN_FLIGHT * workers)
-    tensors, header_bytes = _headers(plan)
-    transfers = () if plan is None else plan.transfers
-    of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES + max(
-        map(rounding_bytes, transfers), default=0
-    )
-    needed = RESERVE_BYTES + header_bytes + base_bytes + workers * of_worker
-    least = needed + workers * 2 * MIN_BAND_BYTES
-    if max_bytes < least:
+    if max_bytes < need.least - TOLERANCE:
         message = f"{format_bytes(max_bytes)} of memory is too little for {engine}"
-        hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
-        kind, _ = split_engine_name(engine)
+        hint = f"--max-memory {-(-need.least // MIB)}MiB"
         if is_cluster(engine):
             hint += ", or fewer threads in each worker" if workers > 1 else ""
         else:
-            own, option = (
-                (PROCESS_BYTES, "--engine processes:") if kind == "processes" else (0, "-j ")
-            )
-            of_worker += own + 2 * MIN_BAND_BYTES
-            fewer = workers - -(-(least + TOLERANCE - max_bytes) // of_worker)
+            fewer = (max_bytes - need.fixed_bytes) // (need.of_worker + 2 * MIN_BAND_BYTES)
+            option = "--engine processes:" if engine.startswith("processes") else "-j "
             hint += f", or {option}{fewer}" if fewer > 0 else ""
         raise PlanError([Diagnostic("memory", message, hint=hint)])
     default = CopyOptions()
-    worker_bytes = (max_bytes - needed) // workers
+    worker_bytes = 2 * MIN_BAND_BYTES + max(0, max_bytes - need.least) // workers
     band_bytes = min(default.band_bytes, worker_bytes // 2 // 4096 * 4096)
     half_of_rest = (worker_bytes - 2 * band_bytes) // 2  # one for tasks, one for grouped outputs
     task_pieces = MIN_PIECES + half_of_rest // (IN_FLIGHT * PIECE_BYTES)
-    group_tensors = tensors + workers * half_of_rest // TENSOR_BYTES
+    group_tensors = need.tensors + workers * half_of_rest // TENSOR_BYTES
     return CopyOptions(
         band_bytes,
         max_in_flight=IN_FLIGHT * workers,
@@ -99,20 +89,44 @@ def fit_memory(
     )
 
 
-def _workers(engine: str, executor: Executor | None, own_bytes: int) -> tuple[int, int]:
-    kind, rest = split_engine_name(engine)
-    if is_cluster(engine):
-        workers = executor.threads if isinstance(executor, Cluster) else 1
-        return workers, PROCESS_BYTES if kind == "mpi" else DASK_BYTES
-    workers = 1 if kind == "inline" else int(rest or default_jobs())
-    return workers, own_bytes + (workers * PROCESS_BYTES if kind == "processes" else 0)
+class _Need(Struct, frozen=True):
+    """The resident memory that a run needs beside the bands of its workers."""
 
+    workers: int
+    fixed_bytes: int  # of the program, the headers and what is open
+    of_worker: int
+    tensors: int  # of the largest output
 
-def _headers(plan: Plan | None) -> tuple[int, int]:
-    if plan is None:
-        return 0, 0
-    tensors = max(map(len, plan.headers.values()), default=0)
-    return tensors, tensors * HEADER_BYTES + get_format(plan.target.format).memory_bytes(tensors)
+    @classmethod
+    def of(
+        cls, options: RunOptions, executor: Executor | None, own_bytes: int, plan: Plan | None
+    ) -> _Need:
+        kind, rest = split_engine_name(options.engine)
+        of_worker = IN_FLIGHT * MIN_PIECES * PIECE_BYTES
+        fixed_bytes = RESERVE_BYTES + TOLERANCE
+        if is_cluster(options.engine):
+            workers = executor.threads if isinstance(executor, Cluster) else 1
+            fixed_bytes += PROCESS_BYTES if kind == "mpi" else DASK_BYTES
+        else:
+            workers = 1 if kind == "inline" else int(rest or default_jobs())
+            fixed_bytes += own_bytes
+            of_worker += PROCESS_BYTES if kind == "processes" else 0
+        tensors = 0
+        if plan is not None:
+            tensors = max(map(len, plan.headers.values()), default=0)
+            fixed_bytes += tensors * HEADER_BYTES
+            fixed_bytes += get_format(plan.target.format).memory_bytes(tensors)
+            of_worker += max(map(rounding_bytes, plan.transfers), default=0)
+        return cls(workers, fixed_bytes, of_worker, tensors)
+
+    @property
+    def least(self) -> int:
+        """What the smallest bands need."""
+        return self.with_buffers(self.workers, 2 * MIN_BAND_BYTES)
+
+    def with_buffers(self, busy: int, nbytes: int) -> int:
+        """Return what buffers of some bytes need in each of the busy workers."""
+        return self.fixed_bytes + self.workers * self.of_worker + busy * nbytes
 
 
 class Peak(Struct, frozen=True):
@@ -123,11 +137,10 @@ class Peak(Struct, frozen=True):
 
 
 def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -> Peak:
-    """Return the memory that a run will take."""
-    workers, base_bytes = _workers(options.engine, None, own_bytes)
-    _, header_bytes = _headers(plan)
-    buffers = min(workers, work.tasks) * work.buffer_bytes
-    kind = split_engine_name(options.engine)[0]
-    engine = f"{kind}:{workers}" if kind in ("threads", "processes") else options.engine
-    nbytes = base_bytes + buffers + (header_bytes if work.tasks else 0)
-    return Peak(nbytes, engine)
+    """Return the memory that a run will take at most; `fit_memory` takes it as a limit."""
+    need = _Need.of(options, None, own_bytes, plan)
+    kind, _ = split_engine_name(options.engine)
+    is_pool = kind in ("threads", "processes")
+    engine = f"{kind}:{need.workers}" if is_pool else options.engine
+    nbytes = need.with_buffers(min(need.workers, work.tasks), work.buffer_bytes)
+    return Peak(max(nbytes, need.least), engine)

@@ -117,14 +117,20 @@ def test_the_limit_of_open_files_grows_where_it_is_high_already(monkeypatch):
 
 
 @pytest.mark.parametrize("size", ["3M", "1500K"])
-def test_the_first_answer_to_too_little_memory_works(tmp_path, size):
+def test_the_first_answer_to_too_little_memory_works_and_little_less_does_not(tmp_path, size):
     write_file(tmp_path / "in.ckpt", TENSORS, "ckpt")
     words = [sys.executable, "-m", "ckpttool", "merge", str(tmp_path / "in.ckpt")]
-    words += ["-o", str(tmp_path / "out.ckpt"), "--max-memory"]
+    words += ["-o", str(tmp_path / "out.ckpt"), "--overwrite", "--max-memory"]
     done = subprocess.run([*words, size], capture_output=True, text=True)
     assert done.returncode == 5
     said = done.stderr.rpartition("Try: --max-memory ")[2].split(",")[0].strip()
+    less = f"{int(said.removesuffix('MiB')) - 8}MiB"  # the memory of a process varies
+    assert subprocess.run([*words, less], capture_output=True).returncode == 5
     subprocess.run([*words, said], check=True)
+    planned = subprocess.run([*words[:-1], "-n", "--json"], capture_output=True, check=True).stdout
+    need = json.loads(planned)["dry_run"]["memory"]["nbytes"]
+    assert need > (int(said.removesuffix("MiB")) - 8) << 20
+    subprocess.run([*words, f"{need}B"], check=True)
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"\xb2\xe2\xca\xd4 \xf0\x9f\x98\x80"])
