@@ -110,6 +110,13 @@ def _extra_ranks_problem(
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
         if extra[0] == strategy.ranks[-1] + 1:
             hint = f"the strategy of {everyone} or {hint}"
+    stages = count_stages(catalog)
+    if strategy.stages < stages == len(ranks) // strategy.stage_ranks:
+        first, last = ({*catalog.files[rank].tensors} for rank in (0, ranks[-1]))
+        if (last - first).isdisjoint(strategy.layouts):
+            lacking = format_ranks(range(strategy.stages, stages), "stage")
+            facts.append(f"the files are of {stages} stages, and it lacks {lacking}")
+            hint = "the strategy files of all stages, or the folder that has them"
     if list(ranks) == [rank + 1 for rank in strategy.ranks]:
         message = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"

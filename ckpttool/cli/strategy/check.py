@@ -43,6 +43,7 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
     from ckpttool.execution.executors import default_jobs
     from ckpttool.operations.load import load
     from ckpttool.operations.strategy_check import StrategyCheck, check_strategies
+    from ckpttool.strategy_files.near import option_of
 
     if not strategies:
         raise UsageProblem("strategy check needs STRATEGY")
@@ -51,12 +52,17 @@ def check(source: Side, strategies: tuple[str, ...], report: ReportOptions) -> N
     )
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         candidates = check_strategies(catalog, strategies, executor)
+        is_open = any(candidate.is_open for candidate in candidates)
+        together = () if is_open or not strategies[1:] else (strategies,)
+        joined = check_strategies(catalog, together, executor)
     if report.as_json:
         tables.print_json(StrategyCheck(catalog.root, catalog.step, candidates).to_dict())
     else:
         for candidate in candidates:
             _print_candidate(candidate, report)
-    if not any(candidate.is_open for candidate in candidates):
+        if any(candidate.is_open for candidate in joined):
+            tables.print_text(f"Try: {option_of(strategies)}, as together they are one strategy")
+    if not is_open:
         click.get_current_context().exit(1)
 
 
