@@ -28,6 +28,8 @@ from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_co
 from ckpttool.discovery.scan import CheckpointFiles, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.keywords import (
+    AllKeywords,
+    AuditedKeywords,
     AverageKeywords,
     ConvertKeywords,
     InspectKeywords,
@@ -36,7 +38,6 @@ from ckpttool.keywords import (
     ReadKeywords,
     ReshardKeywords,
     SourceKeywords,
-    VerifyKeywords,
     declared,
 )
 from ckpttool.model.catalog import Catalog
@@ -45,6 +46,7 @@ from ckpttool.model.joining import join_alike
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
+from ckpttool.operations.audit import AuditOptions, load_audited
 from ckpttool.operations.conversion import Conversion
 from ckpttool.operations.explanation import Explanation
 from ckpttool.operations.explanation import explain as explain_catalog
@@ -59,6 +61,7 @@ from ckpttool.operations.load import (
     load_sides,
     load_steps,
 )
+from ckpttool.operations.look import Subject
 from ckpttool.operations.open import DTypes, Framework, OpenCheckpoint
 from ckpttool.operations.run import Watch
 from ckpttool.operations.run import convert as run_order
@@ -103,7 +106,7 @@ T = TypeVar("T", bound=Struct)
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
-_KINDS = {name: keyword.kind for name, (keyword, _) in declared(AverageKeywords).items()}
+_KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
 _OF_OUTPUTS = ("rename", "dtype", "on_overflow")  # nothing for functions that only look
 
@@ -463,7 +466,7 @@ def verify(
     crc: bool = False,
     ignore: str | Collection[str] = (),
     progress: Progress = None,
-    **options: Unpack[VerifyKeywords],
+    **options: Unpack[AuditedKeywords],
 ) -> Verification:
     """Find what is wrong with a checkpoint; it is in the answer, ``findings``.
 
@@ -480,29 +483,30 @@ def verify(
     progress
         As for `merge`.
     options
-        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`; ``like`` is a reference,
+        whose tensors are expected.
 
     Raises
     ------
     CkptToolError
-        It cannot be verified.
+        It cannot be verified, or the reference is incomplete itself.
     """
     given = _Keywords("verify", options)
     resolving = given.take(ResolveOptions, _OF_OUTPUTS)
     source = given.source(src, strategy)
+    paths = given.take(AuditOptions)
     given.end()
     is_found = not resolving.replicated
-    catalog, of_src, _ = load(
-        source, find_strategy=is_found, command="verify", open_count=_counts(progress)
+    catalog, of_src, audit = load_audited(
+        source, paths, find_strategy=is_found, open_count=_counts(progress)
     )
     with open_engine("threads") as executor:
         return find_problems(
-            catalog,
-            of_src,
-            resolving,
+            Subject(catalog, of_src, resolving),
             deep=deep,
             crc=crc,
             ignore=ignore,
+            audit=audit,
             executor=executor,
             open_progress=_bytes(progress),
         )

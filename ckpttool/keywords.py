@@ -343,7 +343,25 @@ class InspectKeywords(SourceKeywords, ChoiceKeywords, total=False):
 
 
 class VerifyKeywords(InspectKeywords, ResolveKeywords, total=False):
-    """The options of ``verify`` and ``explain``."""
+    """The options of ``explain``."""
+
+
+class AuditKeywords(TypedDict, total=False):
+    """What a checkpoint is compared with."""
+
+    like: Annotated[
+        Path | None,
+        Option(
+            "Expect the tensors of REF: a checkpoint, headers or an index alone.",
+            kind="reference",
+            metavar="REF",
+            is_safety=True,
+        ),
+    ]
+
+
+class AuditedKeywords(VerifyKeywords, AuditKeywords, total=False):
+    """The options of ``verify``."""
 
 
 class ReadKeywords(VerifyKeywords, TensorKeywords, total=False):
@@ -376,3 +394,7 @@ class ReshardKeywords(ReadKeywords, RankKeywords, WriteKeywords, RunKeywords, to
 
 class AverageKeywords(MergeKeywords, RankKeywords, total=False):
     """The options of ``average``."""
+
+
+class AllKeywords(AverageKeywords, AuditKeywords, total=False):
+    """The options of all commands."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, product, zip_longest
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, product, zip_longest
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -196,13 +197,43 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
     >>> list(fold_names({"layers.0.w": "a", "layers.1.w": "a", "head": "a"}))
     [('layers.{0,1}.w', 'a'), ('head', 'a')]
     """
+    for folded, names in fold_members(kinds):
+        yield folded, kinds[names[0]]
+
+
+def fold_members(kinds: Mapping[str, K]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the names as `fold_names` does, each with the names that it stands for."""
     alike: dict[tuple[str, K], dict[tuple[int, ...], str]] = {}
     for name, kind in kinds.items():
         numbers = tuple(map(int, NUMBER.findall(name)[:MAX_NUMBERS]))
         alike.setdefault((NUMBER.sub("#", name, MAX_NUMBERS), kind), {})[numbers] = name
-    for (_, kind), names in alike.items():
+    for names in alike.values():
         for ways in factor(names):
-            yield join_numbers(names[next(product(*ways))], ways), kind
+            members = [names[numbers] for numbers in product(*ways)]
+            yield join_numbers(members[0], ways), members
+
+
+def fold_subtrees(names: Collection[str], among: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield names as patterns, and how many of them each stands for.
+
+    ``prefix.*`` stands for all names of ``among`` that begin so, if ``names`` has each of them.
+
+    Examples
+    --------
+    >>> names = ["layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b", "layers.2.a", "head"]
+    >>> list(fold_subtrees(names[:5], [*names, "layers.2.b"]))
+    [('layers.{0,1}.*', 4), ('layers.2.a', 1)]
+    """
+    has, all_of = (Counter(chain.from_iterable(map(_prefixes, each))) for each in (names, among))
+    members = Counter(
+        next((f"{p}.*" for p in _prefixes(name) if 1 < has[p] == all_of[p]), name) for name in names
+    )
+    for folded, patterns in fold_members(dict.fromkeys(members, "")):
+        yield folded, sum(members[pattern] for pattern in patterns)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    return accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
 def join_numbers(name: str, ways: Sequence[tuple[int, ...]]) -> str:

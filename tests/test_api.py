@@ -25,9 +25,10 @@ from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.cli.main import main as cli
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions
-from ckpttool.keywords import declared, names_of
+from ckpttool.keywords import AllKeywords, AuditKeywords, VerifyKeywords, declared, names_of
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
+from ckpttool.operations.audit import AuditOptions
 from ckpttool.operations.values import Values
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
@@ -499,7 +500,8 @@ def test_keywords_are_the_fields_of_the_options():
     reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
     assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
-    assert {*names_of(api.VerifyKeywords)} == reading - of_outputs
+    assert {*names_of(VerifyKeywords)} == reading - of_outputs
+    assert {*names_of(AuditKeywords)} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)
     writing = {*names_of(api.MergeKeywords)}
     writing |= {*names_of(api.ReshardKeywords)}
@@ -620,7 +622,7 @@ OF_CALLS = {  # options whose keywords are arguments of a call, or those of anot
 
 
 def keyword_of(param):
-    option, _ = declared(api.AverageKeywords).get(param.name, (None, False))
+    option, _ = declared(AllKeywords).get(param.name, (None, False))
     if param.opts[0] in OF_CALLS or option is None:
         return OF_CALLS.get(param.opts[0])
     return f"{param.name}={param.flag_value!r}" if option.value else param.name

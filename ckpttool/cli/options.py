@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpttool.concurrency import OpenCount
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
+    from ckpttool.operations.audit import AuditOptions
     from ckpttool.operations.load import Source
     from ckpttool.transaction.resume import OutputOptions
 
@@ -302,7 +303,7 @@ def _declared(group: type, **settings: Any) -> Mapping[str, Parameter]:
 
 def variant(name: str, **changes: Any) -> Parameter:
     """Return the option of a keyword as one command has it: with another help, flag or default."""
-    declared, is_flag = keywords.declared(keywords.AverageKeywords)[name]
+    declared, is_flag = keywords.declared(keywords.AllKeywords)[name]
     return _of_keyword(name, declared._replace(**changes), is_flag, {})
 
 
@@ -419,6 +420,8 @@ class ReportOptions(Struct, frozen=True):
         Whether to print a table of values between tabs.
     progress
         How to show progress: ``auto`` or ``json``.
+    format
+        ``"text"``, or ``"github"`` for annotations of a workflow.
     """
 
     as_json: bool
@@ -429,6 +432,7 @@ class ReportOptions(Struct, frozen=True):
     dry_run: bool = False
     as_tsv: bool = False
     progress: str = "auto"
+    format: str = "text"
 
     def __post_init__(self) -> None:
         if self.as_json and self.as_tsv:
@@ -535,6 +539,15 @@ resolve_options = OptionGroup(
         **_declared(keywords.TensorKeywords, heading=TENSORS),
     },
 )
+
+
+def _build_audit(**values: Any) -> AuditOptions:
+    from ckpttool.operations.audit import AuditOptions
+
+    return AuditOptions(**values)
+
+
+audit_options = OptionGroup(SAFETY, "audit", _build_audit, _declared(keywords.AuditKeywords))
 
 crc = flag("Verify the checksums of all files, which reads every byte.")("crc", SAFETY)
 

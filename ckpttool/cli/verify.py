@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
+    from ckpttool.operations.audit import AuditOptions
     from ckpttool.operations.verification import Verification
 
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 )
 @options.flag("Read all data, not only headers; compare replicas.")("deep", options.SAFETY)
 @options.crc
+@options.audit_options()
 @options.option(
     "Report warnings of this code as notes; repeat it for several codes.",
     multiple=True,
@@ -51,62 +53,69 @@ if TYPE_CHECKING:
     metavar="CODE",
 )("ignore", options.SAFETY)
 @options.run_options("jobs", "engine")
-@options.option(
-    "Print findings as text, or as annotations of a workflow of GitHub: text or github.",
-    type=Choice(["text", "github"]),
-    default="text",
-    metavar="HOW",
-)("format", options.DISPLAY)
-@options.report_options(limit=options.LIMIT, as_tsv=options.TSV)
+@options.report_options(
+    limit=options.LIMIT,
+    as_tsv=options.TSV,
+    format=options.option(
+        "Print findings as text, or as annotations of a workflow of GitHub: text or github.",
+        type=Choice(["text", "github"]),
+        default="text",
+        metavar="HOW",
+    ),
+)
 def verify(
     source: Side,
     resolve: ResolveOptions,
     deep: bool,
     crc: bool,
+    audit: AuditOptions,
     ignore: tuple[str, ...],
-    format: str,
     run: RunOptions,
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
     from ckpttool.operations import verification as operation
     from ckpttool.operations.answer import DiagnosticAnswer
-    from ckpttool.operations.load import load
+    from ckpttool.operations.audit import load_audited
+    from ckpttool.operations.look import Subject
 
     options.refuse_two_strategies(source, resolve)
-    if format == "github" and (report.as_json or report.as_tsv):
+    if report.format == "github" and (report.as_json or report.as_tsv):
         raise UsageProblem("--format github goes with neither --json nor --tsv", "one of them")
-    catalog, strategy, _ = load(
+    catalog, strategy, audited = load_audited(
         source.for_engine(run).source,
+        audit,
         find_strategy=not resolve.replicated,
-        command="verify",
         open_count=report.open_count,
     )
     with ckpttool.open_engine(run.engine) as executor:
         answer = operation.verify(
-            catalog,
-            strategy,
-            resolve,
+            Subject(catalog, strategy, resolve),
             deep=deep,
             crc=crc,
             ignore=ignore,
+            audit=audited,
             executor=executor,
             open_progress=open_progress("reading", report.shown_progress),
         )
     if report.as_json:
-        limited = replace(answer, findings=answer.findings[: report.limit])
+        limited = replace(
+            answer,
+            findings=answer.findings[: report.limit],
+            differences=answer.differences and answer.differences[: report.limit],
+        )
         tables.print_json(limited.to_dict())
     elif report.as_tsv:
         columns = DiagnosticAnswer.__struct_fields__
         tables.print_tsv(columns, answer.findings[: report.limit].to_builtins())
         tables.print_notes(answer.notes, answer.findings.severity_of, report.quiet)
     else:
-        _print(answer, report, format)
+        _print(answer, report)
     if answer.findings:
         click.get_current_context().exit(1)
 
 
-def _print(answer: Verification, report: ReportOptions, format: str) -> None:
+def _print(answer: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
     label = "error" if answer.errors else "warning" if answer.warnings else "OK"
     read = [
@@ -118,7 +127,7 @@ def _print(answer: Verification, report: ReportOptions, format: str) -> None:
     if answer.errors or answer.warnings or not report.quiet:
         text = f"{answer.path}: {answer.verdict} ({', '.join(read)}; {answer.depth})"
         tables.print_text(text, label)
-    if format == "github":
+    if report.format == "github":
         found = [*answer.findings[: report.limit], *answer.notes]
         tables.print_annotations(join_alike(found), answer.findings.severity_of)
         return

@@ -105,7 +105,8 @@ def read_index_file(path: str) -> WeightIndex:
     metadata = document.get("metadata")
     recorded = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = int(recorded) if isinstance(recorded, int | float) and math.isfinite(recorded) else None
-    return WeightIndex(file, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
+    paths = {at: str(PurePosixPath(at)) for at in {*files.values()}}
+    return WeightIndex(file, {name: paths[at] for name, at in files.items()}, total)
 
 
 def is_inside(name: str) -> bool:

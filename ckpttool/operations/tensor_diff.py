@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from shlex import quote
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -59,6 +59,7 @@ from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import Brief, count, fold_names, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
+Metas: TypeAlias = Mapping[str, TensorMeta | None]  # None if only the name is known
 
 BORROWED = Diagnostic(
     "borrowed_strategy",
@@ -134,7 +135,7 @@ class TensorDifference(Answer, frozen=True):
     kind
         What differs; values are compared only if nothing else does.
     a, b
-        The tensor of that side; null if the side lacks it.
+        The tensor of that side; null if the side lacks it, or only its name is known.
     values
         How elements differ.
     """
@@ -508,12 +509,7 @@ class _Pair(Struct, frozen=True):
             return "only in A"
         if self.a is None:
             return "only in B"
-        a, b = self.a.meta, self.b.meta
-        if a.dtype != b.dtype:
-            return "dtype"
-        if a.header_shape != b.header_shape:
-            return "shape"
-        return "text" if a.text != b.text else None
+        return _kind(self.a.meta, self.b.meta)
 
     @property
     def nbytes(self) -> int:
@@ -529,6 +525,31 @@ class _Pair(Struct, frozen=True):
     def sides(self) -> tuple[OutputTensor, ...]:
         """What is read of both sides to compare their values."""
         return tuple(side for side in (self.a, self.b) if side is not None)
+
+
+def _kind(a: TensorMeta, b: TensorMeta) -> Kind | None:
+    if a.dtype != b.dtype:
+        return "dtype"
+    if a.header_shape != b.header_shape:
+        return "shape"
+    return "text" if a.text != b.text else None
+
+
+def compare_headers(a: Metas, b: Metas) -> Iterator[TensorDifference]:
+    """Yield how the headers of two sides differ; of some tensors only the name may be known."""
+    for name in dict.fromkeys((*a, *b)):
+        of_a, of_b = a.get(name), b.get(name)
+        if name not in b:
+            kind: Kind | None = "only in A"
+        elif name not in a:
+            kind = "only in B"
+        else:
+            kind = None if of_a is None or of_b is None else _kind(of_a, of_b)
+        if kind is not None:
+            a_side, b_side = (
+                None if meta is None else ComparedTensor.of(meta) for meta in (of_a, of_b)
+            )
+            yield TensorDifference(name, None, kind, a_side, b_side)
 
 
 def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pair]:

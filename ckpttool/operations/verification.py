@@ -38,10 +38,11 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.slicing import Unlisted
-from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Document, Reported
+from ckpttool.operations.audit import Audit, compare_with
 from ckpttool.operations.look import Subject, look
+from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -85,6 +86,11 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
         What is wrong, errors first; at most --limit.
     notes
         Facts that do not stop the command: notes and warnings.
+    like
+        With --like: the reference.
+    differences
+        With --like: the tensors that differ between the checkpoint (A) and the reference (B), as
+        in diff; values with --deep.  At most --limit.
     is_merged
         Whether the files are those of a merged checkpoint.
     compared
@@ -108,6 +114,8 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
     warnings: Count
     findings: Reported
     notes: Reported
+    like: str | None = None
+    differences: tuple[TensorDifference, ...] | None = None
     is_merged: bool
     compared: str
     unread: Count = 0
@@ -142,13 +150,12 @@ class Verification(Brief, Document, frozen=True, kw_only=True):
 
 
 def verify(
-    catalog: Catalog,
-    strategy: Strategy | None = None,
-    options: ResolveOptions = ResolveOptions(),
+    source: Subject,
     *,
     deep: bool = False,
     crc: bool = False,
     ignore: Collection[str] = (),
+    audit: Audit = Audit(),
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Verification:
@@ -156,21 +163,20 @@ def verify(
 
     Parameters
     ----------
-    catalog
-        The checkpoint, from `scan`; with ``command="verify"`` its files may be damaged.
-    strategy
-        The layouts.  Without them each file is verified separately, unless the checkpoint describes
-        itself.
-    options
-        How the checkpoint is resolved; ``unlisted`` is always ``"first"``.  ``check_replicas`` and
-        ``strict`` have no effect: ``deep`` compares all replicas, and warnings are findings.
-        There must be a manifest for ``manifest="all"``.
+    source
+        The checkpoint, from `scan`; with ``command="verify"`` its files may be damaged.  Without a
+        strategy each file is verified separately, unless the checkpoint describes itself.  Of the
+        options ``unlisted`` is always ``"first"``, and ``check_replicas`` and ``strict`` have no
+        effect: ``deep`` compares all replicas, and warnings are findings.  There must be a manifest
+        for ``manifest="all"``.
     deep
         Read the data, and verify checksums and manifest hashes where these exist.
     crc
         Verify checksums, and report files without one.
     ignore
         Codes of warnings that are treated as notes.
+    audit
+        What the checkpoint is compared with, from `load_audited`.
     executor
         Reads the data; by default the caller's own thread.
     open_progress
@@ -184,6 +190,7 @@ def verify(
     OSError
         A file that `scan` could read cannot be read any more.
     """
+    catalog, options = source.catalog, source.options
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics("verify", ignore=ignore)
     reads_all = deep or options.manifest == "all"
@@ -193,10 +200,10 @@ def verify(
             diagnostics.add(*check_set(catalog, path, executor, reads_all))
         diagnostics.add(*find_nothing(catalog))
         return _report(catalog, diagnostics, deep, _compared(deep, crc, options))
-    source = Subject(catalog, strategy, replace(options, unlisted="first", check_replicas=False))
+    options = replace(options, unlisted="first", check_replicas=False)
     with require_unmodified_sources(catalog.with_remains()):
         sight = look(
-            *(source, diagnostics, executor),
+            *(replace(source, options=options), diagnostics, executor),
             contents="slices" if deep else "samples",
             crc=crc,
             read_more=partial(_read, deep=deep, crc=crc),
@@ -207,14 +214,22 @@ def verify(
         raise_all(diagnostics.failures)
     checkpoint = sight.checkpoint
     assert checkpoint is not None, "else there is an error"
+    differences = None
+    if audit.like is not None:
+        compared_with = (audit.like, sight, deep, executor, open_progress)
+        differences, unlike = compare_with(*compared_with)
+        diagnostics.add(*unlike)
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
     compared = _compared(deep, crc, options, is_sampled, are_joined)
     compared += "" if is_whole else " in each rank by itself"
-    if any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
+    if audit.like is not None:
+        compared += f"; the {audit.like.proves(deep)} are those of {audit.like.path}"
+    elif any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
         compared += "; full shapes come from the strategy alone"
-    return _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
+    report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
+    return replace(report, like=audit.like and audit.like.path, differences=differences)
 
 
 def _compared(

@@ -8,6 +8,7 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify
 from ckpttool.strategy_files.handwritten import parse_handwritten
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
@@ -38,7 +39,7 @@ def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
     ]
     path.write_text("\n".join(lines))
     catalog = catalog_on_disk(tmp_path / "src", held)
-    found = verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
+    found = verify(Subject(catalog, ckpttool.read_strategy([str(path)])), deep=True).findings
     codes = [
         ("contradicted", "w"),
         ("equal_slices", "u"),

@@ -11,6 +11,7 @@ import ckpttool
 from ckpttool import keywords
 from ckpttool.cli import options
 from ckpttool.model.choices import TensorOptions
+from ckpttool.operations.audit import AuditOptions
 from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.pages import ROOT
@@ -25,6 +26,7 @@ GROUPS = {
     TensorOptions: options.resolve_options,
     ckpttool.OutputOptions: options.output_options,
     ckpttool.RunOptions: options.run_options,
+    AuditOptions: options.audit_options,
 }
 
 
@@ -38,7 +40,7 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
 
 @pytest.mark.parametrize("made", GROUPS)
 def test_a_default_that_help_shows_is_that_of_the_field(made):
-    unset, shown = made(), keywords.declared(keywords.AverageKeywords)
+    unset, shown = made(), keywords.declared(keywords.AllKeywords)
     for name in made.__struct_fields__:
         if name in shown and (default := shown[name][0].default) is not None:
             assert default == (getattr(unset, name) or "hdf5"), name

@@ -20,6 +20,7 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, open_file
 from ckpttool.model.tensors import StoredFile
+from ckpttool.operations.look import Subject
 from ckpttool.operations.tensor_diff import diff
 from ckpttool.operations.verification import verify
 from ckpttool.problems import VerifyError
@@ -467,7 +468,7 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
     os.utime(path) if change == "touched" else path.unlink()
     said = f"{'removed' if change == 'gone' else 'changed'} since its header was read"
     for judge in (
-        lambda: verify(catalog, deep=True),
+        lambda: verify(Subject(catalog), deep=True),
         lambda: diff(catalog, catalog, strategy, strategy),
     ):
         with pytest.raises(

@@ -32,7 +32,7 @@ WANTED = {
         for name in (
             *("merging", "resharding", "verifying", "finding-files", "origins"),
             *("coming-from-mindspore", "mindformers", "start-stage-2", "hand-written-strategies"),
-            "sharding",
+            *("sharding", "audit"),
         )
     ),
 }

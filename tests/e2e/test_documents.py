@@ -38,7 +38,7 @@ from ckpttool.operations.strategy_draft import StrategyDraft
 from ckpttool.operations.tensor_diff import Difference
 from ckpttool.operations.values import Values
 from ckpttool.operations.verification import Verification
-from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
+from tests.support.checkpoints import create_file, noise, write_file, write_indexed, write_ranks
 from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
@@ -92,6 +92,8 @@ def others() -> list[list[str]]:
     for name, text in (("a", "one"), ("b", "two")):
         metas = [TensorMeta("note", "str", (), text)]
         create_file(get_format("ckpt"), f"{name}.ckpt", metas, {})
+    write_file(Path("w.safetensors"), {"w": w}, "safetensors")
+    write_file(Path("v.safetensors"), {"w": noise("v", "Float32", (8, 4))}, "safetensors")
     write_indexed(Path("model"), {"part0.safetensors": {"e.__map_keys__": w}})
     return [
         ["inspect", "run/rank_table.json"],
@@ -109,6 +111,8 @@ def others() -> list[list[str]]:
         ["inspect", "many"],
         ["inspect", str(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")],
         ["diff", "a.ckpt", "b.ckpt"],
+        ["verify", "a.ckpt", "--like", "b.ckpt"],
+        ["verify", "w.safetensors", "--like", "v.safetensors", "--deep"],
     ]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify as find_problems
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import cut, write_ranks
@@ -85,9 +86,11 @@ class Case(Described):
             cut_short(rank_file(folder, rank))
         with ckpttool.open_engine(engine) as executor:
             report = find_problems(
-                ckpttool.scan(str(folder), command="verify"),
-                joined(self.stages, "src.ckpt"),
-                ckpttool.ResolveOptions(**options),
+                Subject(
+                    ckpttool.scan(str(folder), command="verify"),
+                    joined(self.stages, "src.ckpt"),
+                    ckpttool.ResolveOptions(**options),
+                ),
                 deep=deep,
                 ignore=[ignore] if ignore else (),
                 executor=executor,

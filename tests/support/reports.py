@@ -11,6 +11,7 @@ import numpy as np
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import Verification
 from ckpttool.operations.verification import verify as find_problems
 from ckpttool.problems import Diagnostic
@@ -41,7 +42,8 @@ def ranks_of(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]]:
 
 def verify(path: Path | str, strategy: Strategy | None = None, **options: object) -> Verification:
     """Return the report on what is there."""
-    return find_problems(ckpttool.scan(str(path), command="verify"), strategy, **options)
+    source = Subject(ckpttool.scan(str(path), command="verify"), strategy)
+    return find_problems(source, **options)
 
 
 def check(

@@ -6,6 +6,8 @@ runs in this process, and other lines in ``sh``, but for these:
 
 - ``$ write run 0-3 w(4,3)=aabb v:Float16(2)``: files of ranks, in the words of
   `tests.support.described`; ``run.safetensors`` is of this format;
+- ``$ model DIR 2 layers.{0-3}.w(4,3) v(2)``: a folder of Hugging Face, of so many files and an
+  index; ``layers.{0-3}`` are four names;
 - ``$ strategy s.ckpt w=2x2:1,- / v=4:-``: a strategy of these layouts, stage by stage;
 - ``$ flip FILE AT``: another bit in a byte; ``$ shorten FILE N``: a file without its last bytes;
 - ``$ encrypt AES-GCM FILE ...``: the files encrypted, with a key that lies in ``key``.
@@ -19,12 +21,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import ckpttool
-from tests.support.checkpoints import strategy_of, write_ranks
+from ckpttool.wording import parse_numbers
+from tests.support.checkpoints import strategy_of, write_indexed, write_ranks
 from tests.support.damage import cut_short, flip_byte
 from tests.support.described import entries_of, layout_of, ranks_of
 from tests.support.encryption import KEY, encrypt
@@ -39,6 +43,27 @@ def write_tensors(folder: str, ranks: str, *tensors: str) -> None:
     root, _, format = folder.partition(".")
     held = {rank: entries_of(" ".join(tensors), rank) for rank in ranks_of(ranks)}
     write_ranks(Path(root), held, format or "ckpt")
+
+
+def write_model(folder: str, number: str, *tensors: str) -> None:
+    entries = entries_of(" ".join(chain(*map(expanded, tensors))), 0)
+    names, files = [*entries], int(number)
+    each = -(-len(names) // files)
+    parts = [names[n * each : (n + 1) * each] for n in range(files)]
+    held = {
+        f"model-{n + 1:05d}-of-{files:05d}.safetensors": {name: entries[name] for name in part}
+        for n, part in enumerate(parts)
+    }
+    write_indexed(Path(folder), held, "model.safetensors.index.json")
+
+
+def expanded(words: str) -> list[str]:
+    """Return a text with each of the numbers in its braces."""
+    before, brace, rest = words.partition("{")
+    if not brace:
+        return [words]
+    numbers, _, after = rest.partition("}")
+    return [f"{before}{n}{end}" for n in parse_numbers(numbers) for end in expanded(after)]
 
 
 def write_layouts(path: str, *words: str) -> None:
@@ -56,6 +81,7 @@ def encrypt_files(mode: str, *paths: str) -> None:
 
 VERBS: dict[str, Callable[..., object]] = {
     "write": write_tensors,
+    "model": write_model,
     "strategy": write_layouts,
     "encrypt": encrypt_files,
     "flip": lambda path, at="-1", mask="1": flip_byte(Path(path), int(at), int(mask)),

@@ -1,0 +1,217 @@
+"""What a checkpoint should be, for verify: a reference that has the same tensors.
+
+A reference is a checkpoint of any kind, its headers alone (files that were cut behind them), or its
+index alone, which has the names.  A reference that is incomplete itself proves nothing, so that is
+an error before any data is read.  The comparison is that of diff.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from msgspec import Struct
+
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checks.missing import find_nothing
+from ckpttool.concurrency import OpenCount, OpenProgress, no_count
+from ckpttool.discovery.scan import SourceOptions
+from ckpttool.formats.local import is_file
+from ckpttool.formats.weight_index import is_index_name, read_index_file
+from ckpttool.model.belonging import find_belongings
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import FullTensor
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import CutShortError
+from ckpttool.operations.load import Attempts, Source, load
+from ckpttool.operations.look import Sight, resolve
+from ckpttool.operations.tensor_diff import (
+    Kind,
+    Metas,
+    TensorDifference,
+    compare_headers,
+    diff,
+)
+from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
+from ckpttool.wording import count, fold_subtrees, format_shape
+
+REFERENCE = "reference"  # the side of its problems
+_SAYS: Mapping[Kind, str] = {  # the gravest first
+    "only in B": "are missing",
+    "only in A": "are not in the reference",
+    "dtype": "have another type",
+    "shape": "have another shape",
+    "text": "have another text",
+    "values": "have other values",
+}
+
+
+class Reference(Struct, frozen=True):
+    """The tensors that a checkpoint should have.
+
+    Attributes
+    ----------
+    path
+        Where they are from.
+    metas
+        Name to full tensor; None if only the name is known.
+    catalog, strategy
+        The checkpoint whose values can be compared; None if it has no values.
+    """
+
+    path: str
+    metas: Metas
+    catalog: Catalog | None = None
+    strategy: Strategy | None = None
+
+    def proves(self, deep: bool) -> str:
+        """Return what of the tensors is compared."""
+        if deep and self.catalog is not None:
+            return "names, shapes, types and values"
+        return "names" if None in self.metas.values() else "names, shapes and types"
+
+
+class AuditOptions(Struct, frozen=True):
+    """What a person compares a checkpoint with.
+
+    Attributes
+    ----------
+    like
+        A reference: a checkpoint, its headers or its index alone.
+    """
+
+    like: str | os.PathLike[str] | None = None
+
+
+class Audit(Struct, frozen=True):
+    """What a checkpoint is compared with; None for nothing."""
+
+    like: Reference | None = None
+
+
+def load_audited(
+    source: Source,
+    options: AuditOptions = AuditOptions(),
+    *,
+    find_strategy: bool = True,
+    open_count: OpenCount = no_count,
+) -> tuple[Catalog, Strategy | None, Audit]:
+    """Read a checkpoint and its reference for `verify`, and raise all their problems at once."""
+    attempt = Attempts()
+    loaded = attempt(
+        "",
+        partial(load, source, find_strategy=find_strategy, command="verify", open_count=open_count),
+    )
+    reference = None
+    if options.like is not None:
+        like = partial(_read_reference, os.fspath(options.like), source.options)
+        reference = attempt(REFERENCE, like)
+        if loaded and find_strategy and loaded[0].needs_strategy and not loaded[1]:
+            attempt("full", partial(_require_full, loaded[0]))
+    errors = attempt.errors.items()
+    raise_all(error.on_side(what) if what == REFERENCE else error for what, error in errors)
+    assert loaded is not None, "its error was raised"
+    return loaded[0], loaded[1], Audit(reference)
+
+
+def _require_full(catalog: Catalog) -> None:
+    if len(catalog.files) > 1:
+        message, hint = "only full tensors are compared with a reference", "-s STRATEGY"
+        facts = f"{count(len(catalog.files), 'rank')} without a strategy"
+        raise PlanError([Diagnostic("options", message, hint, (), facts, where=catalog.root)])
+
+
+def _read_reference(path: str, options: SourceOptions) -> Reference:
+    if is_index_name(Path(path).name) and is_file(path):
+        index = read_index_file(path)
+        files = {*index.files.values()}
+        if files and not any(is_file(Path(path).parent / file) for file in files):
+            return Reference(path, dict.fromkeys(index.files))
+    source = Source(path, options=SourceOptions(key=options.key))
+    catalog, strategy, _ = load(source, command="verify")
+    if not catalog.is_merged:
+        checkpoint = resolve(catalog, strategy, ResolveOptions(unlisted="first"))
+        metas: Metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
+        return Reference(path, metas, catalog, strategy)
+    lost = [error.remains.lost for error in catalog.cut_short.values()]
+    problems = (*catalog.errors("verify"), *find_nothing(catalog))
+    errors = filter(_hides_tensors, catalog.damaged.values())
+    raise_all((*errors, *([PlanError(problems)] if problems else [])))
+    metas = {**catalog.with_remains().metas, **dict(chain(*(each.items() for each in lost)))}
+    return Reference(path, metas, None if catalog.damaged else catalog)
+
+
+def _hides_tensors(error: FormatError) -> bool:
+    """Return whether a damaged file has tensors whose names or shapes are not known."""
+    if not isinstance(error, CutShortError):
+        return True
+    return not error.remains.are_all_known or None in error.remains.lost.values()
+
+
+def compare_with(
+    like: Reference,
+    sight: Sight,
+    deep: bool,
+    executor: Executor,
+    open_progress: OpenProgress,
+) -> tuple[tuple[TensorDifference, ...], Sequence[Diagnostic]]:
+    """Return how a checkpoint (A) differs from a reference (B), and what verify says of it.
+
+    ``deep`` compares values, too, if both sides have them.
+    """
+    checkpoint = sight.checkpoint
+    assert checkpoint is not None, "else there is an error"
+    here, there = _metas_of(checkpoint), _wanted_of(like, checkpoint)
+    differences = [*compare_headers(here, there)]
+    notes = []
+    if deep and (like.catalog is None or sight.found.errors):
+        message = "values are not compared with the reference"
+        facts = "this checkpoint has errors" if like.catalog else f"{like.path} has no values"
+        notes.append(Diagnostic("doubt", message, facts=facts))
+    elif deep and like.catalog is not None:
+        sides = (sight.catalog, like.catalog, sight.source.strategy, like.strategy)
+        options = sight.source.options
+        compared = diff(*sides, options, executor=executor, open_progress=open_progress)
+        differences += (it for it in compared.differences if it.kind == "values")
+    return tuple(differences), [*_unlike(differences, {**here, **there}, like.path), *notes]
+
+
+def _metas_of(checkpoint: Checkpoint) -> Metas:
+    if checkpoint.are_joined:
+        records = checkpoint.records
+        return {t.name: t.meta if isinstance(t, FullTensor) else None for t in records}
+    lost = {name: it for name, it in checkpoint.lost.items() if name in checkpoint.wanted}
+    return {**lost, **checkpoint.metas}
+
+
+def _wanted_of(like: Reference, checkpoint: Checkpoint) -> Metas:
+    options = checkpoint.options.tensors
+    if options.are_all_wanted:
+        return like.metas
+    known = {name: meta for name, meta in like.metas.items() if meta is not None}
+    wanted = options.choose(like.metas, find_belongings(like.metas, known))
+    return {name: meta for name, meta in like.metas.items() if name in wanted}
+
+
+def _unlike(
+    differences: Iterable[TensorDifference], names: Iterable[str], reference: str
+) -> Iterator[Diagnostic]:
+    """Yield the differences, a pattern of names each."""
+    alike: dict[tuple[Kind, str], list[str]] = {}
+    for tensor in differences:
+        kind, facts = tensor.kind, f"the reference is {reference}"
+        if tensor.a is not None and tensor.b is not None and kind in ("dtype", "shape"):
+            a, b = tensor.a, tensor.b
+            pair = (a.dtype, b.dtype) if kind == "dtype" else map(format_shape, (a.shape, b.shape))
+            facts = "{}, expected {}".format(*pair)
+        alike.setdefault((kind, facts), []).append(tensor.name)
+    for said, words in _SAYS.items():
+        verb, _, rest = words.partition(" ")
+        for (kind, facts), members in alike.items():
+            for folded, number in fold_subtrees(members, names) if kind == said else ():
+                message = f"{folded}: {count(number, 'tensor', verb)} {rest}"
+                yield Diagnostic("unlike", message, facts=facts)
