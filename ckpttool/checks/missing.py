@@ -105,7 +105,7 @@ def _extra_ranks_problem(
         message, facts, where = _miscount(strategy, catalog), [], strategy.origin
     facts += [note.fact for note in strategy.notes if note.code == "strategy_file"]
     everyone = f"all {ranks[-1] + 1} ranks ({FIND_FITTING})"
-    hint = f"the strategy of {everyone} or the strategy files of all stages"
+    hint = f"the strategy of all {ranks[-1] + 1} ranks or all stages ({FIND_FITTING})"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
         if extra[0] == strategy.ranks[-1] + 1:
@@ -299,17 +299,22 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
     if checkpoint.is_deduplicated:
         remarks += [f"{shorten(empty, 1)}: 0 bytes"] if empty and not without_file else []
         remarks.append(f"saved without redundancy ({REDUNDANCY_KEY})")
+    message = "some slices are on no rank"
     hint = "copy the files again; `ckpttool help missing` explains"
     if any(note.code == "part" for note in notes):
         hint = "write all ranks, without --rank, or restore the files"
     elif without_file and checkpoint.needed is not None:
         hint = "restore the files of enough ranks, which `ckpttool strategy ranks` lists"
-    elif without_file or damaged:
+    elif without_file:
+        expected = sum(map(catalog.is_expected, checkpoint.strategy.ranks))
+        message = f"there are files of {len(catalog.whole_files)} of {expected} ranks, "
+        message += "and some slices are in none"
+        hint = f"copy the files of {format_ranks(without_file)} from where they were saved"
+    elif damaged:
         hint = "restore the files, or --step for another step"
     if len(damaged) == len(owners) or catalog.errors():
         hint = ""  # other errors name the cause
-    message, facts = "some slices are on no rank", "; ".join(remarks)
-    return Diagnostic("missing", message, hint=hint, facts=facts, ranks=tuple(owners))
+    return Diagnostic("missing", message, hint=hint, facts="; ".join(remarks), ranks=tuple(owners))
 
 
 def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
