@@ -108,8 +108,8 @@ def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
     too_far = [sampled for sampled in _sampled_in_full(contents) if _is_sharded_too_far(sampled)]
     unlike = _unlike_states(checkpoint) if too_far else set()
     for sampled in too_far:
-        message = "sharded further in the strategy than in the files"
-        hints = ["the strategy of the run", "--optimizer-shard 1 if optimizer shards were joined"]
+        message = "sharded further than in the files"
+        hints = ["the strategy of the run", "--optimizer-shard 1 if shards were joined"]
         options: tuple[str, ...] = ("--optimizer-shard",)
         if place := _place_by_hand(checkpoint.strategy, sampled.tensor):
             hints, options = [_correct(checkpoint, place)], ()

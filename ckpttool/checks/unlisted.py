@@ -101,9 +101,8 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
     choices = f"{_CHOICES}; {_EXPLAINED}"
     if checkpoint.catalog.description is None:
         choices = f"-s MORE.yaml if they are slices, or {_DECIDE}"
-    if unsaved := find_unsaved_weights(checkpoint):
-        choices = f"-s STRATEGY with these names, not {sorted(unsaved)[0]}; "
-        choices += "`ckpttool help renamed` explains"
+    if find_unsaved_weights(checkpoint):
+        choices = "-s STRATEGY with these names; `ckpttool help renamed` explains"
     on_one_rank = {
         name: partial
         for partial in checkpoint.partly_held

@@ -55,8 +55,10 @@ def note_near(catalog: Catalog) -> Iterator[Diagnostic]:
     if near:
         message = f"{count(len(near), 'strategy file')} near, which may be of other runs"
         files = (f"{it.files} files of " if it.files > 1 else "" for it in near)
+        names = (Path(it.path).name if quote(it.path) in hint else it.path for it in near)
         texts = (
-            f"{it.path} ({of}{count(it.ranks, 'rank')})" for it, of in zip(near, files, strict=True)
+            f"{name} ({of}{count(it.ranks, 'rank')})"
+            for name, it, of in zip(names, near, files, strict=True)
         )
         whys = dict.fromkeys(it.why_alone for it in near)
         facts = join_clauses(shorten(texts, 2), *whys)

@@ -59,7 +59,7 @@ def messages() -> Iterator[str]:
 def test_messages_are_short_and_name_parameters_first():
     # Two runs that do not go together are named as they were typed.
     without_runs = (re.sub(r"(before|now): `.*?`", "", message) for message in messages())
-    long = [message for message in without_runs if len(message) > 430]
+    long = [message for message in without_runs if len(message) > 400]
     states = [m for m in messages() if re.search(r"tensors adam_m\.(?!.*without)", m)]
     assert (long, states) == ([], [])
 
