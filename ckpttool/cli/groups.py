@@ -14,6 +14,14 @@ from ckpttool.wording import nearest
 
 # Keys of ``Context.meta``.
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
+# Defaults for all commands, of the options that are named.
+VARIABLES = {
+    "--src-strategy": "CKPTTOOL_STRATEGY",
+    "--strict": "CKPTTOOL_STRICT",
+    "--max-memory": "CKPTTOOL_MAX_MEMORY",
+    "--jobs": "CKPTTOOL_JOBS",
+    "--color": "CKPTTOOL_COLOR",
+}
 FROM_ENVIRONMENT = "ckpttool.environment"  # a mapping: variables that were read, and their values
 WORDS = "ckpttool.words"  # what was typed behind the name of the program
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource, augment_usage_errors
 from msgspec.structs import replace
 
 import ckpttool
-from ckpttool.cli.groups import ANSWERED, WORDS, LazyGroup, with_dashes, words_of
+from ckpttool.cli.groups import ANSWERED, VARIABLES, WORDS, LazyGroup, with_dashes, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -47,10 +47,9 @@ COMMANDS = {
     "completion": "How does my shell complete commands and options?",
 }
 WHEN = ["auto", "always", "never"]
-COLOR_VARIABLE = "CKPTTOOL_COLOR"
 COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` reads it
     ["--color"],
-    envvar=COLOR_VARIABLE,
+    envvar=VARIABLES["--color"],
     metavar="WHEN",
     type=click.Choice(WHEN),
     default="auto",
@@ -79,7 +78,7 @@ class CommandGroup(LazyGroup):
         """
         option, line = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
         typed = re.findall(option, line)
-        when = typed or [os.environ.get(COLOR_VARIABLE) or "auto"]
+        when = typed or [os.environ.get(VARIABLES["--color"]) or "auto"]
         words = re.sub(option, "", line).split("\0")[1:]
         with _output_errors(), _usage_errors(args):
             is_wrong = when[1:] or when[0] not in WHEN

@@ -23,7 +23,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool import keywords
-from ckpttool.cli.groups import FROM_ENVIRONMENT, WORDS, HelpContext, with_dashes, words_of
+from ckpttool.cli.groups import (
+    FROM_ENVIRONMENT,
+    VARIABLES,
+    WORDS,
+    HelpContext,
+    with_dashes,
+    words_of,
+)
 from ckpttool.cli.params import (
     JOBS,
     KINDS,
@@ -51,13 +58,7 @@ if TYPE_CHECKING:
 # Keys of click's ``Context.meta``.
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
-# Defaults for all commands; `operations.load` reads the strategy where nothing else names one.
-STRATEGY_VARIABLE = "CKPTTOOL_STRATEGY"
-VARIABLES = {
-    "--strict": "CKPTTOOL_STRICT",
-    "--max-memory": "CKPTTOOL_MAX_MEMORY",
-    "--jobs": "CKPTTOOL_JOBS",
-}
+DEFAULT_STRATEGY = "ckpttool.default_strategy"  # files for SRC where nothing else names any
 
 KEY_FILE = "--dec-key-file"
 
@@ -147,9 +148,12 @@ class GroupedOption(click.Option):
                 return None, ParameterSource.DEFAULT  # what is typed has the last word
             variable = str(self.envvar)
             text = ctx.meta.setdefault(FROM_ENVIRONMENT, {})[variable] = os.environ[variable]
+            ctx.set_parameter_source(name, source)  # messages name the variable
             if self.is_flag and text not in ("0", "1"):
-                ctx.set_parameter_source(name, source)  # the message names the variable
                 raise UsageProblem(f"{text!r} is not 0 or 1", f"{variable}=1")
+            if variable == VARIABLES["--src-strategy"] and not self.required:
+                ctx.meta[DEFAULT_STRATEGY] = self.type_cast_value(ctx, value)
+                return None, ParameterSource.DEFAULT  # a manifest has the last word
         return value, source
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -391,7 +395,7 @@ class Side(Struct, frozen=True):
         """The same for the functions that load it."""
         from ckpttool.operations.load import Source
 
-        default = [*filter(None, os.environ.get(STRATEGY_VARIABLE, "").split(os.pathsep))]
+        default = click.get_current_context().meta.get(DEFAULT_STRATEGY, ())
         return Source(self.path, self.strategy_files, self.options, default)
 
     def for_engine(self, run: RunOptions) -> Side:

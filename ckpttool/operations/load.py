@@ -194,8 +194,7 @@ def _find_strategy(
         return replace(found, diagnostics=noted), (), [replace(problem, code="strategy_file")]
     files = default or found.strategy_files
     if files:
-        facts = "The environment names it, in CKPTTOOL_STRATEGY." if default else ""
-        note = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}", facts=facts)
+        note = Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")
         return (replace(found, diagnostics=noted) if default else found), files, [note]
     if recorded is None or recorded.named is None:
         return found, (), []

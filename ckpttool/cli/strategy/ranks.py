@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     to fetch with them: they would show an optimizer shard that the strategy hides.
     """,
 )
-@options.strategy("SRC", "-s", required=True, envvar=options.STRATEGY_VARIABLE)(
-    "src_strategy", options.STRATEGY
-)
+@options.strategy("SRC", "-s", required=True)("src_strategy", options.STRATEGY)
 @options.strategy("the target", "-d")("dst_strategy", options.STRATEGY)
 @options.variant("ranks", help="Only these target ranks, such as 0,3-7.")("ranks", options.STRATEGY)
 @options.option(
