@@ -183,6 +183,19 @@ def parse_duration(value: str) -> float:
     return float(match[1]) * SECONDS[match[2]]
 
 
+def parse_rows(value: str) -> slice:
+    """Return a slice in the words of NumPy: ``0:4``, ``::100``."""
+    number = r"\s*([+-]?\d{1,18})?\s*"
+    match = re.fullmatch(f"{number}:{number}(?::{number})?", value, re.ASCII)
+    if match is None:
+        facts = "START:STOP or START:STOP:STEP, as NumPy slices."
+        raise TypedError(f"{value!r} is not a slice of rows", facts, "0:4")
+    start, stop, step = (None if group is None else int(group) for group in match.groups())
+    if step == 0:
+        raise TypedError("the step of a slice is not 0", example="::2")
+    return slice(start, stop, step)
+
+
 def parse_part(value: str) -> tuple[int, int]:
     """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)

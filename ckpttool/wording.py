@@ -412,9 +412,13 @@ class Brief:
     def _rows(self) -> Iterable[Sequence[str]]:
         return ()
 
+    def _remarks(self) -> Iterable[str]:
+        return ()
+
     def _shown(self) -> tuple[list[Sequence[str]], str]:
         """Return the head and the first rows, and how many there are more."""
         rows = [*self._rows()]
+        rows = rows if rows[1:] else []  # the head alone says nothing
         more = len(rows) - 1 - MAX_BRIEF_ROWS
         return rows[: 1 + MAX_BRIEF_ROWS], f"{more} more" if more > 0 else ""
 
@@ -423,19 +427,27 @@ class Brief:
 
     def __str__(self) -> str:
         rows, more = self._shown()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (map(str.ljust, map(printable, row), widths) for row in rows)
-        table = ("   ".join(line).rstrip() for line in lines)
-        return "\n".join(filter(None, (", ".join(filter(None, self._texts())), *table, more)))
+        widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+        indent = "\n" + " " * sum(width + 3 for width in widths)
+        table = []
+        for *cells, last in rows:  # the last may have several lines
+            begin = map(str.ljust, map(printable, cells), widths)
+            lines = map(printable, last.split("\n"))
+            table.append("   ".join((*begin, indent.join(lines))).rstrip())
+        lead = ", ".join(filter(None, self._texts()))
+        return "\n".join(filter(None, (lead, *table, more, *self._remarks())))
 
     def _repr_html_(self) -> str:
         from html import escape  # late, since `ckpttool --help` needs none
 
         rows, more = self._shown()
+        style = "text-align:left;white-space:pre-wrap"
         cells = [
-            "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row)
+            "".join(f"<{tag} style='{style}'>{escape(cell)}</{tag}>" for cell in row)
             for tag, row in zip(("th", *["td"] * len(rows)), rows, strict=False)
         ]
         table = "".join(f"<tr>{row}</tr>" for row in cells)
         table = f"<table>{table}</table>" if rows else ""
-        return f"<div>{escape(repr(self))}</div>{table}" + (f"<div>{more}</div>" if more else "")
+        below = "\n".join(filter(None, (more, *self._remarks())))
+        below = f"<div style='white-space:pre-wrap'>{escape(below)}</div>" if below else ""
+        return f"<div>{escape(repr(self))}</div>{table}{below}"

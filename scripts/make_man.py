@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from ckpttool.cli.groups import walk_commands
-from ckpttool.cli.main import COLOR_VARIABLE, main
-from ckpttool.cli.options import STRATEGY_VARIABLE, VARIABLES, GroupedCommand
+from ckpttool.cli.groups import VARIABLES, walk_commands
+from ckpttool.cli.main import main
+from ckpttool.cli.options import GroupedCommand
 
 PAGE = Path(__file__).parent.parent / "man" / "ckpttool.1"
 DATE = "November 29, 2026"  # of the last change to this generator; mdoc wants one
@@ -108,8 +108,7 @@ def make_page() -> str:
     for name, ctx in walk_commands(group):
         lines += describe_command(name, ctx)
     lines += [".Sh ENVIRONMENT", ".Bl -tag -width Ds"]
-    variables = {STRATEGY_VARIABLE: "-s", **{name: flag for flag, name in VARIABLES.items()}}
-    for name, flag in {**variables, COLOR_VARIABLE: "--color"}.items():
+    for flag, name in VARIABLES.items():
         lines += [f".It Ev {name}", escape(f"The default of {flag}.")]
     lines += [".El", ".Sh FILES", ".Bl -tag -width Ds"]
     for name, text in FILES.items():

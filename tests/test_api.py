@@ -32,6 +32,7 @@ from ckpttool.operations.audit import AuditOptions
 from ckpttool.operations.values import Values
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
+from ckpttool.wording import Brief
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
@@ -313,6 +314,12 @@ REFUSED = [  # a call, its keywords, the error, what it says
         "^tolerance=0.1, expected a Tolerance",
     ),
     (
+        partial(ckpttool.read_values, SRC, STRATEGY, ["*"]),
+        {"rows": (0, 2)},
+        r"^rows=\(0, 2\), expected a slice, such as slice\(0, 4\) or '0:4'",
+    ),
+    (partial(ckpttool.read_values, SRC, STRATEGY, ["*"]), {"rows": "2"}, "'2' is not a slice"),
+    (
         partial(ckpttool.merge, SRC, STRATEGY, "m.h5"),
         {"ranks": [0]},
         "ranks: not an option of these outputs",
@@ -365,6 +372,17 @@ def test_what_a_run_would_refuse_is_an_error_in_words_of_python(tmp_path):
             "no cast was requested, so no number overflows",
         ),
         (lambda: open_source(rename_file=STRATEGY), "StrategyError", "not UTF-8"),
+        *(
+            (
+                partial(call, replicated=True),
+                "PlanError",
+                "--replicated and -s exclude each other",
+            )
+            for call in (
+                partial(ckpttool.merge, SRC, STRATEGY, tmp_path / "n.h5"),
+                partial(ckpttool.verify, SRC, STRATEGY),
+            )
+        ),
     ):
         with pytest.raises(getattr(ckpttool, error), match=f"(?s){said}"):
             call()
@@ -536,6 +554,7 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         *(catalog, strategy, done, done.planned, done.assignment),
         ckpttool.resolve(catalog, strategy),
         ckpttool.inspect(catalog, strategy),
+        ckpttool.inspect(STRATEGY),
         ckpttool.verify(tmp_path / "m.h5"),
         ckpttool.diff(catalog, tmp_path / "m.h5", strategy),
         ckpttool.open(catalog, strategy),
@@ -546,18 +565,22 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
     ):
         rows = [" ".join(row).split() for row in answer._rows()]
+        rows = rows if rows[1:] else []  # no head alone
         printed = [line.split() for line in str(answer).splitlines()]
         more = [[str(len(rows) - 21), "more"]] if len(rows) > 21 else []
+        assert "\\n" not in str(answer)
         assert printed[1:] == rows[:21] + more or isinstance(answer, Values)  # arrays have lines
         page = answer._repr_html_()
         assert page.count("<td") == sum(map(len, [*answer._rows()][1:21]))
-        assert page.count("text-align:left") == sum(map(len, [*answer._rows()][:21]))
+        assert page.count("text-align:left") == sum(map(len, [*answer._rows()][: len(rows)][:21]))
         assert "\n" not in repr(answer)
         assert len(repr(answer)) < 200 + 2 * len(str(tmp_path))
     assert repr(ckpttool.inspect(catalog, strategy)).endswith(
         "8 ranks, step 2_10, 38 tensors, 42.6 KiB, complete>"
     )
     assert ">lm_head.weight</td>" in ckpttool.inspect(catalog, strategy)._repr_html_()
+    for show in (str, Brief._repr_html_):
+        assert "the strategy is for 4 ranks" in show(ckpttool.inspect(catalog, TARGET))
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
@@ -580,9 +603,12 @@ def test_what_a_command_shows_python_returns(tmp_path):
             SRC, STRATEGY, target=TARGET, include="lm_head.*"
         ),
         ("inspect", SRC, *s, "--steps"): ckpttool.steps(SRC, STRATEGY),
-        ("inspect", SRC, *s, "--values", "lm_head.*", "--rows", "0:2"): ckpttool.read_values(
-            catalog, source, ["lm_head.*"], (0, 2, None)
-        ),
+        **{
+            ("inspect", SRC, *s, "--values", "lm_head.*", "--rows", rows): ckpttool.read_values(
+                catalog, source, ["lm_head.*"], given
+            )
+            for rows, given in (("0:2", slice(2)), (":2", ":2"))
+        },
         ("strategy", "ranks", *s, *d, "--rank", 1): ckpttool.find_needs(source, target, [1]),
         ("strategy", "diff", STRATEGY, TARGET): ckpttool.diff_strategies(source, target),
     }

@@ -297,7 +297,12 @@ def choose_strategy(
                 [Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)]
             )
         return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
-    if strategy is None and replicated:
+    if strategy is not None and replicated:
+        message = f"--replicated and {option} exclude each other"
+        facts = "with --replicated every rank holds the whole model"
+        hint = f"the same command without --replicated, or without {option}"
+        raise PlanError([Diagnostic("options", message, hint=hint, facts=facts)])
+    if replicated:
         ranks, stages = len(catalog.files) + len(catalog.damaged), count_stages(catalog)
         whole = Strategy.without_layouts(ranks, stages=stages)
         message = (

@@ -81,7 +81,6 @@ def explain(
     from ckpttool.operations.explanation import explain as answer
     from ckpttool.operations.load import load
 
-    options.refuse_two_strategies(source, resolve)
     is_found = not resolve.replicated
     inputs = load(source.source, dst_strategy, find_strategy=is_found, open_count=report.open_count)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.resolve import Depth
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.inspected import Answered
-    from ckpttool.operations.values import Rows
 
 
 class Look(Struct, frozen=True):
@@ -31,7 +30,7 @@ class Look(Struct, frozen=True):
     show_all: bool
     show_ranks: bool
     values: tuple[str, ...]
-    rows: Rows | None
+    rows: slice | None
     show_steps: bool
 
 
@@ -183,7 +182,6 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
     from ckpttool.operations.load import load
     from ckpttool.operations.values import read_values
 
-    options.refuse_two_strategies(source, resolve)
     is_found = not resolve.replicated
     catalog, strategy, _ = load(source.source, find_strategy=is_found, open_count=report.open_count)
     show = open_progress("reading", report.shown_progress)

@@ -45,6 +45,5 @@ def merge(
     from ckpttool.cli import workflow
     from ckpttool.operations.jobs import Order
 
-    options.refuse_two_strategies(source, resolve)
     order = Order("merge", [source.source], path, (), resolve, output)
     workflow.run_order(order, run, report)

@@ -627,14 +627,6 @@ report_options = OptionGroup(
 )
 
 
-def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
-    """Refuse --replicated together with a strategy."""
-    if resolve.replicated and source.strategy_files:
-        hint = "the same command without --replicated, or without -s"
-        facts = "With --replicated every rank holds the whole model."
-        raise UsageProblem("--replicated and -s exclude each other", hint, facts)
-
-
 def absolute_for_cluster(path: str, run: RunOptions) -> str:
     """Return an absolute path if the engine is a cluster, else the same path."""
     from ckpttool.execution.executors import is_cluster

@@ -22,6 +22,7 @@ from ckpttool.typed import (
     parse_averaged,
     parse_file_name,
     parse_rank_files,
+    parse_rows,
     parse_steps,
     read_key,
 )
@@ -318,19 +319,6 @@ def whole_number(least: int, most: int | None = None) -> Parsed:
         return int(match[1])
 
     return Parsed("n", parse)
-
-
-def parse_rows(value: str) -> tuple[int | None, int | None, int | None]:
-    """Return start, stop and step of a slice in the words of NumPy."""
-    number = r"\s*([+-]?\d{1,18})?\s*"
-    match = re.fullmatch(f"{number}:{number}(?::{number})?", value, re.ASCII)
-    if match is None:
-        facts = "START:STOP or START:STOP:STEP, as NumPy slices."
-        raise UsageProblem(f"{value!r} is not a slice of rows", facts=facts, example="0:4")
-    start, stop, step = (None if group is None else int(group) for group in match.groups())
-    if step == 0:
-        raise UsageProblem("the step of a slice is not 0", example="::2")
-    return start, stop, step
 
 
 def parse_rename(value: str) -> object:

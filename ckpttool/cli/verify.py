@@ -79,7 +79,6 @@ def verify(
     from ckpttool.operations.audit import load_audited
     from ckpttool.operations.look import Subject
 
-    options.refuse_two_strategies(source, resolve)
     if report.format == "github" and (report.as_json or report.as_tsv):
         raise UsageProblem("--format github goes with neither --json nor --tsv", "one of them")
     catalog, strategy, audited = load_audited(

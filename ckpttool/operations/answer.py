@@ -21,7 +21,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CODES, Diagnostic, Diagnostics, Severity, SeverityOf
-from ckpttool.wording import as_typed, count, encodable
+from ckpttool.wording import Brief, as_typed, count, encodable
 
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -35,6 +35,7 @@ Indefinite = Annotated[
 ]
 Code = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z_]*$")]
 Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
+_PLAIN = str | int | float | None  # what stands in a cell of a table
 S = TypeVar("S")
 T = TypeVar("T")
 _ERRORS: SeverityOf = dict.fromkeys(CODES, "error")
@@ -163,7 +164,7 @@ class Each(Sequence[T]):
         return len(self._sources)
 
 
-class Document(Answer, frozen=True):
+class Document(Brief, Answer, frozen=True):
     """A whole document; a key whose default is None is left out where it is None.
 
     Attributes
@@ -176,6 +177,27 @@ class Document(Answer, frozen=True):
 
     schema: ClassVar[int] = SCHEMA
     aside: ClassVar[frozenset[str]] = frozenset()
+
+    def _texts(self) -> Iterator[str]:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, _PLAIN) and value is not None:
+                yield f"{name} {value}"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        """Yield the first of its lists of records, with what can stand in a cell."""
+        for value in msgspec.structs.asdict(self).values():
+            if isinstance(value, Sequence) and value and isinstance(value[0], msgspec.Struct):
+                rows = [msgspec.structs.asdict(row) for row in value]
+                names = [
+                    name for name in rows[0] if all(isinstance(it[name], _PLAIN) for it in rows)
+                ]
+                yield names
+                yield from ([str(row[name]) for name in names] for row in rows)
+                return
+
+    def _remarks(self) -> Iterator[str]:
+        """Yield what is wrong, which the table of what could be read does not say."""
+        yield from map(str, getattr(self, "problems", ()))
 
     def to_dict(self) -> Json:
         """Return the document that ``--json`` prints."""

@@ -42,7 +42,7 @@ from ckpttool.problems import Diagnostic, severities
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sealed_files import Written
 from ckpttool.typed import NotInTarget
-from ckpttool.wording import Brief, count, format_bytes, format_numbers, format_sizes, shorten
+from ckpttool.wording import count, format_bytes, format_numbers, format_sizes, shorten
 
 MAX_SHARDED = 3  # tensors that a document names
 MAX_SHAPES = 16  # that a person is asked to check; models have about ten
@@ -312,7 +312,7 @@ class DryRun(Answer, frozen=True):
     disks: tuple[Space, ...]
 
 
-class Conversion(Brief, Document, frozen=True, kw_only=True):
+class Conversion(Document, frozen=True, kw_only=True):
     """What merge, split, reshard, convert and average print with --json.
 
     Attributes

@@ -56,7 +56,7 @@ from ckpttool.operations.summary import (
 from ckpttool.planning.targets import layouts_in_target
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
-from ckpttool.wording import Brief, count, format_numbers, format_ranks, format_shape
+from ckpttool.wording import count, format_numbers, format_ranks, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -228,7 +228,7 @@ class ExplainedDistribution(Answer, frozen=True, kw_only=True):
     slices: tuple[ExplainedSlice, ...]
 
 
-class Explanation(Brief, Document, frozen=True, kw_only=True, dict=True):
+class Explanation(Document, frozen=True, kw_only=True, dict=True):
     """What explain prints with --json; each distribution and each layout stands there once.
 
     Attributes

@@ -50,7 +50,7 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics
-from ckpttool.wording import Brief, count, format_bytes, format_shape
+from ckpttool.wording import count, format_bytes, format_shape
 
 Ranks = tuple[Count, ...]
 
@@ -301,7 +301,7 @@ class CheckpointSummary(Answer, frozen=True, kw_only=True):
     equal_ranks: tuple[EqualRanks, ...]
 
 
-class InspectedCheckpoint(Brief, Document, frozen=True, kw_only=True):
+class InspectedCheckpoint(Document, frozen=True, kw_only=True):
     """What inspect says of a checkpoint, whatever its kind.
 
     Attributes
@@ -652,7 +652,7 @@ class InspectedStep(Answer, frozen=True):
     default: bool
 
 
-class InspectedSteps(Brief, Document, frozen=True):
+class InspectedSteps(Document, frozen=True):
     """With --steps: every step of a folder.
 
     Attributes

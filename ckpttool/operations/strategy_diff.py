@@ -35,7 +35,7 @@ from ckpttool.operations.answer import (
 from ckpttool.operations.summary import Named
 from ckpttool.problems import severities
 from ckpttool.strategy_files import reader
-from ckpttool.wording import Brief, count, fold_names, shorten
+from ckpttool.wording import count, fold_names, shorten
 
 
 class DifferenceRow(Named, frozen=True):
@@ -63,7 +63,7 @@ class NameDifference(Answer, frozen=True):
     b: tuple[StageLayout, ...]
 
 
-class StrategyComparison(Brief, Document, frozen=True):
+class StrategyComparison(Document, frozen=True):
     """What strategy diff prints with --json.
 
     Attributes

@@ -56,7 +56,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import Brief, count, fold_names, format_bytes
+from ckpttool.wording import count, fold_names, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 Metas: TypeAlias = Mapping[str, TensorMeta | None]  # None if only the name is known
@@ -222,7 +222,7 @@ class Applied(Answer, frozen=True):
         )
 
 
-class Difference(Brief, Document, frozen=True, kw_only=True):
+class Difference(Document, frozen=True, kw_only=True):
     """What diff prints with --json.
 
     Attributes
@@ -329,11 +329,18 @@ def diff(
     compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a.with_remains(), b.with_remains()):
+        # Beside one strategy ``replicated`` is about the other side.
+        strategies = a_strategy, b_strategy
+        is_replicated = [
+            options.replicated and (None not in strategies or it is None) for it in strategies
+        ]
+        options = replace(options, replicated=is_replicated[0])
         of_a = _look("A", Subject(a, a_strategy, options), executor, open_progress)
         # B has the new names, and patterns are about the old ones.
         renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names
         called = {new: old for old, new in renamed.items()}
-        options = replace(options, tensors=replace(options.tensors, rename=(), called=called))
+        of_names = replace(options.tensors, rename=(), called=called)
+        options = replace(options, replicated=is_replicated[1], tensors=of_names)
         is_borrowed = b_strategy is not None and b_strategy is a_strategy
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
         sides = (of_a, of_b)

@@ -36,14 +36,14 @@ from ckpttool.operations.plans import plan_reading
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import Brief, count
+from ckpttool.typed import parse_rows
+from ckpttool.wording import count
 
 PRINTED = 1000  # elements: NumPy prints the edges of a larger array
 EDGE = 3  # elements at each end of an axis, which NumPy prints then
 MAX_IN_FLIGHT = 64  # units that are read at a time, at most
 
 Mean = float | tuple[float, float]  # of complex numbers the real and the imaginary part
-Rows = tuple[int | None, int | None, int | None]  # start, stop and step of a slice
 
 
 class TensorValues(Struct, frozen=True):
@@ -191,7 +191,7 @@ def _pair(value: Any) -> Any:
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
-class Values(Brief, Document, frozen=True):
+class Values(Document, frozen=True):
     """With --values: the tensors that the patterns match.
 
     Attributes
@@ -232,7 +232,7 @@ def read_values(
     catalog: CheckpointFiles,
     strategy: StrategySource | None,
     patterns: Sequence[str],
-    rows: Rows | None = None,
+    rows: slice | str | None = None,
     options: ResolveOptions = ResolveOptions(),
     *,
     executor: Executor | None = None,
@@ -247,7 +247,8 @@ def read_values(
     patterns
         Of the names of tensors; see `ckpttool.model.patterns`.
     rows
-        A slice of rows; a tensor without axes has none and is read as a whole.
+        A slice of rows, or its text as of ``--rows``: ``slice(0, 4)`` or ``"0:4"``.  A tensor
+        without axes has none and is read as a whole.
     executor
         Reads, with threads or inline; by default the caller's own thread.
     open_progress
@@ -259,6 +260,9 @@ def read_values(
         All problems, as merge has them, or a pattern that matches no name.
     """
     executor = executor or InlineExecutor()
+    rows = parse_rows(rows) if isinstance(rows, str) else rows
+    if not isinstance(rows, slice | None):
+        raise TypeError(f"rows={rows!r}, expected a slice, such as slice(0, 4) or '0:4'")
     options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
     files, of_src, _ = load(Source.of(catalog, strategy))
     plan, diagnostics = plan_reading(files, of_src, None, None, options, executor)
@@ -272,23 +276,23 @@ def read_values(
     return Values(files.root, files.step, printed, **reported, tensors=read)
 
 
-def _rows_of(tensor: LazyTensor, rows: Rows | None) -> range | None:
+def _rows_of(tensor: LazyTensor, rows: slice | None) -> range | None:
     if rows is None or not tensor.shape:
         return None
-    return range(tensor.shape[0])[slice(*rows)]
+    return range(tensor.shape[0])[rows]
 
 
 def _selected_shape(tensor: LazyTensor, rows: range | None) -> tuple[int, ...]:
     return tensor.shape if rows is None else (len(rows), *tensor.shape[1:])
 
 
-def _nbytes_of(tensor: LazyTensor, rows: Rows | None) -> int:
+def _nbytes_of(tensor: LazyTensor, rows: slice | None) -> int:
     meant = _selected_shape(tensor, _rows_of(tensor, rows))
     return tensor.nbytes * math.prod(meant) // max(tensor.size, 1)
 
 
 def _read(
-    tensor: LazyTensor, rows: Rows | None, executor: Executor, on_progress: OnProgress
+    tensor: LazyTensor, rows: slice | None, executor: Executor, on_progress: OnProgress
 ) -> TensorValues:
     positions = _rows_of(tensor, rows)
     shape = _selected_shape(tensor, positions)

@@ -52,10 +52,10 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import Brief, count, format_bytes, format_difference
+from ckpttool.wording import count, format_bytes, format_difference
 
 
-class Verification(Brief, Document, frozen=True, kw_only=True):
+class Verification(Document, frozen=True, kw_only=True):
     """What verify prints with --json.
 
     Attributes
