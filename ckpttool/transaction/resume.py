@@ -347,7 +347,7 @@ class Assignment(Brief, Struct, frozen=True):
 
         They are of older sets or of runs that did not end, and the new set does not have them.
         """
-        if not os.access(self.folder, os.F_OK):
+        if not os.access(self.folder, os.X_OK):  # then this user sees none
             return [], []
         folders, is_all = {Path(name).parent for name in self.whole}, self.options.ranks is None
         listed, logged = self.record.older_outputs(), read_destination(self.record).logged()
