@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ckpttool.cli import options
-from ckpttool.cli.params import INPUT, STEPS, UsageProblem
+from ckpttool.cli.params import INPUT, STEPS, excluding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,7 @@ def _build(**values: Any) -> Inputs:
     ]
     weights = [input.weight for input in values["inputs"]]
     if values["normalize"] and values["is_sum"]:
-        raise UsageProblem(
-            "--sum and --normalize exclude each other", "the same command without one"
-        )
+        raise excluding("--sum", "--normalize")
     normalize = None if values["is_sum"] else values["normalize"]
     return Inputs(sides, weights, values["shared"], values["steps"], normalize)
 
@@ -103,8 +101,7 @@ def average(
     if not dst_strategy:
         options.require_flag("-d", options.OF_RANKS)
     elif output.max_shard_bytes is not None:
-        hint = "the same command without one of them"
-        raise UsageProblem("--max-shard-size does not go with -d", hint)
+        raise excluding("--max-shard-size", "-d")
     mean = Mean(inputs.weights, inputs.shared, inputs.steps, inputs.normalize)
     sources = [side.source for side in inputs.sides]
     order = Order("average", sources, path, dst_strategy, resolve, output, mean)

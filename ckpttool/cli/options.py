@@ -39,6 +39,7 @@ from ckpttool.cli.params import (
     OutputPath,
     StrategyFile,
     UsageProblem,
+    excluding,
     refuse_repeated,
     whole_number,
 )
@@ -257,8 +258,7 @@ def refuse_beside(flag: str, used: Collection[str]) -> None:
     """
     ctx = click.get_current_context()
     if flags := ", ".join(_find_typed(ctx, {*used, *report_options.parameters})):
-        hint = f"the same command without {flags}, or without {flag}"
-        raise UsageProblem(f"{flag} does not go with {flags}", hint, ctx=ctx)
+        raise excluding(flag, flags, ctx=ctx)
 
 
 def require_flag(flag: str, names: Collection[str]) -> None:
@@ -440,7 +440,7 @@ class ReportOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.as_json and self.as_tsv:
-            raise UsageProblem("--json does not go with --tsv", "the same command with one of them")
+            raise excluding("--json", "--tsv")
 
     @property
     def shown_progress(self) -> str:
@@ -492,8 +492,7 @@ def _build_output(**values: Any) -> OutputOptions:
 
     named = [flag for flag in ("name", "mindformers") if values.get(flag)]
     if named and values.get("prefix") not in (None, OutputOptions().prefix):
-        hint = "the same command without --prefix"
-        raise UsageProblem(f"--prefix does not go with --{named[0]}", hint)
+        raise excluding("--prefix", f"--{named[0]}")
     return OutputOptions(**values, command=typed_command())
 
 

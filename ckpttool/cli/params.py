@@ -75,6 +75,14 @@ class UsageProblem(click.BadParameter):
         return f"{self.param.opts[0]} {value}" if isinstance(self.param, click.Option) else value
 
 
+def excluding(
+    flag: str, other: str, facts: str = "", ctx: click.Context | None = None
+) -> UsageProblem:
+    """Return the problem of options that exclude each other."""
+    hint = f"the same command without {other}, or without {flag}"
+    return UsageProblem(f"{flag} does not go with {other}", hint, facts, ctx=ctx)
+
+
 def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
     """Raise `UsageProblem` if an option of one value has several; none is named, for a key's sake.
 

@@ -9,7 +9,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import UsageProblem
+from ckpttool.cli.params import excluding
 from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: Rep
     from ckpttool.operations.inspected import describe_strategy
 
     if as_yaml and report.as_json:
-        raise UsageProblem("--yaml and --json exclude each other", "one of the two")
+        raise excluding("--yaml", "--json")
     diagnostics, strategy = Diagnostics("inspect"), ckpttool.read_strategy(strategies)
     if as_yaml:
         from ckpttool.strategy_files.writer import encode_strategy
