@@ -37,51 +37,6 @@ GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference":
 INDEX = "index"
 DEVELOPERS = "development"  # the folder of pages that a checkout has, and no list
 CHINESE = "zh"  # the folder of translated pages, and how the name of a Chinese locale begins
-TITLES: Mapping[str, str] = {  # of pages that are English only
-    "averaging": "对多个权重求平均",
-    "casting": "转换数据类型",
-    "checkpoint-2": "Checkpoint 2.0 格式",
-    "choosing": "选择张量",
-    "comparing": "比较两份权重",
-    "completion": "命令补全",
-    "converting": "转换文件格式",
-    "dask": "用 Dask 运行",
-    "dry-run": "先试运行，不写文件",
-    "encryption": "加密文件与校验和",
-    "explaining": "查看每张卡保存的内容",
-    "fetching": "只下载需要的卡",
-    "from-python": "在 Python 中使用",
-    "installing": "安装",
-    "loading": "加载结果",
-    "lost-ranks": "缺失的卡",
-    "mpi": "用 MPI 运行",
-    "pipelines": "CI 流水线",
-    "renaming": "重命名张量",
-    "resuming": "断点续写",
-    "slurm": "在 Slurm 上运行",
-    "strategies": "查看切分策略",
-    "values": "查看数值",
-    "volcano": "在 Volcano 上运行",
-    "file-systems": "文件系统",
-    "fused-weights": "融合权重",
-    "glossary": "术语表",
-    "layouts": "张量布局",
-    "mindspore": "与 MindSpore 的差异",
-    "not-in-the-strategy": "不在切分策略中的参数",
-    "safety": "安全性",
-    "states": "输出目录的状态",
-    "what-no-file-tells": "文件无法说明的信息",
-    "cli": "命令行",
-    "exit-codes": "退出码",
-    "formats": "文件格式",
-    "hdf5-readers": "读取 HDF5 文件的工具",
-    "json": "JSON 文档",
-    "manifest": "清单文件",
-    "options": "选项",
-    "performance": "性能",
-    "python": "Python 接口",
-    "versions": "版本",
-}
 CHINESE_GROUPS = {"Start": "入门", "Guides": "指南", "Concepts": "概念", "Reference": "参考"}
 LEAD = (
     "`ckpttool help NAME` prints a topic, or what the code of a message (damaged), an option "
@@ -171,8 +126,7 @@ def find_titles(title: str) -> list[str]:
 
 def _chinese_titles() -> Mapping[str, str]:
     pages = [path for folder in GROUPS.values() for path in _translated(folder)]
-    of_pages = {path.stem.lower(): title_of(read_file(path).decode("utf-8")) for path in pages}
-    return {**TITLES, **of_pages}
+    return {path.stem.lower(): title_of(read_file(path).decode("utf-8")) for path in pages}
 
 
 def _translated(folder: str) -> list[Path]:
@@ -324,12 +278,10 @@ def print_word(words: str, meaning: str) -> None:
 def print_topics() -> None:
     """Print the name and the title of each page, in groups."""
     formatter = click.get_current_context().make_formatter()
-    chinese = _chinese_titles() if is_chinese() else {}
-    formatter.write_text(CHINESE_LEAD if chinese else LEAD)
+    formatter.write_text(CHINESE_LEAD if is_chinese() else LEAD)
     for group in GROUPS:
-        titles = {name: title_of(page) for name, page in read_group(group).items()}
-        with formatter.section(CHINESE_GROUPS[group] if chinese else group):
-            formatter.write_dl([(name, chinese.get(name, title)) for name, title in titles.items()])
+        with formatter.section(CHINESE_GROUPS[group] if is_chinese() else group):
+            formatter.write_dl([(name, title_of(page)) for name, page in read_group(group).items()])
     echo(formatter.getvalue().rstrip("\n"))
 
 
