@@ -167,13 +167,13 @@ def _output_errors() -> Iterator[None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
+def _diagnose(error: BaseException, words: Sequence[str]) -> tuple[Sequence[Diagnostic], int]:
     """Return the problems and the exit code of an exception, for the text and for the document."""
     from ckpttool.formats.local import unreadable
 
     match error:
         case click.ClickException():
-            return (_diagnose_usage(error),), error.exit_code
+            return (_diagnose_usage(error, words),), error.exit_code
         case Terminated():
             problem = Diagnostic("stopped", str(error), hint=error.hint, facts=error.facts)
             return (problem,), error.exit_code
@@ -193,7 +193,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
     return problems, exit_code
 
 
-def _diagnose_usage(error: click.ClickException) -> Diagnostic:
+def _diagnose_usage(error: click.ClickException, words: Sequence[str]) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
     from ckpttool.cli.options import name_with_value
     from ckpttool.cli.params import MEANT, Existing, UsageProblem
@@ -219,6 +219,9 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
             message, hint = f"{name} has no {flag}", MEANT.get((name, flag), hint)
+            if name in ("merge", "split") and {"-s", "-d"} <= {*words}:
+                at = words.index(name)
+                hint = f"ckpttool {shlex.join([*words[:at], 'reshard', *words[at + 1 :]])}"
             if error.possibilities:
                 facts = f"Did you mean {', '.join(error.possibilities)}?"
     if isinstance(error, click.MissingParameter) and context is not None:
@@ -252,7 +255,7 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     from ckpttool.cli.tables import print_diagnostic
     from ckpttool.model.joining import join_alike
 
-    problems, exit_code = _diagnose(error)
+    problems, exit_code = _diagnose(error, words)
     problems = [_on_its_side(problem, words) for problem in problems]
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)

@@ -201,7 +201,10 @@ class Existing(PathName):
 
     def _explain_absence(self, path: Path) -> UsageProblem:
         """Return why a path does not exist: a dangling link or a stopped run."""
-        from ckpttool.formats.local import is_folder, is_link
+        from difflib import get_close_matches
+
+        from ckpttool.formats.local import is_folder, is_link, list_folder
+        from ckpttool.strategy_files.folders import without_numbers
         from ckpttool.transaction.states import find_unfinished_run
 
         message = f"{str(path)!r} does not exist"
@@ -214,6 +217,12 @@ class Existing(PathName):
             for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
                 if run := find_unfinished_run(output):
                     return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
+            kind = without_numbers(path.name)  # a number is not mistyped for the next
+            names = (it for it in list_folder(path.parent) if without_numbers(it.name) != kind)
+            stems = {it.stem.lower(): it for it in names}  # suffixes are alike
+            near = get_close_matches(path.stem.lower(), stems, 2, 0.82)
+            if len(near) == 1:
+                return UsageProblem(message, shlex.quote(str(stems[near[0]])))
         folder = next(parent for parent in (*path.parents, Path("/")) if is_folder(parent))
         return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
 

@@ -438,7 +438,9 @@ def _inspect_stopped(run: Assignment, find: FindUnchanged, diagnostics: Diagnost
     run = replace(run, replaceable=run.written_documents.union(replaceable))
     is_other = plan is not None and plan.provenance.digest != digest
     if plan is not None and is_other and (finished or not logged):
-        problem = _other_plan(run, plan, len(intact))
+        others = chosen.keys() - set(run.outputs)
+        has_others = any(is_there(run.folder / name) for name in others)
+        problem = _other_plan(run, plan, len(intact), has_others)
         if problem is not None and problem.code != "resumed":
             return replace(run, refusals=(problem,))
         diagnostics.add(*filter(None, [problem]))
@@ -458,8 +460,13 @@ def _inspect_stopped(run: Assignment, find: FindUnchanged, diagnostics: Diagnost
     return replace(run, kept=complete, is_finished=is_done)
 
 
-def _other_plan(run: Assignment, plan: RecordedPlan, intact: int) -> Diagnostic | None:
-    """Return what becomes of a stopped run of another plan, which left ``intact`` outputs."""
+def _other_plan(
+    run: Assignment, plan: RecordedPlan, intact: int, has_others: bool
+) -> Diagnostic | None:
+    """Return what becomes of a stopped run of another plan, which left ``intact`` outputs.
+
+    Outputs of other names are only replaced where ``--overwrite`` says so.
+    """
     options, diagnostic = run.options, run.record.diagnostic
     finished = len(run.destination.finished)
     changes = _compare_runs(run.provenance, plan.provenance)
@@ -471,7 +478,8 @@ def _other_plan(run: Assignment, plan: RecordedPlan, intact: int) -> Diagnostic 
         hint = "the same source, step and options for all parts, or --overwrite; "
         return diagnostic("parts", written, f"{hint}`ckpttool help parts` explains", changes)
     if options.resume:
-        return diagnostic("resume", stopped, WITHOUT_RESUME, changes)
+        hint = "--overwrite, or -o with another path" if has_others else WITHOUT_RESUME
+        return diagnostic("resume", stopped, hint, changes)
     facts = f"{count(intact, 'complete output')} of it are replaced"
     return diagnostic("resumed", stopped, facts=facts) if intact else None
 
