@@ -358,6 +358,15 @@ class AuditKeywords(TypedDict, total=False):
             is_safety=True,
         ),
     ]
+    config: Annotated[
+        Path | None,
+        Option(
+            "Expect the layers, experts, heads and words that config.json tells of.",
+            kind="config",
+            metavar="FILE",
+            is_safety=True,
+        ),
+    ]
 
 
 class AuditedKeywords(VerifyKeywords, AuditKeywords, total=False):

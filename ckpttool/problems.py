@@ -205,6 +205,8 @@ CODES: Mapping[str, Code] = {
     "not_finite": _error("a number that is to be averaged is NaN or infinite"),
     "unlike_inputs": _error("inputs of an average have other names, shapes or types"),
     "unlike": _error("tensors are not those of the reference"),
+    "unlike_config": _error("tensors are not those that a configuration asks for"),
+    "config": _note("the configuration beside a model asks for other tensors"),
     "missing_step": _error("a step that --steps names is not there, or not the only one"),
     "zero": _warning("a weight of two or more axes, or one rank's slice of it, is all zero"),
     "zero_state": _note("values are all zero, as when training begins"),

@@ -224,6 +224,8 @@ def fold_subtrees(names: Collection[str], among: Iterable[str]) -> Iterator[tupl
     >>> list(fold_subtrees(names[:5], [*names, "layers.2.b"]))
     [('layers.{0,1}.*', 4), ('layers.2.a', 1)]
     """
+    if not names:
+        return
     has, all_of = (Counter(chain.from_iterable(map(_prefixes, each))) for each in (names, among))
     members = Counter(
         next((f"{p}.*" for p in _prefixes(name) if 1 < has[p] == all_of[p]), name) for name in names

@@ -400,5 +400,6 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "name": Parsed("name", parse_file_name),
     "new strategy": OutputPath("new_strategy.ckpt"),
     "n": whole_number(1),
+    "config": Existing("the config.json of a model"),
     "reference": Existing("a checkpoint, or its index"),
 }

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,14 +21,14 @@ from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing
 from ckpttool.concurrency import OpenCount, OpenProgress, no_count
 from ckpttool.discovery.scan import SourceOptions
-from ckpttool.formats.local import is_file
+from ckpttool.formats.local import is_file, is_folder
 from ckpttool.formats.weight_index import is_index_name, read_index_file
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError
-from ckpttool.operations.load import Attempts, Source, load
+from ckpttool.operations.load import Attempts, Loaded, Source, load
 from ckpttool.operations.look import Sight, resolve
 from ckpttool.operations.tensor_diff import (
     Kind,
@@ -38,6 +39,9 @@ from ckpttool.operations.tensor_diff import (
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
 from ckpttool.wording import count, fold_subtrees, format_shape
+
+if TYPE_CHECKING:
+    from ckpttool.operations.model_config import Config
 
 REFERENCE = "reference"  # the side of its problems
 _SAYS: Mapping[Kind, str] = {  # the gravest first
@@ -82,15 +86,19 @@ class AuditOptions(Struct, frozen=True):
     ----------
     like
         A reference: a checkpoint, its headers or its index alone.
+    config
+        The ``config.json`` of the model.
     """
 
     like: str | os.PathLike[str] | None = None
+    config: str | os.PathLike[str] | None = None
 
 
 class Audit(Struct, frozen=True):
     """What a checkpoint is compared with; None for nothing."""
 
     like: Reference | None = None
+    config: Config | None = None
 
 
 def load_audited(
@@ -110,17 +118,32 @@ def load_audited(
     if options.like is not None:
         like = partial(_read_reference, os.fspath(options.like), source.options)
         reference = attempt(REFERENCE, like)
-        if loaded and find_strategy and loaded[0].needs_strategy and not loaded[1]:
-            attempt("full", partial(_require_full, loaded[0]))
+    config = None
+    if options.config is not None:
+        config = attempt("config", partial(_read_config, os.fspath(options.config)))
+    if options != AuditOptions() and loaded and find_strategy:
+        attempt("full", partial(_require_full, loaded))
     errors = attempt.errors.items()
     raise_all(error.on_side(what) if what == REFERENCE else error for what, error in errors)
     assert loaded is not None, "its error was raised"
-    return loaded[0], loaded[1], Audit(reference)
+    catalog, strategy, _ = loaded
+    root = Path(catalog.root)
+    beside = (root if is_folder(root) else root.parent) / "config.json"
+    if config is None and catalog.is_merged and is_file(beside):
+        config = Attempts()("", partial(_read_config, str(beside), is_typed=False))
+    return catalog, strategy, Audit(reference, config)
 
 
-def _require_full(catalog: Catalog) -> None:
-    if len(catalog.files) > 1:
-        message, hint = "only full tensors are compared with a reference", "-s STRATEGY"
+def _read_config(path: str, is_typed: bool = True) -> Config:
+    from ckpttool.operations.model_config import read_config  # late, as most have none
+
+    return read_config(path, is_typed)
+
+
+def _require_full(loaded: Loaded) -> None:
+    catalog, strategy, _ = loaded
+    if catalog.needs_strategy and not strategy and len(catalog.files) > 1:
+        message, hint = "only full tensors are compared with what is expected", "-s STRATEGY"
         facts = f"{count(len(catalog.files), 'rank')} without a strategy"
         raise PlanError([Diagnostic("options", message, hint, (), facts, where=catalog.root)])
 
@@ -178,6 +201,13 @@ def compare_with(
         compared = diff(*sides, options, executor=executor, open_progress=open_progress)
         differences += (it for it in compared.differences if it.kind == "values")
     return tuple(differences), [*_unlike(differences, {**here, **there}, like.path), *notes]
+
+
+def check_config(config: Config, checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield what of a checkpoint is not as a configuration says, whatever the user chose of it."""
+    from ckpttool.operations.model_config import compare_config
+
+    return compare_config(config, _metas_of(checkpoint.whole))
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:

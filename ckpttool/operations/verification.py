@@ -40,7 +40,7 @@ from ckpttool.model.manifest import LeftOut
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Document, Reported
-from ckpttool.operations.audit import Audit, compare_with
+from ckpttool.operations.audit import Audit, check_config, compare_with
 from ckpttool.operations.look import Subject, look
 from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
@@ -219,11 +219,15 @@ def verify(
         compared_with = (audit.like, sight, deep, executor, open_progress)
         differences, unlike = compare_with(*compared_with)
         diagnostics.add(*unlike)
+    if audit.config is not None:
+        diagnostics.add(*check_config(audit.config, checkpoint))
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
     compared = _compared(deep, crc, options, is_sampled, are_joined)
     compared += "" if is_whole else " in each rank by itself"
+    if audit.config is not None and audit.config.is_typed:
+        compared += f"; the tensors are as {audit.config.path} says"
     if audit.like is not None:
         compared += f"; the {audit.like.proves(deep)} are those of {audit.like.path}"
     elif any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):

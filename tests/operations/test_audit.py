@@ -1,0 +1,135 @@
+"""What verify finds of a model that lacks any one of its tensors, or has it otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.operations.audit import _unlike
+from ckpttool.operations.model_config import Config, compare_config
+from ckpttool.operations.tensor_diff import compare_headers
+
+HIDDEN, HEADS, GROUPS, SIZE, WORDS, EXPERTS, LAYERS = 8, 4, 2, 3, 16, 4, 6
+ATTENTION = {
+    "input_layernorm.weight": (HIDDEN,),
+    "post_attention_layernorm.weight": (HIDDEN,),
+    "self_attn.q_proj.weight": (HEADS * SIZE, HIDDEN),
+    "self_attn.k_proj.weight": (GROUPS * SIZE, HIDDEN),
+    "self_attn.v_proj.weight": (GROUPS * SIZE, HIDDEN),
+    "self_attn.o_proj.weight": (HIDDEN, HEADS * SIZE),
+}
+PARTS = {"gate_proj.weight": (5, HIDDEN), "down_proj.weight": (HIDDEN, 5)}
+DENSE = {f"mlp.{name}": shape for name, shape in PARTS.items()}
+MOE = {f"mlp.experts.{n}.{name}": shape for n in range(EXPERTS) for name, shape in PARTS.items()}
+MOE |= {"mlp.gate.weight": (EXPERTS, HIDDEN), "mlp.gate.e_score_correction_bias": (EXPERTS,)}
+MTP = {"enorm.weight": (HIDDEN,), "hnorm.weight": (HIDDEN,), "eh_proj.weight": (HIDDEN, 2 * HIDDEN)}
+BASE = {
+    "model_type": "deepseek",
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": SIZE,
+    "vocab_size": WORDS,
+    "tie_word_embeddings": False,
+}
+OF_KINDS = {  # what tells the dense layers, the first two, from the others
+    "first_k_dense_replace": {"n_routed_experts": EXPERTS, "first_k_dense_replace": 2},
+    "mlp_only_layers": {"num_experts": EXPERTS, "mlp_only_layers": [0, 1]},
+    "moe_layer_freq": {"n_routed_experts": EXPERTS, "moe_layer_freq": [0, 0, 1, 1, 1, 1]},
+    "layer_types": {"num_local_experts": EXPERTS, "layer_types": [*("abcccc")]},
+}
+
+
+def model_of(layers: int = LAYERS, dense: int = 2, mtp: int = 1) -> dict[str, TensorMeta]:
+    shapes = {"model.embed_tokens.weight": (WORDS, HIDDEN), "lm_head.weight": (WORDS, HIDDEN)}
+    shapes["model.norm.weight"] = (HIDDEN,)
+    for n in range(layers + mtp):
+        of_layer = {**ATTENTION, **(DENSE if n < dense else MOE), **(MTP if n >= layers else {})}
+        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in of_layer.items()}
+    return {name: TensorMeta(name, "BFloat16", shape) for name, shape in shapes.items()}
+
+
+FULL = model_of()
+CONFIG = {**BASE, "num_nextn_predict_layers": 1, **OF_KINDS["first_k_dense_replace"]}
+
+
+def found(metas, config=CONFIG):
+    """The errors that a configuration shows."""
+    problems = [*compare_config(Config("config.json", config), metas)]
+    return [it.message for it in problems if it.code == "unlike_config"]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_tensor_that_is_missing_is_named_by_the_configuration(name):
+    roles = {"embed_tokens": "embedding", "lm_head": "output head", "model.norm": "norm behind"}
+    word = next((role for part, role in roles.items() if part in name), name)
+    (message,) = found({n: meta for n, meta in FULL.items() if n != name})
+    assert word in message
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("gone", "1 tensor is missing"),
+        ("renamed", "1 tensor is missing"),
+        ("twice", "1 tensor is not in the reference"),
+        ("shape", "1 tensor has another shape"),
+        ("dtype", "1 tensor has another type"),
+    ],
+)
+def test_a_tensor_that_is_not_as_in_the_reference_is_named(name, change, said):
+    meta, changed = FULL[name], {**FULL}
+    if change in ("gone", "renamed"):
+        del changed[name]
+    if change in ("twice", "renamed"):
+        changed[f"{name}.copy"] = TensorMeta(f"{name}.copy", meta.dtype, meta.shape)
+    if change == "shape":
+        changed[name] = TensorMeta(name, meta.dtype, (*meta.shape[::-1], 1))
+    if change == "dtype":
+        changed[name] = TensorMeta(name, "Float32", meta.shape)
+    differences = [*compare_headers(changed, FULL)]
+    messages = [it.message for it in _unlike(differences, [*FULL, *changed], "base")]
+    where = f"{name}.copy" if change == "twice" else name
+    assert f"{where}: {said}" in messages
+    assert len(messages) == 1 + (change == "renamed")
+
+
+@pytest.mark.parametrize("key", OF_KINDS)
+def test_a_complete_model_is_as_its_configuration_says(key):
+    assert found(FULL, {**BASE, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
+    assert found(model_of(mtp=0), {**BASE, **OF_KINDS[key]}) == []
+
+
+@pytest.mark.parametrize(
+    ("metas", "config", "expected"),
+    [
+        (model_of(4, mtp=0), {}, ["model.layers.{4,5}.*: 2 layers are missing"]),
+        (model_of(mtp=0), {}, ["1 MTP layer is missing"]),
+        (FULL, {"num_nextn_predict_layers": 2}, ["1 MTP layer is missing"]),
+        (FULL, {"num_hidden_layers": 4}, ["model.layers.{5,6}.*: 2 layers too many"]),
+        (FULL, {"n_routed_experts": 6}, ["experts.{4,5}.*: 16 tensors are missing"]),
+        (FULL, {"n_routed_experts": 3}, ["experts 3: more than there should be"]),
+        (FULL, {"vocab_size": 17}, ["embed_tokens", "lm_head.weight: another shape"]),
+        (FULL, {"head_dim": 2}, ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (FULL, {"quantization_config": {"quant_method": "fp8"}}, ["no weight is Float8"]),
+    ],
+)
+def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expected):
+    text = "\n".join(found(metas, {**CONFIG, **config}))
+    assert [words for words in expected if words not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("metas", "config", "doubt"),
+    [
+        (FULL, {"first_k_dense_replace": 0}, "that most layers lack"),
+        (FULL, {"vocab_size": 13}, "perhaps padded"),
+        (model_of(dense=1), {"first_k_dense_replace": 1}, "no other layer is of its kind"),
+        (FULL, {"quantization_config": {"quant_method": "gptq"}}, "shapes are not compared"),
+    ],
+)
+def test_what_the_configuration_does_not_explain_is_a_doubt(metas, config, doubt):
+    problems = [*compare_config(Config("config.json", {**CONFIG, **config}), metas)]
+    assert doubt in "\n".join(it.message for it in problems if it.code == "doubt")
