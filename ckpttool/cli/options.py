@@ -504,7 +504,7 @@ def _build_run(
     of_jobs = None if jobs is None else f"threads:{jobs}"
     if of_jobs is not None and engine not in (None, "threads", of_jobs):
         facts = f"-j {jobs} is short for --engine {of_jobs}; found --engine {engine}."
-        raise UsageProblem("-j and --engine contradict each other", "only one of the two", facts)
+        raise excluding("-j", "--engine", facts)
     return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
 
 

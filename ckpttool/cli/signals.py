@@ -18,7 +18,7 @@ IMPORTLIB = "<frozen importlib._bootstrap>"
 WORKERS = "concurrent.futures.process"  # imported when a run may have worker processes
 WAIT_SECONDS = 0.01  # between two checks whether an import is complete
 AT_ONCE = 3  # signals of a user who does not want to wait; timeout(1) sends two in a row
-MAY_BE_LEFT = "half-written files may be left, which the next run removes"
+MAY_BE_LEFT = "half-written files may be left, which the next run removes or completes"
 
 
 class Terminated(BaseException):

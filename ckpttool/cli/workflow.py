@@ -17,7 +17,7 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, absolute_for_cluster
 from ckpttool.cli.progress import open_progress
 from ckpttool.cli.signals import Terminated
 from ckpttool.formats import get_format
-from ckpttool.problems import notes_of, severities
+from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
@@ -68,10 +68,11 @@ def _stoppable(guard: SignalGuard, assignment: Assignment) -> Iterator[None]:
         try:
             yield
         except Terminated as stopped:
-            complete, outputs = assignment.count_complete(), len(assignment.ranks)
+            left, outputs = assignment.seen_again(), len(assignment.ranks)
+            complete = left.count_complete()
             stopped.complete = f"{complete} of {count(outputs, 'output')} complete"
-            is_begun = complete or notes_of(stopped)  # whole outputs, or files to go on in
-            stopped.hint = assignment.resume_hint if is_begun else "the same command"
+            has_use = complete or left.half_written
+            stopped.hint = left.resume_hint if has_use else "the same command"
             raise
 
 

@@ -382,9 +382,13 @@ class Assignment(Brief, Struct, frozen=True):
         more = f" {NO_LOCKS}" if is_held(self.record.lock) is None else ""
         return f"the same command with --resume{more}"
 
+    def seen_again(self) -> Assignment:
+        """Return the same with what lies there now."""
+        return replace(self, destination=read_destination(self.record))
+
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        logged = read_destination(self.record).logged(self.provenance.digest)
+        logged = self.destination.logged(self.provenance.digest)
         stamps = {name: logged[name].stamp for name in self.outputs if name in logged}
         return len(find_unchanged(self.folder, self.provenance, stamps, lambda names: ()))
 

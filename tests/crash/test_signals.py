@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.signals import WORKERS, SignalGuard, Terminated
+from ckpttool.cli.signals import MAY_BE_LEFT, WORKERS, SignalGuard, Terminated
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.execution import execute
 from ckpttool.storage import files
@@ -257,8 +257,7 @@ def test_a_third_signal_ends_a_run_that_hangs_and_its_message_says_what_may_be_l
     words = ordered_words(tmp_path)
     status, errors = finish(start(sys.executable, "-c", code, *words))
     assert status == (143 if place == "claim" else 130)
-    facts = "half-written files may be left, which the next run removes; 0 of 4 outputs complete"
-    assert errors.endswith(f"\n  {facts}\n  Try: the same command\n")
+    assert errors.endswith(f"\n  {MAY_BE_LEFT}; 0 of 4 outputs complete\n  Try: the same command\n")
     assert errors.count("\n") == 3
     assert [name for name in files_below(tmp_path) if name.endswith(files.PARTIAL)]
     run_well(*words)

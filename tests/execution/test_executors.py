@@ -170,9 +170,9 @@ def test_j_is_short_for_threads_and_may_not_say_something_else(tmp_path, words, 
     if code:
         engine = next(word for word in words if word.startswith(("threads", "mpi")))
         assert message(result) == (
-            "error[usage]: -j and --engine contradict each other "
+            "error[usage]: -j does not go with --engine "
             f"-j 2 is short for --engine threads:2; found --engine {engine}. "
-            "Try: only one of the two"
+            "Try: the same command without --engine, or without -j"
         )
 
 

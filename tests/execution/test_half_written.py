@@ -161,12 +161,14 @@ def test_runs_that_are_killed_one_after_the_other_write_each_unit_once(case, tmp
     assert everything_in(out) == everything_in(tmp_path / "wanted")
 
 
-def stop():
-    os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(("calls", "signals"), [(1, 1), (2, 1), (5, 1), (1, 3), (5, 3)])
+def test_a_stop_leaves_the_files_that_a_resumed_run_goes_on_in(
+    case, tmp_path, written, calls, signals
+):
+    def stop():
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
 
-
-@pytest.mark.parametrize("calls", [1, 2, 5])
-def test_a_stop_leaves_the_files_that_a_resumed_run_goes_on_in(case, tmp_path, written, calls):
     out, words = tmp_path / "out", words_of(case, tmp_path / "out")
     assert kill(words, calls, stop, said=tmp_path / "said")
     hint = "the same command with --resume" if calls > 1 else "the same command"
