@@ -87,10 +87,13 @@ class LazyGroup(click.Group):
         if args[0] not in self.questions and not args[0].startswith("-"):
             from ckpttool.cli.params import UsageProblem
 
-            near = nearest(args[0], self.questions) or "--help"
             message = f"{ctx.command_path} has no command {args[0]!r}"
-            raise UsageProblem(message, f"{ctx.command_path} {near}")
+            raise UsageProblem(message, self.hint_for(ctx, args[0]))
         return super().resolve_command(ctx, args)
+
+    def hint_for(self, ctx: click.Context, word: str) -> str:
+        """Return what to type in place of the name of a command that is not there."""
+        return f"{ctx.command_path} {nearest(word, self.questions) or '--help'}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands that --help shows."""

@@ -269,8 +269,21 @@ def _report(error: BaseException, words: Sequence[str]) -> int:
     return exit_code
 
 
+class Program(CommandGroup):
+    """The commands; for the word of another program the guide has the name of one."""
+
+    def hint_for(self, ctx: click.Context, word: str) -> str:
+        """Return the commands in the row of a word, its page, or the nearest name."""
+        from ckpttool.cli.help import find_word
+
+        if (row := find_word(word)) is None:
+            return super().hint_for(ctx, word)
+        _, meaning = row
+        return meaning if meaning.startswith("`ckpttool") else f"ckpttool help {word}"
+
+
 @click.group(
-    cls=CommandGroup,
+    cls=Program,
     params=[COLOR],
     context_settings={
         "help_option_names": ["-h", "--help"],
