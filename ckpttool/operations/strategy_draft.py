@@ -131,6 +131,9 @@ def draft_strategy(
     listed: Collection[str] = ()
     if beside is not None:
         n, stage_ranks, sizes, listed = beside.stages, beside.stage_ranks, [], beside.layouts
+    rules = None if beside is None else beside.rules
+    if rules is not None:
+        listed = {*listed, *filter(rules.find, catalog.metas)}
     names = [name for name in catalog.metas if name not in listed]
     held = _find_held(catalog, names, stage_ranks, executor or InlineExecutor())
     following = {
@@ -153,7 +156,8 @@ def draft_strategy(
         shapes = shorten(map(format_shape, dict.fromkeys(first.shapes)), 3)
         lines.append(f"  {quote_key(pattern)}:  # {first.facts}; slices of {shapes}")
         lines += [f"    # {value}" for value in _values(first, stage_ranks)]
-    top = [_OPEN.format(count(len(questions), "line", "have")), _ORDER] if questions else []
+    top = [] if rules is None else [f"# These lines belong below the parameters of {rules.path}."]
+    top += [_OPEN.format(count(len(questions), "line", "have")), _ORDER] if questions else []
     write_document(path, "\n".join((*top, f"{KEY}: {VERSION}", *lines, "")).encode())
     return StrategyDraft(path, n * stage_ranks, n, replicated, len(following), tuple(questions))
 
