@@ -97,8 +97,6 @@ def _print(done: Conversion, verbose: bool, averaged: str) -> None:
         named = [f"manifest {done.manifest}", *done.beside]
         summary += f"; {', '.join(named)}"
     tables.print_text(summary, color="green")
-    if done.planned.target.strategy is not None and done.planned.target.format == "hdf5":
-        tables.print_text("MindSpore loads .ckpt and .safetensors, not HDF5 (--format ckpt)")
 
 
 def source_text(done: Conversion) -> str:

@@ -141,6 +141,7 @@ class Format(Protocol):
     word: str  # the name in sentences
     has_checksum: bool = False  # whether files have a place for MindSpore's checksum ``crc_num``
     max_header_bytes: int | None = None  # the largest header that is read and written
+    is_loaded_by_mindspore: bool = True
     is_loaded_in_order: bool = False  # whether loaders take tensors in this order, not by name
 
     def refusals(

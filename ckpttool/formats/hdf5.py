@@ -108,7 +108,7 @@ _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 class Hdf5(Format):
     """The `Format` of HDF5 files; ``on_object`` is called before each dataset of a file is read."""
 
-    name, word = "hdf5", "HDF5"
+    name, word, is_loaded_by_mindspore = "hdf5", "HDF5", False
 
     def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
         self._on_object = on_object

@@ -57,6 +57,9 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     replaced = any(map(is_there, written))
     diagnostics.add(*(replace(it, hint=it.hint or _other_outputs(plan)) for it in refused))
     diagnostics.add(*format.notes(dtypes, attrs))
+    if plan.target.strategy is not None and not format.is_loaded_by_mindspore:
+        message = f"MindSpore loads .ckpt and .safetensors, not {format.word}"
+        diagnostics.add(Diagnostic("format", message, hint="--format ckpt"))
     for disk in find_space(written):
         if disk.need > disk.free:
             need, free = format_bytes(disk.need), format_bytes(disk.free)
