@@ -444,8 +444,12 @@ class Brief:
 
         rows, more = self._shown()
         style = "text-align:left;white-space:pre-wrap"
+        styles = style, f"{style};font-family:monospace"  # several lines may be columns of numbers
         cells = [
-            "".join(f"<{tag} style='{style}'>{escape(cell)}</{tag}>" for cell in row)
+            "".join(
+                f"<{tag} style='{styles[len(cell.splitlines()) > 1]}'>{escape(cell)}</{tag}>"
+                for cell in row
+            )
             for tag, row in zip(("th", *["td"] * len(rows)), rows, strict=False)
         ]
         table = "".join(f"<tr>{row}</tr>" for row in cells)
