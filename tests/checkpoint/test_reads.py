@@ -12,6 +12,7 @@ from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from ckpttool.operations.inspection import inspect_catalog
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify
 from ckpttool.problems import Diagnostics
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
@@ -142,7 +143,7 @@ def run(command, catalog, strategy, options, recorder):
             inspect_catalog(catalog, strategy, executor=recorder)
         else:
             deep = command == "verify --deep"
-            verify(catalog, strategy, options, deep=deep, executor=recorder)
+            verify(Subject(catalog, strategy, options), deep=deep, executor=recorder)
 
 
 COMMANDS = "merge", "verify", "verify --deep", "inspect"

@@ -10,6 +10,7 @@ from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.scrambled_slices import find_scrambled
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify
 from ckpttool.storage.sampling import sample
 from tests.support.checkpoints import catalog_on_disk, cut, write_file, write_ranks
@@ -49,7 +50,8 @@ def scramble(full, layout, buffers=1):
 def verified(folder, held, layout, format="safetensors", **options):
     """Return the diagnostics of scrambled slices that verify finds."""
     strategy = join_stages({0: dict.fromkeys(held[0], layout)})
-    found = verify(catalog_on_disk(folder, held, format), strategy, **options).findings
+    subject = Subject(catalog_on_disk(folder, held, format), strategy)
+    found = verify(subject, **options).findings
     return [one for one in found if one.code == "scrambled_slices"]
 
 

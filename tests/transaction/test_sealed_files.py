@@ -14,6 +14,7 @@ import pytest
 import ckpttool
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify
 from ckpttool.problems import UnreadableError
 from ckpttool.storage.region_io import FlatFiles
@@ -176,7 +177,7 @@ def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp
     monkeypatch.setattr("ckpttool.checks.manifest_hashes.hash_units", fail)
     monkeypatch.setattr("ckpttool.checks.manifest_hashes.fingerprint", lambda *of: b"")
     with pytest.raises(UnreadableError, match=r"m\.ckpt: Input/output error"):
-        verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
+        verify(Subject(ckpttool.scan(str(tmp_path / "m.ckpt"))), deep=True)
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
         totals.append(total)
         return nullcontext(steps.append)
 
-    report = verify(catalog, deep=True, open_progress=open_progress)
+    report = verify(Subject(catalog), deep=True, open_progress=open_progress)
     assert report.findings == ()
     tensors = [tensor for tensor in catalog.files[0].tensors.values() if tensor.meta.text is None]
     assert bytes_read == {
