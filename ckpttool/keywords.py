@@ -92,6 +92,9 @@ Manifest = Annotated[
         is_safety=True,
     ),
 ]
+Overwrite = Annotated[
+    bool, Option("Replace outputs that exist.", aliases=("--force",), is_safety=True)
+]
 Ranks = Annotated[
     Collection[int] | str | None,
     Option("Write only these target ranks, such as 0,3-7.", "--rank", "ranks"),
@@ -291,9 +294,7 @@ class WriteKeywords(TypedDict, total=False):
         tuple[int, int] | str | None,
         Option("Write only the K-th of N parts; finalize completes the set.", kind="k/n"),
     ]
-    overwrite: Annotated[
-        bool, Option("Replace outputs that exist.", aliases=("--force",), is_safety=True)
-    ]
+    overwrite: Overwrite
     resume: Annotated[
         bool,
         Option(
@@ -367,10 +368,20 @@ class AuditKeywords(TypedDict, total=False):
             is_safety=True,
         ),
     ]
+    card: Annotated[
+        Path | None,
+        Option(
+            "Write a card, FILE and a page beside it: the SHA-256 of each full tensor.",
+            kind="card",
+            metavar="FILE",
+        ),
+    ]
 
 
 class AuditedKeywords(VerifyKeywords, AuditKeywords, total=False):
     """The options of ``verify``."""
+
+    overwrite: Overwrite
 
 
 class ReadKeywords(VerifyKeywords, TensorKeywords, total=False):

@@ -519,7 +519,7 @@ def test_keywords_are_the_fields_of_the_options():
     assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
     assert {*names_of(VerifyKeywords)} == reading - of_outputs
-    assert {*names_of(AuditKeywords)} == names(AuditOptions)
+    assert {*names_of(AuditKeywords), "overwrite"} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)
     writing = {*names_of(api.MergeKeywords)}
     writing |= {*names_of(api.ReshardKeywords)}

@@ -547,10 +547,20 @@ resolve_options = OptionGroup(
 def _build_audit(**values: Any) -> AuditOptions:
     from ckpttool.operations.audit import AuditOptions
 
+    if values["overwrite"] and values["card"] is None:
+        raise UsageProblem("--overwrite without --card", "--card card.json --overwrite")
     return AuditOptions(**values)
 
 
-audit_options = OptionGroup(SAFETY, "audit", _build_audit, _declared(keywords.AuditKeywords))
+audit_options = OptionGroup(
+    OUTPUT,
+    "audit",
+    _build_audit,
+    {
+        **_declared(keywords.AuditKeywords),
+        "overwrite": variant("overwrite", help="Replace the card if it exists."),
+    },
+)
 
 crc = flag("Verify the checksums of all files, which reads every byte.")("crc", SAFETY)
 

@@ -400,6 +400,7 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "name": Parsed("name", parse_file_name),
     "new strategy": OutputPath("new_strategy.ckpt"),
     "n": whole_number(1),
+    "card": OutputPath("card.json"),
     "config": Existing("the config.json of a model"),
     "reference": Existing("a checkpoint, or its index"),
 }

@@ -131,3 +131,5 @@ def _print(answer: Verification, report: ReportOptions) -> None:
         tables.print_annotations(join_alike(found), answer.findings.severity_of)
         return
     tables.print_findings(answer.findings, answer.notes, answer.findings.severity_of, report)
+    if answer.card is not None and not report.quiet:
+        tables.print_text(f"Wrote {answer.card} and a page beside it: {answer.digest}")

@@ -1,18 +1,19 @@
-"""What a checkpoint should be, for verify: a reference that has the same tensors.
+"""What a checkpoint should be, for verify, and what it is: reference, configuration and card.
 
-A reference is a checkpoint of any kind, its headers alone (files that were cut behind them), or its
-index alone, which has the names.  A reference that is incomplete itself proves nothing, so that is
-an error before any data is read.  The comparison is that of diff.
+A reference is a checkpoint of any kind, its headers alone (files that were cut behind them), its
+index alone, which has the names, or its card.  A reference that is incomplete itself proves
+nothing, so that is an error before any data is read.  The comparison is that of diff.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -36,11 +37,13 @@ from ckpttool.operations.tensor_diff import (
     TensorDifference,
     compare_headers,
     diff,
+    full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
 from ckpttool.wording import count, fold_subtrees, format_shape
 
 if TYPE_CHECKING:
+    from ckpttool.operations.card import Card
     from ckpttool.operations.model_config import Config
 
 REFERENCE = "reference"  # the side of its problems
@@ -65,16 +68,19 @@ class Reference(Struct, frozen=True):
         Name to full tensor; None if only the name is known.
     catalog, strategy
         The checkpoint whose values can be compared; None if it has no values.
+    digests
+        Name to SHA-256 of the values, of a card.
     """
 
     path: str
     metas: Metas
     catalog: Catalog | None = None
     strategy: Strategy | None = None
+    digests: Mapping[str, str] = {}
 
     def proves(self, deep: bool) -> str:
         """Return what of the tensors is compared."""
-        if deep and self.catalog is not None:
+        if deep and (self.catalog is not None or self.digests):
             return "names, shapes, types and values"
         return "names" if None in self.metas.values() else "names, shapes and types"
 
@@ -88,10 +94,16 @@ class AuditOptions(Struct, frozen=True):
         A reference: a checkpoint, its headers or its index alone.
     config
         The ``config.json`` of the model.
+    card
+        Where to write a card, and a page beside it.
+    overwrite
+        Whether to replace a card.
     """
 
     like: str | os.PathLike[str] | None = None
     config: str | os.PathLike[str] | None = None
+    card: str | os.PathLike[str] | None = None
+    overwrite: bool = False
 
 
 class Audit(Struct, frozen=True):
@@ -99,6 +111,7 @@ class Audit(Struct, frozen=True):
 
     like: Reference | None = None
     config: Config | None = None
+    card: str | None = None
 
 
 def load_audited(
@@ -123,6 +136,9 @@ def load_audited(
         config = attempt("config", partial(_read_config, os.fspath(options.config)))
     if options != AuditOptions() and loaded and find_strategy:
         attempt("full", partial(_require_full, loaded))
+    card = None if options.card is None else os.fspath(options.card)
+    if card is not None:
+        attempt("card", partial(_require_free, card, loaded, options.overwrite))
     errors = attempt.errors.items()
     raise_all(error.on_side(what) if what == REFERENCE else error for what, error in errors)
     assert loaded is not None, "its error was raised"
@@ -131,7 +147,15 @@ def load_audited(
     beside = (root if is_folder(root) else root.parent) / "config.json"
     if config is None and catalog.is_merged and is_file(beside):
         config = Attempts()("", partial(_read_config, str(beside), is_typed=False))
-    return catalog, strategy, Audit(reference, config)
+    return catalog, strategy, Audit(reference, config, card)
+
+
+def _require_free(path: str, loaded: Loaded | None, overwrite: bool) -> None:
+    from ckpttool.operations.card import destination_problems  # late, as most write none
+
+    inputs = loaded[0].paths if loaded else ()
+    if problems := [*destination_problems(path, inputs, overwrite)]:
+        raise PlanError(problems)
 
 
 def _read_config(path: str, is_typed: bool = True) -> Config:
@@ -154,11 +178,17 @@ def _read_reference(path: str, options: SourceOptions) -> Reference:
         files = {*index.files.values()}
         if files and not any(is_file(Path(path).parent / file) for file in files):
             return Reference(path, dict.fromkeys(index.files))
+    elif Path(path).suffix == ".json" and is_file(path):
+        from ckpttool.operations.card import read_card
+
+        contents = read_card(path).contents
+        metas: Metas = {it.name: it.meta for it in contents}
+        return Reference(path, metas, digests={it.name: it.sha256 for it in contents})
     source = Source(path, options=SourceOptions(key=options.key))
     catalog, strategy, _ = load(source, command="verify")
     if not catalog.is_merged:
         checkpoint = resolve(catalog, strategy, ResolveOptions(unlisted="first"))
-        metas: Metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
+        metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
         return Reference(path, metas, catalog, strategy)
     lost = [error.remains.lost for error in catalog.cut_short.values()]
     problems = (*catalog.errors("verify"), *find_nothing(catalog))
@@ -175,39 +205,75 @@ def _hides_tensors(error: FormatError) -> bool:
     return not error.remains.are_all_known or None in error.remains.lost.values()
 
 
-def compare_with(
-    like: Reference,
-    sight: Sight,
-    deep: bool,
-    executor: Executor,
-    open_progress: OpenProgress,
-) -> tuple[tuple[TensorDifference, ...], Sequence[Diagnostic]]:
-    """Return how a checkpoint (A) differs from a reference (B), and what verify says of it.
+class Audited(Struct, frozen=True):
+    """How a checkpoint differs from a reference, and its card; None if these are not wanted."""
 
-    ``deep`` compares values, too, if both sides have them.
+    differences: tuple[TensorDifference, ...] | None = None
+    card: Card | None = None
+
+
+def audit_checkpoint(
+    audit: Audit, sight: Sight, deep: bool, executor: Executor, open_progress: OpenProgress
+) -> Audited:
+    """Compare a checkpoint with what is expected, and describe it; ``sight.found`` gets the rest.
+
+    ``deep`` compares values, too, if both sides have them.  Values of a checkpoint with errors are
+    neither compared nor described.
     """
-    checkpoint = sight.checkpoint
+    like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"
-    here, there = _metas_of(checkpoint), _wanted_of(like, checkpoint)
-    differences = [*compare_headers(here, there)]
-    notes = []
-    if deep and (like.catalog is None or sight.found.errors):
-        message = "values are not compared with the reference"
-        facts = "this checkpoint has errors" if like.catalog else f"{like.path} has no values"
-        notes.append(Diagnostic("doubt", message, facts=facts))
-    elif deep and like.catalog is not None:
-        sides = (sight.catalog, like.catalog, sight.source.strategy, like.strategy)
-        options = sight.source.options
-        compared = diff(*sides, options, executor=executor, open_progress=open_progress)
-        differences += (it for it in compared.differences if it.kind == "values")
-    return tuple(differences), [*_unlike(differences, {**here, **there}, like.path), *notes]
+    is_wrong, digests = bool(found.errors), dict[str, str]()
+    here = _metas_of(checkpoint)
+    if audit.config is not None:
+        from ckpttool.operations.model_config import compare_config  # late, as most have none
+
+        found.add(*compare_config(audit.config, _metas_of(checkpoint.whole)))
+    if not is_wrong and (audit.card or (deep and like and like.digests)):
+        from ckpttool.operations.card import hash_tensors
+
+        digests = hash_tensors([*full_outputs(checkpoint)], executor, open_progress)
+    differences: list[TensorDifference] = []
+    if like is not None:
+        there = _wanted_of(like, checkpoint)
+        differences += compare_headers(here, there)
+        if deep and (is_wrong or not (like.catalog or like.digests)):
+            message = "values are not compared with the reference"
+            facts = "this checkpoint has errors" if is_wrong else f"{like.path} has no values"
+            found.add(Diagnostic("doubt", message, facts=facts))
+        elif deep and like.catalog is not None:
+            sides = (sight.catalog, like.catalog, sight.source.strategy, like.strategy)
+            options = sight.source.options
+            compared = diff(*sides, options, executor=executor, open_progress=open_progress)
+            differences += (it for it in compared.differences if it.kind == "values")
+        elif deep:
+            unlike = {it.name for it in differences}
+            others = [n for n in there if n not in unlike and digests.get(n) != like.digests[n]]
+            differences += (TensorDifference(n, None, "values", None, None) for n in others)
+        found.add(*_unlike(differences, {**here, **there}, like.path))
+    card = None
+    if audit.card is not None and found.errors:
+        message = "no card is written of a checkpoint with errors"
+        found.add(Diagnostic("doubt", message, where=audit.card))
+    elif audit.card is not None:
+        from ckpttool.operations.card import describe
+
+        card = describe(checkpoint, digests, join((*_words(checkpoint), "--card", audit.card)))
+    return Audited(None if like is None else tuple(differences), card)
 
 
-def check_config(config: Config, checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what of a checkpoint is not as a configuration says, whatever the user chose of it."""
-    from ckpttool.operations.model_config import compare_config
-
-    return compare_config(config, _metas_of(checkpoint.whole))
+def _words(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the command line that verifies these tensors of a checkpoint."""
+    catalog, options = checkpoint.catalog, checkpoint.options
+    yield from ("ckpttool", "verify", catalog.root)
+    for option, values in (
+        ("-s", checkpoint.strategy.files),
+        ("--step", (catalog.step,) if catalog.step else ()),
+        ("--include", options.tensors.include),
+        ("--exclude", options.tensors.exclude),
+    ):
+        yield from chain(*((option, value) for value in values))
+    yield from ("--replicated",) if options.replicated else ()
+    yield from ("--weights-only",) if options.tensors.weights_only else ()
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:

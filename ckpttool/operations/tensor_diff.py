@@ -345,7 +345,7 @@ def diff(
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
         sides = (of_a, of_b)
         checkpoints = _checkpoints(*sides)
-        pairs = list(_pairs(*([*_outputs(checkpoint)] for checkpoint in checkpoints)))
+        pairs = list(_pairs(*([*full_outputs(checkpoint)] for checkpoint in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
@@ -485,7 +485,8 @@ def _merged_error(catalog: Catalog, other: str) -> PlanError:
     return PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=catalog.root)])
 
 
-def _outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
+def full_outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
+    """Yield the full tensors of a checkpoint, as the user chose, to be read."""
     for tensor in checkpoint.tensors:
         if terms := checkpoint.terms_of(tensor):
             output = OutputTensor.full(tensor, checkpoint.wanted_dtype(tensor.meta))

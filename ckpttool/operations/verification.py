@@ -39,8 +39,8 @@ from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.slicing import Unlisted
 from ckpttool.model.tensors import FileIndex
-from ckpttool.operations.answer import Count, Document, Reported
-from ckpttool.operations.audit import Audit, check_config, compare_with
+from ckpttool.operations.answer import Count, Digest, Document, Reported
+from ckpttool.operations.audit import Audit, audit_checkpoint
 from ckpttool.operations.look import Subject, look
 from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
@@ -91,6 +91,10 @@ class Verification(Document, frozen=True, kw_only=True):
     differences
         With --like: the tensors that differ between the checkpoint (A) and the reference (B), as
         in diff; values with --deep.  At most --limit.
+    card
+        With --card: the card that was written.
+    digest
+        The digest of all lines of the card.
     is_merged
         Whether the files are those of a merged checkpoint.
     compared
@@ -116,6 +120,8 @@ class Verification(Document, frozen=True, kw_only=True):
     notes: Reported
     like: str | None = None
     differences: tuple[TensorDifference, ...] | None = None
+    card: str | None = None
+    digest: Digest | None = None
     is_merged: bool
     compared: str
     unread: Count = 0
@@ -212,15 +218,9 @@ def verify(
         if sight.checkpoint is not None and sight.checkpoint.misfits:
             raise PlanError(sight.checkpoint.misfits)
         raise_all(diagnostics.failures)
+        audited = audit_checkpoint(audit, sight, deep, executor, open_progress)
     checkpoint = sight.checkpoint
     assert checkpoint is not None, "else there is an error"
-    differences = None
-    if audit.like is not None:
-        compared_with = (audit.like, sight, deep, executor, open_progress)
-        differences, unlike = compare_with(*compared_with)
-        diagnostics.add(*unlike)
-    if audit.config is not None:
-        diagnostics.add(*check_config(audit.config, checkpoint))
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
@@ -233,7 +233,13 @@ def verify(
     elif any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
         compared += "; full shapes come from the strategy alone"
     report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
-    return replace(report, like=audit.like and audit.like.path, differences=differences)
+    if audited.card is not None and audit.card is not None:
+        from ckpttool.operations.card import write  # late, as most write none
+
+        write(audited.card, audit.card)
+        report = replace(report, card=audit.card, digest=audited.card.digest)
+    like = None if audit.like is None else audit.like.path
+    return replace(report, like=like, differences=audited.differences)
 
 
 def _compared(

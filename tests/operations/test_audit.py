@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from hashlib import sha256
+
 import pytest
 
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.audit import _unlike
 from ckpttool.operations.model_config import Config, compare_config
 from ckpttool.operations.tensor_diff import compare_headers
+from tests.support.commands import merged, run_well
+from tests.support.corpus import GOLDEN
 
 HIDDEN, HEADS, GROUPS, SIZE, WORDS, EXPERTS, LAYERS = 8, 4, 2, 3, 16, 4, 6
 ATTENTION = {
@@ -133,3 +139,21 @@ def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expect
 def test_what_the_configuration_does_not_explain_is_a_doubt(metas, config, doubt):
     problems = [*compare_config(Config("config.json", {**CONFIG, **config}), metas)]
     assert doubt in "\n".join(it.message for it in problems if it.code == "doubt")
+
+
+@pytest.mark.parametrize(
+    "case", ["tutorial_8_to_8_retrain", "optshard_transposed_cut", "moe_ep8_to_4_optshard"]
+)
+def test_a_card_has_the_hash_of_the_bytes_of_each_full_tensor(case, tmp_path):
+    source = shutil.copytree(GOLDEN / case / "src", tmp_path / "src")
+    strategy = GOLDEN / case / "src_strategy.ckpt"
+    entries, _ = merged(source, "-s", strategy)
+    of_ranks, of_file = (tmp_path / "a.json", tmp_path / "b.json")
+    run_well("verify", source, "-s", strategy, "--card", of_ranks)
+    run_well("verify", tmp_path / "merged.safetensors", "--card", of_file)
+    lines = {it["name"]: it["sha256"] for it in json.loads(of_ranks.read_text())["contents"]}
+    assert lines == {n: sha256(entry.data).hexdigest() for n, entry in sorted(entries.items())}
+    cards = [path.read_text().partition('"digest"')[2] for path in (of_ranks, of_file)]
+    assert cards[0] == cards[1]
+    run_well("verify", source, "-s", strategy, "--card", of_ranks, "--overwrite")
+    assert of_ranks.read_text().partition('"digest"')[2] == cards[0]
