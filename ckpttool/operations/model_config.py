@@ -23,6 +23,7 @@ from ckpttool.problems import Diagnostic, PlanError, join_clauses
 from ckpttool.wording import count, fold_subtrees, format_numbers, format_shape
 
 MAX_CONFIG_BYTES = 16 << 20
+MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
 
 # Keys of one meaning; the first that the configuration has counts.
 _LAYERS = ("num_hidden_layers", "num_decoder_layers", "n_layer", "num_layers", "n_layers")
@@ -37,8 +38,10 @@ _EVERY = re.compile(r"_(step|freq|interval|period)$")
 _BY_LAYER = re.compile(r"layer|block|ratio|pattern|freq|idx|indices")
 
 _LAYER = re.compile(r"(?:(.*?)\.)?(\d+)\.(.*)")  # what is before the first number, and behind it
-_EXPERT = re.compile(r"(.*experts?)\.(\d+)\.(.*)")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.\w+$")
+_EXPERT = re.compile(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d+)\.(.*)")
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding_)?w\w*$"
+)
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|head|output)\.weight$")
 _OTHER_STACKS = re.compile(r"vis|audio|image|encoder")
 _OF_MTP = ("enorm.weight", "hnorm.weight", "eh_proj.weight")  # beside those of a decoder layer
@@ -69,9 +72,10 @@ def read_config(path: str, is_typed: bool = True) -> Config:
     parts = sorted(document.items(), key=lambda item: _OTHER_STACKS.search(item[0]) is not None)
     for values in (document, *(value for _, value in parts if isinstance(value, dict))):
         config = Config(path, {**document, **values}, is_typed)
-        if any(key in values for key in _LAYERS) and (config.number(*_LAYERS) or 0) > 0:
+        sizes = (config.number(*_LAYERS) or 0, (config.number(*_EXPERTS) or 0) + 1)
+        if any(key in values for key in _LAYERS) and all(0 < n <= MAX_NUMBER for n in sizes):
             return config
-    facts = f"expected {_LAYERS[0]}, a number of at least 1"
+    facts = f"expected {_LAYERS[0]}, a number from 1 to {MAX_NUMBER}, and no more experts"
     hint = "the config.json of the model"
     problem = Diagnostic("source", "no number of layers", hint, (), facts, where=path)
     raise PlanError([problem])
@@ -153,13 +157,12 @@ class _Model:
             )
         if more := [n for n in sorted(self.layers) if n >= len(wanted) + self.mtp_wanted]:
             yield _Finding(f"{self._pattern(more)}: {count(len(more), 'layer')} too many", told)
+        alone: list[int] = []
         for kind in dict.fromkeys(self.kinds):
             alike = [n for n in wanted if self.kinds[n] == kind and n in self.layers]
             holders = Counter(name for n in alike for name in self.layers[n])
             usual = {name for name, number in holders.items() if 2 * number >= len(alike)}
-            if len(alike) == 1:
-                message = f"{self._pattern(alike)}: no other layer is of its kind"
-                yield _Finding(message, "so nothing shows what it should have", is_doubt=True)
+            alone += alike if len(alike) == 1 else ()
             odd = [f"{self.stack}.{n}.{it}" for n in alike for it in self.layers[n] - usual]
             for folded, number in fold_subtrees(sorted(odd), self.metas):
                 message = f"{folded}: {count(number, 'tensor')} that most layers lack"
@@ -168,6 +171,9 @@ class _Model:
                 names = usual | self._of_experts(usual | self.layers[n])
                 lost_names = [f"{self.stack}.{n}.{name}" for name in names - self.layers[n]]
                 self._lose(lost_names, "other layers, or experts, of the kind have them")
+        if alone:
+            message = f"{self._pattern(alone)}: no other layer is of its kind"
+            yield _Finding(message, "so nothing shows what it should have", is_doubt=True)
 
     def _lose(self, names: Iterable[str], facts: str) -> None:
         self.lost = {**dict.fromkeys(sorted(names), facts), **self.lost}
@@ -223,16 +229,10 @@ class _Model:
     def _vocabulary(self) -> Iterator[_Finding]:
         """Compare the embedding, the output head and the final norm."""
         rows, hidden = self.config.number("vocab_size"), self.config.number(*_HIDDEN)
-        heads = [name for name in self.outside if _HEAD.search(name)]
-        embeddings = [
-            name
-            for name in self.outside
-            if name not in heads
-            and (
-                _EMBEDDING.search(name)
-                or ((meta := self.metas[name]) and meta.shape == (rows, hidden))
-            )
-        ]
+        outside = [name for name in self.outside if not _OTHER_STACKS.search(name)]
+        heads = [name for name in outside if _HEAD.search(name)]
+        alike = {n for n in outside if (meta := self.metas[n]) and meta.shape == (rows, hidden)}
+        embeddings = [n for n in outside if _EMBEDDING.search(n) or n in alike.difference(heads)]
         tied = self.config.values.get("tie_word_embeddings")
         classes = str(self.config.values.get("architectures") or "CausalLM")
         has_head = re.search("CausalLM|LMHead|Conditional", classes) is not None
@@ -252,9 +252,8 @@ class _Model:
             meta = self.metas[name]
             if meta is None or len(meta.shape) != 2 or rows is None or self.is_packed:
                 continue
-            if meta.shape[0] < rows or (hidden and meta.shape[1] != hidden):
-                told = f"vocab_size {rows}, hidden_size {hidden}"
-                yield _Finding(f"{name}: another shape", _facts(meta, told))
+            if meta.shape[0] < rows:
+                yield _Finding(f"{name}: another shape", _facts(meta, f"vocab_size {rows}"))
             elif meta.shape[0] > rows:
                 message = f"{name}: more rows than words, perhaps padded"
                 yield _Finding(message, _facts(meta, f"vocab_size {rows}"), is_doubt=True)
@@ -262,12 +261,9 @@ class _Model:
     def _scales(self) -> Iterator[_Finding]:
         """Compare Float8 weights, and their scales, with ``quantization_config``."""
         float8 = [n for n, meta in self.metas.items() if meta and meta.dtype in FLOAT8]
-        scales = [n for n in self.metas if n.endswith(("_scale_inv", "_scale", ".scale"))]
-        if (
-            self.quantized.get("quant_method") == "fp8"
-            and not float8
-            and None not in {*self.metas.values()}
-        ):
+        scales = [n for n in self.metas if n.endswith(("weight_scale_inv", "weight_scale"))]
+        is_fp8 = self.quantized.get("quant_method") == "fp8"
+        if is_fp8 and not float8 and None not in self.metas.values():
             yield _Finding("no weight is Float8", "quantization_config says fp8")
         if (float8 or scales) and not self.quantized:
             facts = f"{count(len(float8), 'Float8 weight')}, {count(len(scales), 'scale')}"
@@ -290,7 +286,7 @@ class _Model:
         size = number("head_dim") or (hidden and hidden // heads)
         groups = heads if number(*_KV_HEADS) is None else number(*_KV_HEADS) or heads
         sizes: dict[str, tuple[int, int]] = {}  # suffix to axis and its size
-        if number("kv_lora_rank"):
+        if number("kv_lora_rank") and number("v_head_dim"):
             nope, rope, value = (
                 number(f"{key}_head_dim") or 0 for key in ("qk_nope", "qk_rope", "v")
             )
@@ -307,21 +303,27 @@ class _Model:
         elif others:
             message = "heads are not compared with the configuration"
             yield _Finding(message, f"it has several sizes of heads: {others[0]}", is_doubt=True)
-        told = f"{heads} heads, {groups} of keys and values, {size} elements each"
-        wrong: dict[str, list[str]] = defaultdict(list)
+        told = f"{heads} heads, {groups} of keys and values"
+        told += f", {size} elements each" if size and not others else ""
+        wrong: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name in set().union(*self.layers.values()):
             module, _, kind = name.rpartition(".")
             if kind != "weight" or (module := module.rpartition(".")[2]) not in sizes:
                 continue
             axis, expected = sizes[module]
-            for n in self.layers:
-                meta = self.metas.get(f"{self.stack}.{n}.{name}")
-                if meta and len(meta.shape) == 2 and meta.shape[axis] != expected:
+            there = {n: self.metas.get(f"{self.stack}.{n}.{name}") for n in self.layers}
+            metas = {n: meta for n, meta in there.items() if meta and len(meta.shape) == 2}
+            fitting = {self._kind(n) for n, meta in metas.items() if meta.shape[axis] == expected}
+            for n, meta in metas.items():
+                if meta.shape[axis] != expected:  # perhaps another attention, of its own kind
                     facts = f"{_facts(meta, f'expected {expected} in axis {axis}')}: {told}"
-                    wrong[facts].append(meta.name)
-        for facts, tensors in wrong.items():
+                    wrong[facts, bool(fitting) and self._kind(n) not in fitting].append(meta.name)
+        for (facts, is_doubt), tensors in wrong.items():
             for folded, _ in fold_subtrees(tensors, self.metas):
-                yield _Finding(f"{folded}: heads do not fit", facts)
+                yield _Finding(f"{folded}: heads do not fit", facts, is_doubt)
+
+    def _kind(self, layer: int) -> object:
+        return self.kinds[min(layer, self.layers_wanted - 1)]  # MTP layers are as the last one
 
 
 def _facts(meta: TensorMeta, told: str) -> str:
@@ -333,11 +335,11 @@ def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
     kinds: list[list[object]] = [[] for _ in range(layers)]
     for key, value in sorted(config.values.items()):
         by_layer: list[object] = []
-        if isinstance(value, list | str) and _BY_LAYER.search(key):
-            if len(value) >= layers:
-                by_layer = [repr(item) for item in value]
-            elif all(isinstance(item, int) for item in value):
-                by_layer = [n in value for n in range(layers)]
+        if isinstance(value, str) and "pattern" in key and len(value) == layers:
+            by_layer = [*value]
+        elif isinstance(value, list) and _BY_LAYER.search(key):
+            is_each = len(value) >= layers
+            by_layer = [repr(value[n]) if is_each else n in value for n in range(layers)]
         elif isinstance(value, int) and 0 < value < layers and key not in (*_LAYERS, *_MTP):
             if _EVERY.search(key):
                 by_layer = [n % value for n in range(layers)]

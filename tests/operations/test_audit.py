@@ -132,6 +132,7 @@ def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expect
     [
         (FULL, {"first_k_dense_replace": 0}, "that most layers lack"),
         (FULL, {"vocab_size": 13}, "perhaps padded"),
+        (FULL, {"qk_head_dim": 3}, "heads are not compared"),
         (model_of(dense=1), {"first_k_dense_replace": 1}, "no other layer is of its kind"),
         (FULL, {"quantization_config": {"quant_method": "gptq"}}, "shapes are not compared"),
     ],
