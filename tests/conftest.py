@@ -82,8 +82,9 @@ def warm_sandbox():
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", autouse=True)
 def heeded_signals():
+    """Heed signals that a shell ignores for what it runs in the background; children inherit it."""
     numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
     ignored = [one for one in numbers if signal.getsignal(one) is signal.SIG_IGN]
     for number in ignored:

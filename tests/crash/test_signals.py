@@ -25,7 +25,6 @@ from tests.support.executors import (
     start,
 )
 
-pytestmark = pytest.mark.usefixtures("heeded_signals")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 # Python 3.11 makes a RuntimeError of what is raised in __set_name__, and exit code 1 of that.

@@ -118,7 +118,6 @@ def test_a_reader_that_has_gone_ends_the_command():
     assert process.returncode == PIPE_CLOSED == 141
 
 
-@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_the_command_with_a_document(name, code):
     os.mkfifo("key")

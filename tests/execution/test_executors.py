@@ -238,7 +238,6 @@ def busy_run(tmp_path):
 
 
 @pytest.mark.crash
-@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

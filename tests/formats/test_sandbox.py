@@ -150,7 +150,6 @@ def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monk
     assert errors[-1] is CancelledError
 
 
-@pytest.mark.usefixtures("heeded_signals")
 def test_ctrl_c_ends_a_command_whose_headers_hang(tmp_path, path, monkeypatch):
     for rank in range(3):
         shutil.copy(path, tmp_path / f"rank_{rank}.h5")

@@ -201,7 +201,7 @@ def test_what_else_is_wrong_is_not_worth_a_retry(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_signal_ends_a_run_that_waits(tmp_path, held, heeded_signals, number):
+def test_a_signal_ends_a_run_that_waits(tmp_path, held, number):
     small = SmallSet(tmp_path)
     held(small, small.outputs[1])
     words = [*COMMAND, *map(str, small.words("--wait", "1h"))]
