@@ -185,6 +185,7 @@ def shorten(names: Iterable[str], most: int = 5) -> str:
 
 
 MAX_NUMBERS = 8  # of a name that are numbers of layers
+MOST_RANGES = 8  # of numbers, in one place of a pattern
 # The number of a layer; what is longer, or has leading zeros, is a part of the name.
 NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
@@ -201,8 +202,13 @@ def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
         yield folded, kinds[names[0]]
 
 
-def fold_members(kinds: Mapping[str, K]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the names as `fold_names` does, each with the names that it stands for."""
+def fold_members(
+    kinds: Mapping[str, K], most: int | None = None
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the names as `fold_names` does, each with the names that it stands for.
+
+    ``most`` is that of `format_numbers`, in each place.
+    """
     alike: dict[tuple[str, K], dict[tuple[int, ...], str]] = {}
     for name, kind in kinds.items():
         numbers = tuple(map(int, NUMBER.findall(name)[:MAX_NUMBERS]))
@@ -210,7 +216,7 @@ def fold_members(kinds: Mapping[str, K]) -> Iterator[tuple[str, Sequence[str]]]:
     for names in alike.values():
         for ways in factor(names):
             members = [names[numbers] for numbers in product(*ways)]
-            yield join_numbers(members[0], ways), members
+            yield join_numbers(members[0], ways, most), members
 
 
 def fold_subtrees(names: Collection[str], among: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -230,7 +236,7 @@ def fold_subtrees(names: Collection[str], among: Iterable[str]) -> Iterator[tupl
     members = Counter(
         next((f"{p}.*" for p in _prefixes(name) if 1 < has[p] == all_of[p]), name) for name in names
     )
-    for folded, patterns in fold_members(dict.fromkeys(members, "")):
+    for folded, patterns in fold_members(dict.fromkeys(members, ""), MOST_RANGES):
         yield folded, sum(members[pattern] for pattern in patterns)
 
 
@@ -238,9 +244,9 @@ def _prefixes(name: str) -> Iterator[str]:
     return accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
-def join_numbers(name: str, ways: Sequence[tuple[int, ...]]) -> str:
-    """Return a name with the numbers of ``ways`` in the places of its own."""
-    shown = (format_numbers(numbers, separator=",") for numbers in ways)
+def join_numbers(name: str, ways: Sequence[tuple[int, ...]], most: int | None = None) -> str:
+    """Return a name with the numbers of ``ways`` in the places of its own, ``most`` in each."""
+    shown = (format_numbers(numbers, most, ",") for numbers in ways)
     texts = [numbers if numbers.isdigit() else f"{{{numbers}}}" for numbers in shown]
     between = NUMBER.split(name, MAX_NUMBERS)
     return "".join(chain(*zip_longest(between, texts, fillvalue="")))

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -29,7 +29,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError
-from ckpttool.operations.load import Attempts, Loaded, Source, load
+from ckpttool.operations.load import Attempts, Loaded, Source, has_own_strategy, load
 from ckpttool.operations.look import Sight, resolve
 from ckpttool.operations.tensor_diff import (
     Kind,
@@ -129,7 +129,7 @@ def load_audited(
     )
     reference = None
     if options.like is not None:
-        like = partial(_read_reference, os.fspath(options.like), source.options)
+        like = partial(_read_reference, os.fspath(options.like), source)
         reference = attempt(REFERENCE, like)
     config = None
     if options.config is not None:
@@ -164,15 +164,16 @@ def _read_config(path: str, is_typed: bool = True) -> Config:
     return read_config(path, is_typed)
 
 
-def _require_full(loaded: Loaded) -> None:
+def _require_full(loaded: Loaded, hint: str = "-s STRATEGY") -> None:
     catalog, strategy, _ = loaded
     if catalog.needs_strategy and not strategy and len(catalog.files) > 1:
-        message, hint = "only full tensors are compared with what is expected", "-s STRATEGY"
+        message = "only full tensors are compared with what is expected"
         facts = f"{count(len(catalog.files), 'rank')} without a strategy"
         raise PlanError([Diagnostic("options", message, hint, (), facts, where=catalog.root)])
 
 
-def _read_reference(path: str, options: SourceOptions) -> Reference:
+def _read_reference(path: str, beside: Source) -> Reference:
+    """Read a reference; one of ranks borrows the strategy of SRC, unless it knows its own."""
     if is_index_name(Path(path).name) and is_file(path):
         index = read_index_file(path)
         files = {*index.files.values()}
@@ -184,9 +185,12 @@ def _read_reference(path: str, options: SourceOptions) -> Reference:
         contents = read_card(path).contents
         metas: Metas = {it.name: it.meta for it in contents}
         return Reference(path, metas, digests={it.name: it.sha256 for it in contents})
-    source = Source(path, options=SourceOptions(key=options.key))
-    catalog, strategy, _ = load(source, command="verify")
+    borrowed = () if has_own_strategy(path) else beside.strategy or ()
+    source = Source(path, borrowed, SourceOptions(key=beside.options.key))
+    catalog, strategy, _ = loaded = load(source, command="verify")
     if not catalog.is_merged:
+        card = f"`ckpttool verify {quote(path)} -s STRATEGY --card ref.json`, then --like ref.json"
+        _require_full(loaded, card)
         checkpoint = resolve(catalog, strategy, ResolveOptions(unlisted="first"))
         metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
         return Reference(path, metas, catalog, strategy)

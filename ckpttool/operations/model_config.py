@@ -20,7 +20,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.tensor_diff import Metas
 from ckpttool.problems import Diagnostic, PlanError, join_clauses
-from ckpttool.wording import count, fold_subtrees, format_numbers, format_shape
+from ckpttool.wording import MOST_RANGES, count, fold_subtrees, format_numbers, format_shape
 
 MAX_CONFIG_BYTES = 16 << 20
 MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
@@ -143,7 +143,7 @@ class _Model:
             yield from self._heads()
 
     def _pattern(self, numbers: Iterable[int]) -> str:
-        shown = format_numbers(numbers, separator=",")
+        shown = format_numbers(numbers, MOST_RANGES, ",")
         return f"{self.stack}.{shown if shown.isdigit() else f'{{{shown}}}'}.*"
 
     def _layers(self) -> Iterator[_Finding]:
@@ -198,7 +198,9 @@ class _Model:
             yield _Finding("no expert is there", told)
         matches = [match for name in of_experts if (match := _EXPERT.fullmatch(name))]
         if more := {int(match[2]) for match in matches} - {*range(wanted)}:
-            yield _Finding(f"experts {format_numbers(more)}: more than there should be", told)
+            yield _Finding(
+                f"experts {format_numbers(more, MOST_RANGES)}: more than there should be", told
+            )
         fused = [name for name in of_experts if re.search(r"experts\.[a-z]\w*$", name)]
         for name in fused:
             meta = self.metas[name]
