@@ -109,7 +109,8 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(
         for rank in range(2):
             write_holes(folder / f"rank_{rank}" / "net.ckpt", (rows // 2, 4096))
         words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", jobs]
-        budget = least_of_process(*words) + 1  # the peak before the plan varies a little
+        # Above the least, bands and groups take what is left; below, within the tolerance, nothing.
+        budget = least_of_process(*words) - 1
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
         assert peaks[-1] <= budget * MIB
     assert abs(peaks[1] - peaks[0]) < 4 * MIB
