@@ -37,8 +37,8 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _EVERY = re.compile(r"_(step|freq|interval|period)$")
 _BY_LAYER = re.compile(r"layer|block|ratio|pattern|freq|idx|indices")
 
-_LAYER = re.compile(r"(?:(.*?)\.)?(\d+)\.(.*)")  # what is before the first number, and behind it
-_EXPERT = re.compile(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d+)\.(.*)")
+_LAYER = re.compile(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
+_EXPERT = re.compile(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding_)?w\w*$"
 )
@@ -102,27 +102,27 @@ def compare_config(config: Config, metas: Metas) -> Iterator[Diagnostic]:
 
 
 class _Model:
-    """The names of a model, by layer."""
+    """The names of a model, by layer; ``stack`` is what stands before the number of a layer."""
 
     def __init__(self, config: Config, metas: Metas) -> None:
         self.config, self.metas = config, metas
         stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for name in metas:
             if match := _LAYER.fullmatch(name):
-                stacks[match[1] or ""][int(match[2])].add(match[3])
+                stacks[match[1]][int(match[2])].add(match[3])
         self.layers_wanted = config.number(*_LAYERS) or 0
         self.mtp_wanted = config.number(*_MTP) or 0
         self.stack = max(stacks, key=lambda it: self._rank(it, stacks[it]), default="")
         self.layers: Mapping[int, set[str]] = stacks.get(self.stack, {})
         self.lost: dict[str, str] = {}  # names that are missing, and why they should be there
-        self.outside = [name for name in metas if not name.startswith(f"{self.stack}.")]
+        self.outside = [name for name in metas if not name.startswith(self.stack or "\0")]
         self.kinds = _kinds(config, self.layers_wanted)
         quantized = config.values.get("quantization_config")
         self.quantized = quantized if isinstance(quantized, dict) else {}
         self.is_packed = self.quantized.get("quant_method", "fp8") != "fp8"
 
     def _rank(self, stack: str, layers: Mapping[int, set[str]]) -> tuple[bool, int]:
-        is_other = "mtp" in stack or _OTHER_STACKS.search(stack.removesuffix("encoder.layer"))
+        is_other = "mtp" in stack or _OTHER_STACKS.search(stack.removesuffix("encoder.layer."))
         return not is_other, sum(map(len, layers.values()))
 
     def findings(self) -> Iterator[_Finding]:
@@ -144,7 +144,7 @@ class _Model:
 
     def _pattern(self, numbers: Iterable[int]) -> str:
         shown = format_numbers(numbers, MOST_RANGES, ",")
-        return f"{self.stack}.{shown if shown.isdigit() else f'{{{shown}}}'}.*"
+        return f"{self.stack}{shown if shown.isdigit() else f'{{{shown}}}'}.*"
 
     def _layers(self) -> Iterator[_Finding]:
         """Compare the number of layers, and the names of the layers of a kind."""
@@ -163,13 +163,13 @@ class _Model:
             holders = Counter(name for n in alike for name in self.layers[n])
             usual = {name for name, number in holders.items() if 2 * number >= len(alike)}
             alone += alike if len(alike) == 1 else ()
-            odd = [f"{self.stack}.{n}.{it}" for n in alike for it in self.layers[n] - usual]
+            odd = [f"{self.stack}{n}.{it}" for n in alike for it in self.layers[n] - usual]
             for folded, number in fold_subtrees(sorted(odd), self.metas):
                 message = f"{folded}: {count(number, 'tensor')} that most layers lack"
                 yield _Finding(message, "no key of the configuration explains it", is_doubt=True)
             for n in alike:
                 names = usual | self._of_experts(usual | self.layers[n])
-                lost_names = [f"{self.stack}.{n}.{name}" for name in names - self.layers[n]]
+                lost_names = [f"{self.stack}{n}.{name}" for name in names - self.layers[n]]
                 self._lose(lost_names, "other layers, or experts, of the kind have them")
         if alone:
             message = f"{self._pattern(alone)}: no other layer is of its kind"
@@ -215,13 +215,13 @@ class _Model:
         if there:
             last = self.layers.get(self.layers_wanted - 1, set())
             last = {*last, *self._of_experts(last), *_OF_MTP}
-            expected = {f"{self.stack}.{n}.{it}" for n in there for it in last}
+            expected = {f"{self.stack}{n}.{it}" for n in there for it in last}
             facts = "an MTP layer has them beside those of the last layer"
             self._lose(expected - self.metas.keys(), facts)
         elsewhere = {
             int(match[1] or 0)
             for name in self.outside
-            if (match := re.search(r"(?:^|\.)mtp\w*\.(?:\D+\.)?(?:(\d+)\.)?", name))
+            if (match := re.search(r"(?:^|\.)mtp\w*\.(?:\D+\.)?(?:(\d{1,7})\.)?", name))
         }
         missing = len(numbers) - len(there or elsewhere)
         if missing > 0:
@@ -313,7 +313,7 @@ class _Model:
             if kind != "weight" or (module := module.rpartition(".")[2]) not in sizes:
                 continue
             axis, expected = sizes[module]
-            there = {n: self.metas.get(f"{self.stack}.{n}.{name}") for n in self.layers}
+            there = {n: self.metas.get(f"{self.stack}{n}.{name}") for n in self.layers}
             metas = {n: meta for n, meta in there.items() if meta and len(meta.shape) == 2}
             fitting = {self._kind(n) for n, meta in metas.items() if meta.shape[axis] == expected}
             for n, meta in metas.items():
