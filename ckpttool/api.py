@@ -335,7 +335,7 @@ def average(
     *,
     strategy: Layouts | None = None,
     target: Layouts | None = None,
-    steps: Sequence[int] | str | None = None,
+    steps: Sequence[int | str] | str | None = None,
     normalize: bool | None = False,
     dry_run: bool = False,
     progress: Progress = None,
@@ -358,7 +358,8 @@ def average(
     target
         The strategy of the outputs, which are then files of ranks.
     steps
-        The steps of the folder, as a range, a list or ``"8000..10000:500"``.
+        The steps of the folder, as a range, a list (of numbers, or as in names: ``"1_8000"``) or
+        ``"8000..10000:500"``.
     normalize
         Divide the weights by their sum.  With None they may be any numbers:
         ``average({"a": 1, "b": -1}, out, normalize=None)`` writes a difference.

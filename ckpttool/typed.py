@@ -242,16 +242,18 @@ def parse_averaged(typed: str) -> AveragedText:
     return AveragedText(path, strategy, next(iter(steps), None), weight)
 
 
-def parse_steps(value: str) -> Sequence[int]:
-    """Return the steps of a list, or of ``FIRST..LAST:STRIDE``; LAST is one of them.
+def parse_steps(value: str) -> Sequence[int | str]:
+    """Return the steps of a list, of numbers or as in names, or of ``FIRST..LAST:STRIDE``; LAST is one of them.
 
     Examples
     --------
-    >>> [*parse_steps("8000..9000:500")], parse_steps("1,3,4")
-    ([8000, 8500, 9000], [1, 3, 4])
+    >>> [*parse_steps("8000..9000:500")], parse_steps("1,3,4"), parse_steps("1_100,2_100")
+    ([8000, 8500, 9000], [1, 3, 4], ['1_100', '2_100'])
     """
     if re.fullmatch(r"\d{1,12}(,\d{1,12})+", value, re.ASCII):
         return [*map(int, value.split(","))]
+    if re.fullmatch(r"\d{1,12}_\d{1,12}(,\d{1,12}_\d{1,12})+", value, re.ASCII):
+        return value.split(",")
     match = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12}):(\d{1,12})", value, re.ASCII)
     first, last, stride = map(int, match.groups()) if match is not None else (0, 0, 0)
     if not stride or last < first or (last - first) % stride:

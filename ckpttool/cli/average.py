@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
     sides: Sequence[Side]
     weights: Sequence[float | None]
     shared: tuple[str, ...]
-    steps: Sequence[int] | None
+    steps: Sequence[int | str] | None
     normalize: bool | None
 
 

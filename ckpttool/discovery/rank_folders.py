@@ -666,7 +666,8 @@ def _what_lies_there(root: Path, files: Sequence[Path]) -> Iterator[Diagnostic]:
         yield _problem(root, message, f"{_as_src(plain)}, or another of them", files)
     if candidates:
         message = "several files, and their names do not say how they belong together"
-        hint = f"{_as_src(candidates[0])}, or --pattern; `ckpttool help source` explains"
+        newest = max(candidates, key=lambda path: step_of(as_save(path.name)) or ())
+        hint = f"{_as_src(newest)}, or --pattern; `ckpttool help source` explains"
         yield _problem(root, message, hint, _list_files_below(root))
     inside = shorten((path.name + "/" * is_folder(path) for path in list_folder(root)), 3)
     hint = "the folder of the files as SRC; `ckpttool help source` explains"

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -31,6 +30,8 @@ from ckpttool.operations.load import (
 from ckpttool.planning.averaging import find_weights
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError, raise_all
 from ckpttool.wording import count, shorten
+
+_KINDS = "step", "epoch", "label"  # of numbers in `Step`
 
 
 def load_average(
@@ -118,7 +119,9 @@ def _load_input(
     return loaded
 
 
-def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) -> list[Source]:
+def select_steps(
+    source: Source, numbers: Sequence[int | str], open_count: OpenCount
+) -> list[Source]:
     """Return the checkpoint of each of some steps of a folder.
 
     Raises
@@ -130,8 +133,8 @@ def select_steps(source: Source, numbers: Sequence[int], open_count: OpenCount) 
     steps = load_steps(source, diagnostics, open_count=open_count)
     raise_all(diagnostics.failures)
     names = [step.name for step in steps.steps if step.name is not None]
-    # Names have an epoch and a step, as 10_2; the numbers are either, and all of one kind.
-    kinds = [_by_number(steps, kind) for kind in ("step", "epoch")]
+    # Names have an epoch and a step, as 10_2; the numbers are either or both, and all of one kind.
+    kinds = [*map(partial(_by_number, steps), _KINDS[:2] if isinstance(numbers, range) else _KINDS)]
     # A billion numbers may be wanted, so those that are there are looked up among them.
     of_number = max(kinds, key=lambda kind: sum(number in numbers for number in kind))
     wanted = [number for number in of_number if number in numbers]
@@ -164,20 +167,22 @@ def _propose_steps(source: Source, open_count: OpenCount) -> str:
     if isinstance(source.src, str) and source.options.step is None:
         with suppress(CkptToolError):  # which loading the input reports
             steps = load_steps(source, Diagnostics(), open_count=open_count)
-            for kind in ("step", "epoch"):
+            for kind in _KINDS:
                 of_number = _by_number(steps, kind)
-                numbers = sorted(n for n, names in of_number.items() if len(names) == 1)
+                numbers = [n for n, names in of_number.items() if len(names) == 1]
                 if len(numbers) == len(of_number) > 1:
                     return f"--steps {','.join(map(str, numbers[-3:]))}"
     return "a second input"
 
 
-def _by_number(steps: Steps, kind: Literal["epoch", "step"]) -> Mapping[int, list[str]]:
-    names: dict[int, list[str]] = {}
+def _by_number(steps: Steps, kind: str) -> Mapping[int | str, list[str]]:
+    """Return what ``--step`` takes for each number of a kind, the oldest step first."""
+    names: dict[int | str, list[str]] = {}
     for one in steps.steps:
         if one.name is not None:
             step = step_of(f"-{one.step}")
             number = str(one.step if step is None else getattr(step, kind))
-            if number.isdecimal():
-                names.setdefault(int(number), []).append(one.name)
+            if step is not None or number.isdecimal():
+                key = int(number) if number.isdecimal() else number
+                names.setdefault(key, []).append(one.name)
     return names

@@ -105,7 +105,7 @@ class Mean(Struct, frozen=True):
 
     weights: Sequence[float | None]
     shared: StrategySource = ()
-    steps: Sequence[int] | None = None
+    steps: Sequence[int | str] | None = None
     normalize: bool | None = False  # None for a sum, whose weights are any numbers
 
 
