@@ -243,7 +243,9 @@ def parse_averaged(typed: str) -> AveragedText:
 
 
 def parse_steps(value: str) -> Sequence[int | str]:
-    """Return the steps of a list, of numbers or as in names, or of ``FIRST..LAST:STRIDE``; LAST is one of them.
+    """Return the steps of a list, or of ``FIRST..LAST:STRIDE``; LAST is one of them.
+
+    Those of a list are numbers, or all as in names.
 
     Examples
     --------
