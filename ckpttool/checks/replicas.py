@@ -14,6 +14,7 @@ from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.layout_samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
 from ckpttool.model.plan import OutputTensor
+from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
@@ -43,6 +44,8 @@ class Slice(Struct, frozen=True):
         slicing, origin = self.tensor.slicing, (0,) * len(self.tensor.meta.shape)
         bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
         for _, tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
+            assert isinstance(in_slice, Region), "stored slices are boxes"
+            assert isinstance(in_full, Region), "stored slices are boxes"
             if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)

@@ -570,8 +570,7 @@ def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
 
 def read_amplification(piece: Piece) -> float:
     """Return the bytes read for each byte of a piece; more than 1 if gaps are read."""
-    meta = piece.tensor.meta
-    runs = find_runs(piece.src, meta.shape, meta.itemsize)
+    runs = find_runs(piece.src, piece.tensor.meta)
     first, last = runs.rows
     return (last - first) / runs.nbytes if runs.are_close else 1.0
 

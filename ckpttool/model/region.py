@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from operator import add, gt, sub
+from operator import add, gt, mul, sub
 
 from msgspec import Struct
 
@@ -45,6 +45,11 @@ class Region(Struct, frozen=True):
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
         return tuple(map(sub, self.stop, self.start))
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.start)
 
     @property
     def size(self) -> int:
@@ -102,6 +107,42 @@ class Region(Struct, frozen=True):
                     (*outer, first, *self.start[axis + 1 :]),
                     (*(index + 1 for index in outer), last, *self.stop[axis + 1 :]),
                 )
+
+
+class View(Struct, frozen=True):
+    """Elements of a tensor in C order: from number ``first`` on, in steps of ``strides``."""
+
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(region: Region, shape: tuple[int, ...]) -> View:
+        """Return the elements of a region of a tensor of ``shape``."""
+        strides = strides_of(shape)
+        return View(sum(map(mul, region.start, strides)), region.shape, strides)
+
+
+class Steps(Struct, frozen=True):
+    """Elements of an array: from the index ``start`` on, in steps along its axes.
+
+    There are ``shape`` of them; each of ``along`` has an axis of the array, and how many of its
+    positions are a step.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    along: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=1024)
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many elements of a tensor in C order a step along each axis is.
+
+    >>> strides_of((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @lru_cache(maxsize=1024)  # most of a thousand tensors have the same few shapes

@@ -14,14 +14,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise, product
+from itertools import chain, islice, pairwise, product
+from operator import add, mul, sub
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.region import Region, count_overlaps, flat_index, grid_overlaps
+from ckpttool.model.rearranged import Arrangement, common
+from ckpttool.model.region import (
+    Region,
+    Steps,
+    View,
+    count_overlaps,
+    flat_index,
+    grid_overlaps,
+    strides_of,
+)
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
@@ -33,13 +43,13 @@ class Piece(NamedTuple):
     """The overlap of a stored slice with a region of the full tensor.
 
     ``dst`` are the elements of ``src``, counted from the origin of the region; their shapes are
-    equal.
+    equal.  Both are in steps if the axes of the full tensor are not those of the slice.
     """
 
     rank: int  # the rank whose slice is read; of a merged checkpoint, the number of the file
     tensor: StoredTensor  # the stored slice
-    src: Region  # the region of the slice to read
-    dst: Region
+    src: Region | View  # the elements of the slice to read
+    dst: Region | Steps
 
 
 class Holding(Struct, frozen=True, gc=False):
@@ -71,7 +81,7 @@ class Holding(Struct, frozen=True, gc=False):
         return sum(region.size for region in self.regions)
 
 
-Slicing: TypeAlias = "LayoutSlicing | BoxSlicing"
+Slicing: TypeAlias = "LayoutSlicing | BoxSlicing | RearrangedSlicing"
 
 
 class LayoutSlicing(Struct, frozen=True, gc=False):
@@ -437,6 +447,119 @@ class BoxSlicing(Struct, frozen=True):
     def bounds(self, rank: int) -> Region:
         """See `LayoutSlicing`; the full tensor, because a rank may have several boxes."""
         return Region.whole(tuple(cut[-1] for cut in self.cuts))
+
+
+class Part(Struct, frozen=True, gc=False):
+    """A tensor of the source, and its elements in the space of an arrangement."""
+
+    name: str
+    slicing: LayoutSlicing | BoxSlicing
+    arrangement: Arrangement
+
+
+class RearrangedSlicing(Struct, frozen=True, gc=False):
+    """Where the elements of a tensor lie that is made of others, with other axes.
+
+    The methods are those of `LayoutSlicing`.  A stretch has elements in steps, in the order of the
+    stored slice, and its place is the number of a part and the place there.
+
+    Attributes
+    ----------
+    arrangement
+        The elements of the tensor.
+    parts
+        The tensors that have them; each element is in exactly one.
+    """
+
+    arrangement: Arrangement
+    parts: tuple[Part, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """See `LayoutSlicing`; with names, since files have the parts in different places."""
+        return self.arrangement, tuple(
+            (it.name, it.slicing.key, it.arrangement) for it in self.parts
+        )
+
+    @property
+    def distribution_key(self) -> Hashable:
+        """See `LayoutSlicing`."""
+        return tuple(part.slicing.distribution_key for part in self.parts)
+
+    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
+        """See `LayoutSlicing`."""
+        for place, src, dst in self.stretches(within, origin):
+            yield Piece(*self.find(place), src, dst)
+
+    def stretches(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[Hashable, View, Steps]]:
+        """See `LayoutSlicing`."""
+        steps = {factor: (axis, step) for factor, axis, step in self.arrangement.steps()}
+        for number, wanted in self._wanted(within.moved_by(origin)):
+            part, of_source = self.parts[number], self.parts[number].arrangement
+            bounds = of_source.bounds(wanted)
+            for place, in_slice, in_full in part.slicing.stretches(bounds, (0,) * bounds.ndim):
+                strides = strides_of(part.slicing.find(place)[1].meta.shape)
+                shift = tuple(map(sub, in_slice.start, in_full.start))
+                for stretch in of_source.boxes(in_full):
+                    if (box := common(stretch, wanted)) is None:
+                        continue
+                    sizes = box.shape
+                    walked = [it for it in of_source.steps() if sizes[it[0]] > 1]
+                    shape = tuple(sizes[factor] for factor, _, _ in walked)
+                    first = sum(map(mul, map(add, of_source.index(box.start), shift), strides))
+                    src = View(first, shape, tuple(by * strides[axis] for _, axis, by in walked))
+                    index = tuple(map(sub, self.arrangement.index(box.start), origin))
+                    dst = Steps(index, shape, tuple(steps[factor] for factor, _, _ in walked))
+                    yield (number, place), src, dst
+
+    def _wanted(self, region: Region) -> Iterator[tuple[int, Region]]:
+        """Yield the boxes of a region that each part has, with its number."""
+        for box in self.arrangement.boxes(region):
+            for number, part in enumerate(self.parts):
+                if (shared := common(box, part.arrangement.box)) is not None:
+                    yield number, shared
+
+    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
+        """See `LayoutSlicing`."""
+        assert isinstance(place, tuple)
+        number, inner = place
+        return self.parts[number].slicing.find(inner)
+
+    def count_overlaps(self, region: Region) -> int:
+        """See `LayoutSlicing`."""
+        return sum(1 for _ in self.stretches(region, (0,) * region.ndim))
+
+    def excerpt(self, region: Region) -> RearrangedSlicing:
+        """See `LayoutSlicing`."""
+        wanted: dict[int, list[Region]] = {}
+        for number, box in self._wanted(region):
+            wanted.setdefault(number, []).append(self.parts[number].arrangement.bounds(box))
+        parts = []
+        for number, of_part in wanted.items():
+            part, starts = self.parts[number], zip(*(it.start for it in of_part), strict=True)
+            stops = zip(*(it.stop for it in of_part), strict=True)
+            bounds = Region(tuple(map(min, starts)), tuple(map(max, stops)))
+            parts.append(replace(part, slicing=part.slicing.excerpt(bounds)))
+        return replace(self, parts=tuple(parts))
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """See `LayoutSlicing`: those of all parts."""
+        return chain.from_iterable(part.slicing.replicas() for part in self.parts)
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """See `LayoutSlicing`: those of the slices of all parts."""
+        return chain.from_iterable(part.slicing.owners() for part in self.parts)
+
+    def holdings(self) -> Iterator[Holding]:
+        """See `LayoutSlicing`; slices of all parts, whose elements are no region of the tensor."""
+        for holding in chain.from_iterable(part.slicing.holdings() for part in self.parts):
+            yield Holding(holding.owners, holding.holders)
+
+    def bounds(self, rank: int) -> Region:
+        """See `LayoutSlicing`; the full tensor."""
+        return Region.whole(self.arrangement.shape)
 
 
 class Description(Struct, frozen=True):

@@ -197,10 +197,10 @@ def distribute_target(
             )
             equal = slices.setdefault(tensor.meta.name, {})
             if (layout, region) not in equal:
-                pieces = tensor.pieces(Region.whole(region.shape))
                 equal[layout, region] = tuple(
                     Taken(piece.rank, piece.dst.moved_by(region.start), piece.src)
-                    for piece in pieces
+                    for piece in tensor.pieces(Region.whole(region.shape))
+                    if isinstance(piece.src, Region) and isinstance(piece.dst, Region)
                 )
     holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
     for names in alike.values():

@@ -20,12 +20,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from numpy.lib.stride_tricks import as_strided
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
 from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
-from ckpttool.model.region import Region
+from ckpttool.model.region import Region, Steps, View
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
@@ -55,13 +56,6 @@ def rounding_bytes(tensor: OutputTensor | Transfer) -> int:
     if not tensor.is_cast:
         return 0
     return CAST_BUFFER_BYTES if is_copy(tensor.terms) else CAST_BUFFER_BYTES + SUM_BYTES
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = [itemsize] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * shape[axis]
-    return tuple(strides)
 
 
 class FlatFiles:
@@ -176,10 +170,8 @@ class FlatFiles:
         self._uses_dontcache = False
         return self._write(fd, part, at)
 
-    def plan_moves(
-        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
-    ) -> Iterable[Move]:
-        """Return the moves that read a region of a stored tensor, to be made in this order.
+    def plan_moves(self, key: Hashable, meta: TensorMeta, runs: Runs, out: Bytes) -> Iterable[Move]:
+        """Return the moves that read elements of a stored tensor, to be made in this order.
 
         They are a tuple, unless there may be many.
 
@@ -188,37 +180,30 @@ class FlatFiles:
         key
             Distinguishes the stored tensor from all others: what the scratch buffer has of it is
             not read again.
-        region
-            Elements to read, at least one.
         runs
-            Their byte runs.
+            The byte runs of the elements, at least one.
         out
-            Array of ``region.shape`` and one last axis of ``itemsize`` bytes.  Its strides are
-            free, except that the last axis is contiguous.
+            Array of their shape and one last axis of ``itemsize`` bytes.  Its strides are free,
+            except that the last axis is contiguous.
         """
         if runs.count == 1 and out.flags.c_contiguous:
             return (Move(runs.first, out.reshape(-1).data, None, None),)
         if runs.are_close and runs.last - runs.first <= self._scratch_bytes:
-            return (self._through_scratch(key, meta, region, runs, out),)
-        return self._plan_many(key, meta, region, runs, out)
+            return (self._through_scratch(key, meta, runs, out),)
+        return self._plan_many(key, meta, runs, out)
 
-    def _plan_many(
-        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
-    ) -> Iterator[Move]:
+    def _plan_many(self, key: Hashable, meta: TensorMeta, runs: Runs, out: Bytes) -> Iterator[Move]:
         """Yield the moves of runs that are far apart, or too many for the scratch buffer."""
+        view = runs.view
         if not runs.are_close and out[(0,) * runs.axis].flags.c_contiguous:
-            strides = _strides(meta.shape, meta.itemsize)
-            for index in product(*map(range, region.shape[: runs.axis])):
-                offset = runs.first + sum(map(mul, index, strides))
+            for index in product(*map(range, view.shape[: runs.axis])):
+                offset = runs.first + sum(map(mul, index, view.strides)) * meta.itemsize
                 yield Move(offset, out[index].reshape(-1).data, None, None)
         else:
-            for half, at in _split_in_half(region):
-                of_half = find_runs(half, meta.shape, meta.itemsize)
-                yield from self.plan_moves(key, meta, half, of_half, out[at])
+            for half, at in _split_in_half(view):
+                yield from self.plan_moves(key, meta, find_runs(half, meta), out[at])
 
-    def _through_scratch(
-        self, key: Hashable, meta: TensorMeta, region: Region, runs: Runs, out: Bytes
-    ) -> Move:
+    def _through_scratch(self, key: Hashable, meta: TensorMeta, runs: Runs, out: Bytes) -> Move:
         """Return the move of runs through the scratch buffer, gaps included, if they are not there.
 
         Whole rows are read, because the next region often needs their rest.
@@ -226,13 +211,16 @@ class FlatFiles:
         cached, into = self._cached.get(key), None
         if cached is None or runs.first < cached.first or cached.last < runs.last:
             first, last = runs.rows
+            last = min(last, meta.nbytes)
             if last - first > self._scratch_bytes:
                 first, last = runs.first, runs.last
             scratch, at = self._take_scratch(last - first)
             into = scratch[at : at + last - first].data
             cached = self._cached[key] = _CachedBytes(first, last, scratch[at:])
         part = cached.data[runs.first - cached.first :]
-        return Move(cached.first, into, out, _as_view(part, region, meta.shape, meta.itemsize))
+        strides = (*(step * meta.itemsize for step in runs.view.strides), 1)
+        shape = (*runs.view.shape, meta.itemsize)
+        return Move(cached.first, into, out, np.ndarray(shape, np.uint8, part, 0, strides))
 
     def read_piece(self, read: PieceRead, term: Term) -> None:
         """Make the moves of a piece of a term; hash it if it is one run of bytes."""
@@ -489,9 +477,9 @@ def _plan_pieces(
     for place, src, dst in slicing.stretches(band, origin):
         _, holder = slicing.find(place)
         stored = holder.meta
-        at = out[_within(dst, band)]
-        runs = find_runs(src, stored.shape, stored.itemsize)
-        moves = files.plan_moves(_first_byte(holder), stored, src, runs, at)
+        at = out[_within(dst, band)] if isinstance(dst, Region) else _step_through(out, dst, band)
+        runs = find_runs(src, stored)
+        moves = files.plan_moves(_first_byte(holder), stored, runs, at)
         yield PieceRead(
             number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
         )
@@ -502,6 +490,14 @@ def _plan_pieces(
 def _within(region: Region, band: Region) -> tuple[slice, ...]:
     ends = zip(region.start, region.stop, band.start, strict=True)
     return tuple(slice(start - first, stop - first) for start, stop, first in ends)
+
+
+def _step_through(out: Bytes, steps: Steps, band: Region) -> Bytes:
+    """Return the elements of an array in steps; see `Steps`."""
+    index = tuple(at - first for at, first in zip(steps.start, band.start, strict=True))
+    strides = (*(step * out.strides[axis] for axis, step in steps.along), 1)
+    base = out[tuple(slice(at, None) for at in index)]
+    return as_strided(base, (*steps.shape, out.shape[-1]), strides)
 
 
 def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
@@ -518,10 +514,12 @@ class _CachedBytes(Struct, frozen=True):
 
 
 class Runs(Struct, frozen=True):
-    """The byte runs of a region in a tensor.
+    """The byte runs of elements of a tensor.
 
     Attributes
     ----------
+    view
+        The elements.
     first, last
         Byte of the tensor where the first run begins, and where the last run ends.
     count, nbytes
@@ -533,6 +531,7 @@ class Runs(Struct, frozen=True):
         Bytes between two positions on the first of those axes where the region has several.
     """
 
+    view: View
     first: int
     last: int
     count: int
@@ -553,33 +552,35 @@ class Runs(Struct, frozen=True):
         return self.first // self.stride * self.stride, -(-self.last // self.stride) * self.stride
 
 
+def find_runs(elements: Region | View, meta: TensorMeta) -> Runs:
+    """Return the runs of elements of a stored tensor, of which there is at least one."""
+    return _find_runs(elements, meta.shape, meta.itemsize)
+
+
 @lru_cache(maxsize=4096)  # the pieces of most tensors are those of another
-def find_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Runs:
-    """Return the runs of a non-empty region in a tensor of ``shape``."""
-    wanted = region.shape
-    strides = _strides(shape, itemsize)
-    axis = len(shape)
-    while axis > 0 and (axis == len(shape) or wanted[axis] == shape[axis]):
+def _find_runs(elements: Region | View, shape: tuple[int, ...], itemsize: int) -> Runs:
+    view = View.of(elements, shape) if isinstance(elements, Region) else elements
+    wanted, strides = view.shape, view.strides
+    axis, run = len(wanted), 1
+    while axis > 0 and (wanted[axis - 1] == 1 or strides[axis - 1] == run):
         axis -= 1
-    first = sum(map(mul, region.start, strides))
-    last = first + itemsize + sum(map(mul, wanted, strides)) - sum(strides)
+        run *= wanted[axis]
+    first = view.first * itemsize
+    span = sum(map(mul, wanted, strides)) - sum(strides) + 1
     count = prod(wanted[:axis])
     outer = next((strides[i] for i in range(axis) if wanted[i] > 1), 0)
-    return Runs(first, last, count, prod(wanted) * itemsize, axis, outer)
+    nbytes = prod(wanted) * itemsize
+    return Runs(view, first, first + span * itemsize, count, nbytes, axis, outer * itemsize)
 
 
-def _split_in_half(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
-    """Yield both halves of a region along its first divisible axis, and their slices of it."""
-    shape = region.shape
-    axis = next(i for i, n in enumerate(shape) if n > 1)
-    middle = shape[axis] // 2
-    for start, stop in ((0, middle), (middle, shape[axis])):
-        inside = Region(
-            (*(0,) * axis, start, *(0,) * (len(shape) - axis - 1)),
-            (*shape[:axis], stop, *shape[axis + 1 :]),
-        )
-        at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        yield inside.moved_by(region.start), at
+def _split_in_half(view: View) -> Iterator[tuple[View, tuple[slice, ...]]]:
+    """Yield both halves of elements along their first divisible axis, and their slices of it."""
+    axis = next(i for i, n in enumerate(view.shape) if n > 1)
+    size = view.shape[axis]
+    for start, stop in ((0, size // 2), (size // 2, size)):
+        shape = (*view.shape[:axis], stop - start, *view.shape[axis + 1 :])
+        half = View(view.first + start * view.strides[axis], shape, view.strides)
+        yield half, (*(slice(None),) * axis, slice(start, stop))
 
 
 def split_at_extents(
@@ -601,8 +602,3 @@ def split_at_extents(
     if view:
         raise ValueError(f"{tensor.meta.name}: {len(view)} bytes beyond its last extent")
     return parts
-
-
-def _as_view(scratch: Bytes, region: Region, shape: tuple[int, ...], itemsize: int) -> Bytes:
-    strides = (*_strides(shape, itemsize), 1)
-    return np.ndarray((*region.shape, itemsize), np.uint8, scratch, 0, strides)
