@@ -43,6 +43,7 @@ from ckpttool.keywords import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.joining import join_alike
+from ckpttool.model.recipes import UsedRecipe
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
@@ -741,6 +742,9 @@ class _Keywords:
                         raise ValueError("reverse=True, and rename_file= names no file of rules")
                     rules = parse_renames(taken.get("rename", ()))
                     taken["rename"] = (*rules, *self._left.pop("rename_file", ()))
+                if name == "recipe":
+                    self._names.add("hf_config")
+                    taken["recipe"] = _recipe_of(taken.get(name), self._left.pop("hf_config", None))
         return options(**taken)
 
     def source(self, src: Checkpoint, strategy: Layouts | None) -> Source:
@@ -776,6 +780,19 @@ def _value(name: str, given: object, reverse: bool) -> Any:
         raise ValueError(f"{name}: {error}") from None
     except OSError as error:
         raise ValueError(f"{name}: the file cannot be read ({error.strerror})") from None
+
+
+def _recipe_of(recipe: object, folder: object) -> UsedRecipe | None:
+    from ckpttool.strategy_files.recipe_files import read_recipe
+
+    if recipe is None and folder is not None:
+        raise ValueError("hf_config= is the model of recipe=, which is not given")
+    if recipe is None or isinstance(recipe, UsedRecipe):
+        return recipe
+    is_path = isinstance(folder, str | os.PathLike | None)
+    if not (isinstance(recipe, str | os.PathLike) and is_path):
+        raise ValueError(f"recipe={recipe!r}, expected a name such as 'qwen3' or a path")
+    return read_recipe(os.fspath(recipe), folder)
 
 
 def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:

@@ -170,6 +170,20 @@ class TensorKeywords(ChoiceKeywords, total=False):
         ),
     ]
     reverse: Annotated[bool, Option("Use the files of rules the other way, NEW to OLD.")]
+    recipe: Annotated[
+        str | None,
+        Option(
+            "Write the names and axes of another framework: NAME or FILE, with :KEY=VALUE,...",
+            metavar="NAME",
+        ),
+    ]
+    hf_config: Annotated[
+        Path | None,
+        Option(
+            "Folder with the config.json of the model; its small files go beside the result.",
+            metavar="DIR",
+        ),
+    ]
     dtype: Annotated[
         str | Collection[str],
         Option(

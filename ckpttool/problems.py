@@ -196,6 +196,8 @@ CODES: Mapping[str, Code] = {
     "unscaled": _note("Float8 without scales, which no cast changes", inspect=None, verify=None),
     "narrowed": _note("weights of an unusual type that a cast narrows", inspect=None, verify=None),
     "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
+    "recipe": _error("a recipe does not fit the tensors, or lacks a value"),
+    "recipe_used": _note("how many tensors a recipe makes, and of which"),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values
     "dtype": _error("ranks hold a parameter in several element types"),

@@ -165,6 +165,24 @@ class Contents(Struct, frozen=True, kw_only=True):
         )
 
 
+class Rearranged(Struct, frozen=True):
+    """What a recipe makes of a checkpoint, beside the tensors with other axes.
+
+    Attributes
+    ----------
+    left_out
+        The tensors that the user does not want, with their bytes.
+    called
+        Old to new name of the tensors that keep their axes.
+    dtypes
+        The element types that the recipe asks for, by the names of the records.
+    """
+
+    left_out: Mapping[str, int]
+    called: Mapping[str, str]
+    dtypes: Mapping[str, str]
+
+
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     """A checkpoint, resolved to full tensors."""
 
@@ -181,6 +199,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     counting: frozenset[str] = frozenset()  # single numbers whose values count something
     weight_block: tuple[int, int] | None = None  # rows and columns of Float8 that share a scale
     unfiltered: Checkpoint | None = None  # with all tensors, if the user does not want all
+    rearranged: Rearranged | None = None  # as a recipe makes it
 
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
@@ -244,6 +263,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def new_names(self) -> Mapping[str, str]:
         """The names that change, wanted or not, with their new names."""
+        if self.rearranged is not None:
+            return {name: new for name, new in self.rearranged.called.items() if name != new}
         whole, rules = self.whole, self.options.tensors.renames
         return rename(rules, whole.names, whole.belongings) if rules else {}
 
@@ -309,6 +330,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def wanted_dtype(self, meta: TensorMeta) -> str:
         """Return the element type in which the user wants a tensor."""
         options = self.options.tensors
+        if self.rearranged is not None and meta.name in self.rearranged.dtypes:
+            return self.rearranged.dtypes[meta.name]
         if not options.casts:
             return meta.dtype
         return options.dtype_of(meta, self.belonging(meta.name))
@@ -332,6 +355,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     @property
     def left_out(self) -> Mapping[str, int]:
         """The tensors that the user does not want, with their bytes: full, or in all files."""
+        if self.rearranged is not None:
+            return self.rearranged.left_out
         whole = self.unfiltered
         if whole is None:
             return {}

@@ -479,6 +479,13 @@ def _build_resolve(**values: Any) -> ResolveOptions:
         of_tensors["rename"] = (*of_tensors["rename"], *rules)
     elif reverse:
         require_flag("--rename-file", ["reverse"])
+    folder = of_tensors.pop("hf_config", None)
+    if recipe := of_tensors.pop("recipe", None):
+        from ckpttool.strategy_files.recipe_files import read_recipe
+
+        of_tensors["recipe"] = read_recipe(recipe, folder)
+    elif folder:
+        require_flag("--recipe", ["hf_config"])
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 

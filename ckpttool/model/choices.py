@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, owners_of
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
 from ckpttool.model.patterns import Pattern, unmatched_problems
+from ckpttool.model.recipes import UsedRecipe
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
@@ -87,6 +88,8 @@ class TensorOptions(Struct, frozen=True, dict=True):
         weights in Float64, Float32, Float16 or BFloat16 that match no other pattern.
     on_overflow
         What becomes of a number that is too large for its new type: an error, or Inf.
+    recipe
+        The names and axes of another framework, which all wanted tensors get.
 
     Raises
     ------
@@ -108,6 +111,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
     called: Mapping[str, str] = {}
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
+    recipe: UsedRecipe | None = None
 
     def __post_init__(self) -> None:
         examples = {"include": "lm_head.*", "exclude": "adam_*", "dtype": "bf16"}
@@ -120,6 +124,8 @@ class TensorOptions(Struct, frozen=True, dict=True):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
             force_setattr(self, name, texts)
         _ = self.included, self.excluded, self.renames, self.casts  # what is malformed is refused
+        if self.recipe is not None and self.renames:
+            raise ValueError("a recipe gives all names, so there are no rules for names beside it")
         require_choice("on_overflow", self.on_overflow, get_args(OnOverflow))
 
     @cached_property

@@ -507,7 +507,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         def kind_of(term: Term) -> Hashable:
             source, kinds = term.source, kinds_of[term.input]
             key = source.slicing.key
-            kind = kinds.get(source.name)
+            kind = tuple(map(kinds.get, source.stored_names))
             return key, source.meta.dtype, term.weight, term.input, term.block, kind
 
         by_kind: dict[Hashable, list[Transfer]] = {}

@@ -130,6 +130,10 @@ class Arrangement(Struct, frozen=True):
             index.append(at)
         return tuple(index)
 
+    def overlaps(self, other: Arrangement) -> bool:
+        """Return whether two tensors have elements in common; their space is the same."""
+        return common(self.box, other.box) is not None
+
     def bounds(self, box: Region) -> Region:
         """Return the smallest region of the tensor that has a box of the space."""
         last = self.index([stop - 1 for stop in box.stop])

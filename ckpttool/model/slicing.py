@@ -259,6 +259,13 @@ class FullTensor(Struct, frozen=True, gc=False):
         return self.slicing.layout
 
     @property
+    def stored_names(self) -> tuple[str, ...]:
+        """The names of the tensors in the files that hold its elements."""
+        if isinstance(self.slicing, RearrangedSlicing):
+            return tuple(part.name for part in self.slicing.parts)
+        return (self.name,)
+
+    @property
     def own_ranks(self) -> tuple[int, ...]:
         """The ranks that have a tensor of their own; () if it is one tensor for all."""
         return self.known_by.ranks if isinstance(self.known_by, Own) else ()
@@ -277,6 +284,8 @@ class FullTensor(Struct, frozen=True, gc=False):
         """The distinct shapes of the slices, that of the first slice first."""
         if isinstance(self.slicing, BoxSlicing):
             return tuple(dict.fromkeys(boxes[0].region.shape for boxes in self.slicing.slices))
+        if isinstance(self.slicing, RearrangedSlicing):
+            return (self.meta.shape,)
         return tuple(dict.fromkeys(self.layout.slice_shapes(self.meta.shape)))
 
     @property
@@ -476,10 +485,8 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> Hashable:
-        """See `LayoutSlicing`; with names, since files have the parts in different places."""
-        return self.arrangement, tuple(
-            (it.name, it.slicing.key, it.arrangement) for it in self.parts
-        )
+        """See `LayoutSlicing`."""
+        return self.arrangement, tuple((it.slicing.key, it.arrangement) for it in self.parts)
 
     @property
     def distribution_key(self) -> Hashable:

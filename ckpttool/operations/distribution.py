@@ -180,7 +180,7 @@ def distribute_target(
             (
                 transfer.layouts,
                 transfer.source.slicing.key,
-                id(catalog.holders[transfer.source.name]),
+                tuple(id(catalog.holders[name]) for name in transfer.source.stored_names),
             )
             for transfer in of_name
         )

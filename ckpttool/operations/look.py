@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.discovery.scan import CheckpointFiles
 from ckpttool.formats import read_indexes
+from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
@@ -186,10 +188,27 @@ def look(
     if checkpoint is not None:
         unsaid = _harmless() if command == "verify" and contents == "samples" else ()
         found.add(*run_checks(checkpoint, shown, command, unsaid, misfits))
+    if checkpoint is not None and not (shown.is_incomplete or found.has_errors):
+        checkpoint = _rearranged(checkpoint, found)
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
+
+
+def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint:
+    """Return the checkpoint as the recipe makes it that the user names, if there is one."""
+    if (recipe := checkpoint.options.tensors.recipe) is None:
+        return checkpoint
+    from ckpttool.checkpoint.rearrange import rearrange
+    from ckpttool.strategy_files.recipe_files import CONFIG, read_config
+
+    beside = Path(checkpoint.catalog.root, CONFIG)
+    if not recipe.config and is_file(beside):
+        recipe = replace(recipe, config=read_config(beside))
+    made, problems = rearrange(checkpoint, recipe)
+    found.add(*problems)
+    return made
 
 
 def _harmless() -> Collection[str]:

@@ -24,7 +24,7 @@ from ckpttool.model.manifest import (
     StrategyFile,
 )
 from ckpttool.model.plan import Plan, Term
-from ckpttool.model.slicing import BoxSlicing
+from ckpttool.model.slicing import BoxSlicing, RearrangedSlicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
 
@@ -144,8 +144,10 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
     Records are shown in the words of earlier versions, whose runs go on.
     """
     source, slicing = term.source, term.source.slicing
-    if isinstance(slicing, BoxSlicing):
-        how: object = slicing.slice_counts
+    if isinstance(slicing, RearrangedSlicing):
+        how: object = slicing.key, source.stored_names
+    elif isinstance(slicing, BoxSlicing):
+        how = slicing.slice_counts
     else:
         how = _show_layout(source.layout)
     rare: list[object] = [source.own_ranks] if source.own_ranks else []

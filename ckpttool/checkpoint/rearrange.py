@@ -1,0 +1,197 @@
+"""A checkpoint as a recipe makes it: tensors with the names and axes of the other side.
+
+Every tensor that is wanted is used by a rule, and every tensor that the rules ask for is made.  So
+what a recipe does not know stops the command before the first byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
+
+from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
+from ckpttool.model.joining import format_names
+from ckpttool.model.rearranged import Arrangement
+from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
+
+
+def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, list[Diagnostic]]:
+    """Return a checkpoint with the tensors that a recipe makes, and what is wrong or to be said.
+
+    The direction follows from the names.  If anything is wrong the checkpoint is as it was.
+    """
+    try:
+        return _Rearranging(checkpoint, used).run()
+    except LookupError as error:
+        (name,) = error.args
+        hint = f"--recipe {used.recipe.recipe}:{name}=VALUE"
+        question = used.recipe.question(str(name))
+        return checkpoint, [Diagnostic("recipe", "it is not known", facts=question, hint=hint)]
+
+
+class _Rearranging:
+    def __init__(self, checkpoint: Checkpoint, used: UsedRecipe) -> None:
+        self._checkpoint, self._used = checkpoint, used
+        recipe, values = used.recipe, used.values
+        self._relations = [*recipe.relations(values)]
+        self._copies = [*recipe.copied(values)]
+        self._stored = {tensor.name: tensor for tensor in checkpoint.tensors}
+        ours = {recipe.spelled(name): name for name in self._stored}
+        rules = [{name for it in self._relations for name in it.sides[side]} for side in (0, 1)]
+        hits = len(rules[0] & ours.keys()), len(rules[1] & self._stored.keys())
+        self._side = 0 if hits[0] >= hits[1] else 1
+        self._names = {name: name for name in self._stored} if self._side else ours
+        self._is_of_family = any(hits)
+        self._problems: list[Diagnostic] = []
+        self._made: dict[str, FullTensor] = {}
+        self._called: dict[str, str] = {}
+        self._dtypes: dict[str, str] = {}
+        self._used_names = set[str]()
+
+    def run(self) -> tuple[Checkpoint, list[Diagnostic]]:
+        checkpoint, recipe = self._checkpoint, self._used.recipe
+        if not self._is_of_family:
+            message = f"no tensor has a name of the recipe {recipe.recipe}"
+            facts = f"found {shorten(self._stored, 2)}"
+            return checkpoint, [self._problem(message, facts, "--recipe of this model's family")]
+        missing: list[str] = []
+        for relation in self._relations:
+            absent = [name for name in relation.sides[self._side] if name not in self._names]
+            missing += absent
+            if not absent:
+                self._add(relation)
+        self._add_copies()
+        self._report(missing)
+        if self._problems:
+            return checkpoint, self._problems
+        kept = [self._stored[name] for name in self._called]
+        rearranged = Rearranged(checkpoint.left_out, self._called, self._dtypes)
+        tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
+        made = replace(
+            checkpoint,
+            records=(*kept, *self._made.values()),
+            options=replace(checkpoint.options, tensors=tensors),
+            unfiltered=None,
+            rearranged=rearranged,
+        )
+        return made, [self._note()]
+
+    def _add(self, relation: Relation) -> None:
+        """Add the tensors of the other side that a relation makes."""
+        called = {self._names[name]: name for name in relation.sides[self._side]}
+        self._used_names.update(called)
+        others = relation.sides[1 - self._side]
+        if not any(relation.sides[0].values()):
+            ((old, _),) = called.items()
+            (new,) = map(self._written, others)
+            self._called[old] = new
+            if relation.dtype:
+                self._dtypes[old] = relation.dtype
+            return
+        sources = {name: self._stored[old] for old, name in called.items()}
+        shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
+        dtypes = {tensor.meta.dtype for tensor in sources.values()}
+        if len(dtypes) > 1:
+            facts = f"{shorten(called, 3)}: {', '.join(sorted(dtypes))}"
+            self._problems.append(self._problem("parts of one tensor have several types", facts))
+            return
+        try:
+            given, wanted = arrange(relation, self._side, shapes)
+        except ValueError as error:
+            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.recipe.recipe}`"
+            self._problems.append(
+                self._problem("a shape is not that of the rule", str(error), hint)
+            )
+            return
+        parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
+        first = next(iter(sources.values()))
+        for name, arrangement in zip(map(self._written, wanted), wanted.values(), strict=True):
+            of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
+            self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
+            if relation.dtype:
+                self._dtypes[name] = relation.dtype
+
+    def _written(self, name: str) -> str:
+        recipe, values = self._used.recipe, self._used.values
+        return recipe.written_as(name, values) if self._side else name
+
+    def _add_copies(self) -> None:
+        news = {new: old for old, new in self._called.items()}
+        for name, of, is_written in self._copies:
+            if self._side:
+                self._used_names.add(name)
+            elif is_written and of in news:
+                tensor = self._stored[news[of]]
+                axes = tuple((axis,) for axis in range(len(tensor.meta.shape)))
+                whole = Arrangement(axes, Region.whole(tensor.meta.shape))
+                slicing = RearrangedSlicing(whole, (_part(tensor, whole),))
+                self._made[name] = _made_of(tensor, name, slicing)
+
+    def _report(self, missing: list[str]) -> None:
+        recipe = self._used.recipe
+        unknown = {t.name for t in self._checkpoint.records} - self._stored.keys()
+        if missing := [name for name in missing if name not in unknown]:
+            message = (
+                f"{count(len(missing), 'tensor')} of the recipe {recipe.recipe} are in no file"
+            )
+            self._problems.append(self._problem(message, format_names(missing)))
+        rest = [name for name in self._stored if name not in self._used_names]
+        reasons = self._unused()
+        if rest := [name for name in rest if name not in reasons]:
+            states = [n for n in rest if not self._checkpoint.belonging(n).is_model]
+            hint = (
+                "--weights-only" if states else f"--exclude, or another recipe than {recipe.recipe}"
+            )
+            message = f"{count(len(rest), 'tensor')} that no rule of {recipe.recipe} knows"
+            self._problems.append(self._problem(message, format_names(rest), hint))
+        both = [name for name, number in Counter(self._called.values()).items() if number > 1]
+        both += [*(self._made.keys() & {*self._called.values()})]
+        if both:
+            message = f"two rules make one tensor of {SIDES[1 - self._side]}"
+            self._problems.append(self._problem(message, shorten(both, 3)))
+
+    def _unused(self) -> Mapping[str, str]:
+        if self._side:
+            return {}
+        patterns = self._used.recipe.unused.items()
+        return {
+            name: reason
+            for name in self._stored
+            for pattern, reason in patterns
+            if fnmatchcase(name, pattern)
+        }
+
+    def _note(self) -> Diagnostic:
+        by_axes = {name for tensor in self._made.values() for name in tensor.stored_names}
+        used = len(self._used_names)
+        message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe "
+        message += (
+            f"{self._used.recipe.recipe}: {len(self._called)} by name, {len(by_axes)} by axes"
+        )
+        facts = []
+        if reasons := self._unused():
+            facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")
+        if left := self._checkpoint.left_out:
+            facts.append(f"left out by options: {count(len(left), 'tensor')}")
+        return replace(self._problem(message, "; ".join(facts)), code="recipe_used")
+
+    def _problem(self, message: str, facts: str = "", hint: str = "") -> Diagnostic:
+        where = self._checkpoint.catalog.root
+        return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+
+
+def _part(tensor: FullTensor, arrangement: Arrangement) -> Part:
+    assert not isinstance(tensor.slicing, RearrangedSlicing), "it is in files"
+    return Part(tensor.name, tensor.slicing, arrangement)
+
+
+def _made_of(like: FullTensor, name: str, slicing: RearrangedSlicing) -> FullTensor:
+    meta = replace(like.meta, name=name, shape=slicing.arrangement.shape)
+    return FullTensor(meta, slicing, like.known_by)

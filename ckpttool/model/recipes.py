@@ -1,0 +1,530 @@
+"""Recipes: how the tensors of one family of models are called and laid out elsewhere.
+
+A recipe is data.  Its rules have two sides, MindSpore's and Hugging Face's, and names with holes:
+``decoder.layers.{i}.input_layernorm.weight``.  `Recipe.relations` fills the holes from the
+configuration of a model, so that every name of both sides is known before any file is looked at.
+Nothing is matched by a pattern: a name that no rule gives is a leftover, and the caller says so.
+
+Expressions, of sizes and in holes, have the syntax of Python; `evaluate` knows a few operators and
+no functions but ``range``.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ckpttool.model.rearranged import Arrangement, Factor, common, parse_axes
+from ckpttool.model.region import Region
+from ckpttool.wording import any_of, format_shape, shorten
+
+Value = object  # of an expression: a number, a text, a truth value, a range, or None
+SIDES = ("MindSpore", "Hugging Face")
+_HOLE = re.compile(r"\{([^{}]*)\}")
+_OPERATORS: Mapping[type, Callable[..., Value]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, values: value in (values or ()),
+    ast.NotIn: lambda value, values: value not in (values or ()),
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+}
+
+
+@lru_cache(maxsize=4096)  # a recipe has few expressions, each for many layers
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r} is no expression") from error
+
+
+def evaluate(text: str, values: Mapping[str, Value]) -> Value:
+    """Return the value of an expression; a name that nothing gives is None.
+
+    Raises
+    ------
+    ValueError
+        It is no expression, or has what these do not have.
+    LookupError
+        It computes with a name that nothing gives.
+
+    Examples
+    --------
+    >>> evaluate("head_dim or hidden_size // heads", {"hidden_size": 64, "heads": 4})
+    16
+    """
+
+    def of(node: ast.expr) -> Value:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                if isinstance(value := values.get(name), Unanswered):
+                    raise LookupError(name)
+                return value
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return compute(type(op), left, right)
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                if isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
+                    return _OPERATORS[type(op)](of(left), of(right))
+                return compute(type(op), left, right)
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](of(operand))
+            case ast.BoolOp(op=op, values=parts):
+                is_or = isinstance(op, ast.Or)
+                every = [*map(of, parts)]
+                return next((it for it in every[:-1] if bool(it) == is_or), every[-1])
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return of(body if of(test) else other)
+            case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]):
+                numbers = [number(part) for part in parts]
+                return range(*numbers)
+            case ast.ListComp(
+                elt=elt, generators=[ast.comprehension(target=ast.Name(id=name)) as of_]
+            ):
+                inner = [{**values, name: value} for value in sequence(of_.iter)]
+                kept = (it for it in inner if all(_evaluate(test, it) for test in of_.ifs))
+                return [_evaluate(elt, it) for it in kept]
+        raise ValueError(f"{text!r} has more than names, numbers and operators")
+
+    def compute(op: type, left: ast.expr, right: ast.expr) -> Value:
+        return _OPERATORS[op](number(left), number(right))
+
+    def number(node: ast.expr) -> int:
+        value = of(node)
+        if not isinstance(value, int):
+            raise LookupError(ast.unparse(node))
+        return value
+
+    def sequence(node: ast.expr) -> Iterable[Value]:
+        value = of(node)
+        if not isinstance(value, range | list | tuple):
+            raise LookupError(ast.unparse(node))
+        return value
+
+    return of(_parse(text))
+
+
+def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Value:
+    return evaluate(ast.unparse(node), values)
+
+
+class Unanswered(Struct, frozen=True):
+    """The value of a choice that nobody has made; no expression computes with it."""
+
+
+class Choice(Struct, frozen=True, forbid_unknown_fields=True):
+    """What names do not tell: ``values``, of which the configuration or the user names one.
+
+    ``config`` is a key of the configuration that says whether it is the first; ``why`` is where a
+    person finds it.
+    """
+
+    values: tuple[str, str]
+    config: str
+    why: str
+
+
+class Rule(Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of both sides that have the same elements.
+
+    Attributes
+    ----------
+    loops
+        The holes, and the values of each: there is a relation for each of them.
+    condition
+        Whether there are these tensors at all.
+    names
+        Names that are one tensor on each side, with the same axes.
+    mindspore, huggingface
+        Names with their axes, as `parse_axes` reads them.  MindSpore's may have several shapes,
+        parted by ``|``; which of them is written is the number that ``written`` gives.
+    each
+        More holes: of names in one relation.
+    sizes
+        Sizes of factors, beside those of the recipe.
+    dtype
+        The element type on both sides, if that is always the same.
+    """
+
+    loops: Mapping[str, str] = field(default_factory=dict, name="for")
+    condition: str = field(default="True", name="if")
+    names: Mapping[str, str] = {}
+    mindspore: Mapping[str, str] = {}
+    huggingface: Mapping[str, str] = {}
+    each: Mapping[str, str] = {}
+    sizes: Mapping[str, str] = {}
+    written: str = "0"
+    dtype: str = ""
+
+
+class Prefix(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names that other rules give with another beginning on the side of MindSpore."""
+
+    old: str
+    new: str
+    loops: Mapping[str, str] = field(default_factory=dict, name="for")
+
+
+class Copies(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names on the side of Hugging Face that hold what another tensor there has.
+
+    They are not read.  They are written unless ``written`` is false.
+    """
+
+    names: Mapping[str, str]
+    loops: Mapping[str, str] = field(default_factory=dict, name="for")
+    condition: str = field(default="True", name="if")
+    written: bool = True
+
+
+class Relation(Struct, frozen=True, gc=False):
+    """Tensors of both sides with the same elements: their names, and their axes or "".
+
+    ``values`` are those of the expressions in the axes.
+    """
+
+    sides: tuple[Mapping[str, str], Mapping[str, str]]
+    values: Mapping[str, Value]
+    written: str = "0"
+    dtype: str = ""
+
+
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
+    """The names and axes of a family of models, here and there.
+
+    Attributes
+    ----------
+    recipe, version, source
+        Its name and version, and what was read or run to make it.
+    sizes
+        Names and expressions of the configuration, each of which may use those before it.
+    choices
+        What the names do not tell.
+    rules, prefixes, copies
+        The tensors.
+    spellings
+        Other ends of MindSpore's names, which are read as well.
+    modes
+        Those that are written if the choice ``mode`` is made so.
+    unused
+        Patterns of MindSpore's names that have no counterpart, with the reason.
+    """
+
+    recipe: str
+    version: int
+    source: str
+    extends: str = ""
+    sizes: Mapping[str, str] = {}
+    choices: Mapping[str, Choice] = {}
+    rules: tuple[Rule, ...] = ()
+    prefixes: tuple[Prefix, ...] = ()
+    copies: tuple[Copies, ...] = ()
+    spellings: Mapping[str, str] = {}
+    modes: Mapping[str, Mapping[str, str]] = {}
+    unused: Mapping[str, str] = {}
+
+    def over(self, base: Recipe) -> Recipe:
+        """Return the recipe with the rules of another before its own, and its own sizes."""
+        return replace(
+            self,
+            extends="",
+            sizes={**base.sizes, **self.sizes},
+            choices={**base.choices, **self.choices},
+            rules=(*base.rules, *self.rules),
+            prefixes=(*base.prefixes, *self.prefixes),
+            copies=(*base.copies, *self.copies),
+            spellings={**base.spellings, **self.spellings},
+            modes={**base.modes, **self.modes},
+            unused={**base.unused, **self.unused},
+        )
+
+    def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the values of the names in expressions, from the configuration of a model."""
+        values = dict(config)
+        for name, choice in self.choices.items():
+            if choice.config in config:
+                values.setdefault(name, choice.values[0 if config[choice.config] else 1])
+            values.setdefault(name, Unanswered())
+        for name, text in self.sizes.items():
+            if name not in config:
+                values[name] = evaluate(text, values)
+        return values
+
+    def relations(self, values: Mapping[str, Value]) -> Iterator[Relation]:
+        """Yield the relations of all tensors of a model; see `values`.
+
+        Raises
+        ------
+        LookupError
+            The configuration lacks what a rule needs.
+        ValueError
+            A rule is malformed.
+        """
+        moved = dict(self._moved(values))
+
+        def here(name: str) -> str:
+            starts = (old for old in moved if name.startswith(old))
+            return next((moved[old] + name.removeprefix(old) for old in starts), name)
+
+        for rule in self.rules:
+            for of_loop in _loop(rule.loops, values):
+                if not evaluate(rule.condition, of_loop):
+                    continue
+                for old, new in rule.names.items():
+                    sides = {here(_fill(old, of_loop)): ""}, {_fill(new, of_loop): ""}
+                    yield Relation(sides, of_loop, dtype=rule.dtype)
+                if rule.mindspore:
+                    every = [*_loop(rule.each, of_loop)]
+                    sizes = dict(of_loop)
+                    for name, text in rule.sizes.items():
+                        sizes[name] = evaluate(text, sizes)
+                    ours = {here(n): t for n, t in _fill_all(rule.mindspore, every)}
+                    theirs = dict(_fill_all(rule.huggingface, every))
+                    yield Relation((ours, theirs), sizes, rule.written, rule.dtype)
+
+    def copied(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str, bool]]:
+        """Yield the names of copies, those of what they hold, and whether they are written."""
+        for copies in self.copies:
+            for of_loop in _loop(copies.loops, values):
+                if evaluate(copies.condition, of_loop):
+                    for name, of in copies.names.items():
+                        yield _fill(name, of_loop), _fill(of, of_loop), copies.written
+
+    def _moved(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+        for prefix in self.prefixes:
+            for of_loop in _loop(prefix.loops, values):
+                yield _fill(prefix.old, of_loop), _fill(prefix.new, of_loop)
+
+    def spelled(self, name: str) -> str:
+        """Return the usual spelling of a name on the side of MindSpore."""
+        for end, usual in self.spellings.items():
+            if name.endswith(end):
+                return name.removesuffix(end) + usual
+        return name
+
+    def written_as(self, name: str, values: Mapping[str, Value]) -> str:
+        """Return the spelling of a name of MindSpore that is written."""
+        for end, other in self.modes.get(str(values.get("mode")), {}).items():
+            if name.endswith(end):
+                return name.removesuffix(end) + other
+        return name
+
+    def question(self, name: str) -> str:
+        """Return what to ask for a name of which an expression needs the value."""
+        choice = self.choices.get(name)
+        if choice is None:
+            return f"{name}: the configuration lacks it"
+        return f"{name}: {any_of(choice.values)}{choice.why and f' ({choice.why})'}"
+
+
+def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
+    of_holes = []
+    for text in loops.values():
+        of_hole = evaluate(text, values)
+        if not isinstance(of_hole, range | list | tuple):
+            raise LookupError(text)
+        of_holes.append(of_hole)
+    for chosen in product(*of_holes):
+        yield {**values, **dict(zip(loops, chosen, strict=True))}
+
+
+def _fill(name: str, values: Mapping[str, Value]) -> str:
+    def of(match: re.Match[str]) -> str:
+        value = values.get(match[1]) if match[1] in values else evaluate(match[1], values)
+        return str(value)
+
+    return _HOLE.sub(of, name)
+
+
+def _fill_all(
+    names: Mapping[str, str], every: Iterable[Mapping[str, Value]]
+) -> Iterator[tuple[str, str]]:
+    """Yield names and axes with their holes filled, those of the axes as well."""
+    for values in every:
+        for name, axes in names.items():
+            yield _fill(name, values), _fill(axes, values)
+
+
+def arrange(
+    relation: Relation, side: int, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Arrangement], dict[str, Arrangement]]:
+    """Return the arrangements of the tensors of both sides, the given one first.
+
+    ``shapes`` are those of the tensors of that side, which are in files.
+
+    Raises
+    ------
+    ValueError
+        The shapes are not those of the rule, or its two sides have not the same elements.
+    LookupError
+        A size is not known.
+    """
+    texts = [
+        {name: _choose(text, len(shapes[name])) for name, text in relation.sides[side].items()},
+        {name: _written(text, relation) for name, text in relation.sides[1 - side].items()},
+    ]
+    sizes: dict[str, int] = {}
+    names = dict.fromkeys(
+        factor.name
+        for of_side in texts
+        for text in of_side.values()
+        for axis in (*parse_axes(text)[0], parse_axes(text)[1])
+        for factor in axis
+    )
+    for name in names:
+        value = relation.values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            sizes[name] = value
+    for name, text in texts[0].items():
+        _solve(name, parse_axes(text)[0], shapes[name], sizes, relation.values)
+    if lacking := [name for name in names if name not in sizes]:
+        raise LookupError(lacking[0])
+    space = [*names]
+    found = tuple(
+        {name: _arrangement(text, space, sizes, relation.values) for name, text in of_side.items()}
+        for of_side in texts
+    )
+    for name, arrangement in found[0].items():
+        if arrangement.shape != shapes[name]:
+            expected = format_shape(arrangement.shape)
+            raise ValueError(f"{name} is {format_shape(shapes[name])}, expected {expected}")
+    for of_side in found:
+        _require_tiles(of_side, [sizes[name] for name in space])
+    return found[0], found[1]
+
+
+def _choose(text: str, ndim: int) -> str:
+    """Return the axes of a tensor with so many, of several that it may have."""
+    texts = [part.strip() for part in text.split("|")]
+    return next((part for part in texts if len(parse_axes(part)[0]) == ndim), texts[0])
+
+
+def _written(text: str, relation: Relation) -> str:
+    texts = text.split("|")
+    number = evaluate(relation.written, relation.values) if texts[1:] else 0
+    assert isinstance(number, int), f"{relation.written}: the number of a shape"
+    return texts[number].strip()
+
+
+def _ends(factor: Factor, size: int, values: Mapping[str, Value]) -> tuple[int, int]:
+    """Return the part of a factor that a tensor has."""
+
+    def at(text: str, default: int) -> int:
+        if not text:
+            return default
+        value = evaluate(text, values)
+        if not isinstance(value, int):
+            raise LookupError(text)
+        return value
+
+    start = at(factor.start, 0)
+    stop = start + 1 if factor.is_index else at(factor.stop, size)
+    if not 0 <= start < stop <= size:
+        raise ValueError(f"{factor.name}[{start}:{stop}] of {size}")
+    return start, stop
+
+
+def _solve(
+    name: str,
+    axes: Sequence[Sequence[Factor]],
+    shape: Sequence[int],
+    sizes: dict[str, int],
+    values: Mapping[str, Value],
+) -> None:
+    """Add the sizes of factors that follow from a shape: of one in each axis at most."""
+    if len(axes) != len(shape):
+        raise ValueError(f"{name} has {len(shape)} axes, expected {len(axes)}")
+    for axis, size in zip(axes, shape, strict=True):
+        unknown = [factor for factor in axis if factor.name not in sizes]
+        known = (_ends(it, sizes[it.name], values) for it in axis if it.name in sizes)
+        inner = prod(stop - start for start, stop in known)
+        if not unknown and inner == size:
+            continue
+        if len(unknown) > 1:
+            raise LookupError(unknown[0].name)
+        if not unknown or size % inner:
+            factors = " ".join(f"{it.name}={sizes.get(it.name, '?')}" for it in axis)
+            raise ValueError(f"{name}: an axis of {size}, expected {factors}")
+        (factor,) = unknown
+        if factor.stop or factor.is_index:
+            raise LookupError(factor.name)
+        start = evaluate(factor.start, values) if factor.start else 0
+        assert isinstance(start, int), f"{factor.start}: a number"
+        sizes[factor.name] = size // inner + start
+
+
+def _arrangement(
+    text: str, space: Sequence[str], sizes: Mapping[str, int], values: Mapping[str, Value]
+) -> Arrangement:
+    axes, rest = parse_axes(text)
+    place = {name: number for number, name in enumerate(space)}
+    start, stop = [0] * len(space), [sizes[name] for name in space]
+    mentioned = set[str]()
+    for factor in (*(factor for axis in axes for factor in axis), *rest):
+        number = place[factor.name]
+        start[number], stop[number] = _ends(factor, sizes[factor.name], values)
+        mentioned.add(factor.name)
+    if absent := [name for name in space if name not in mentioned and sizes[name] > 1]:
+        raise ValueError(f"{text!r} does not say which part of {absent[0]} it has")
+    numbers = tuple(tuple(place[factor.name] for factor in axis) for axis in axes)
+    return Arrangement(numbers, Region(tuple(start), tuple(stop)))
+
+
+def _require_tiles(tensors: Mapping[str, Arrangement], sizes: Sequence[int]) -> None:
+    """Raise `ValueError` unless the tensors have each element of a space once."""
+    names = [*tensors]
+    if sum(it.box.size for it in tensors.values()) != prod(sizes):
+        raise ValueError(f"{shorten(names, 3)}: not all elements of the other side")
+    if pair := _find_overlap(tuple(it.box for it in tensors.values())):
+        raise ValueError(f"{names[pair[0]]} and {names[pair[1]]} have the same elements")
+
+
+@lru_cache(maxsize=64)  # the layers of a model are alike
+def _find_overlap(boxes: tuple[Region, ...]) -> tuple[int, int] | None:
+    pairs = ((i, j) for j in range(len(boxes)) for i in range(j))
+    return next((pair for pair in pairs if common(boxes[pair[0]], boxes[pair[1]])), None)
+
+
+class UsedRecipe(Struct, frozen=True, dict=True):
+    """A recipe, and the model that it is used for.
+
+    Attributes
+    ----------
+    recipe
+        The recipe.
+    given
+        Values that the user gives; they replace those of the configuration.
+    config
+        The configuration of the model.
+    folder
+        The folder that has it, whose other files go beside the result; "" for none.
+    """
+
+    recipe: Recipe
+    given: Mapping[str, Value] = {}
+    config: Mapping[str, Value] = {}
+    folder: str = ""
+
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        """The values of the names in expressions."""
+        return self.recipe.values({**self.config, **self.given})

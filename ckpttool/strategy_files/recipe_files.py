@@ -1,0 +1,93 @@
+"""Files with recipes (``--recipe``), and the configurations of models.
+
+A file is YAML with the fields of `ckpttool.model.recipes.Recipe`; some come with the package.  One
+may extend another that does, whose rules are then its first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ckpttool.formats.local import is_file, read_file, stat_file
+from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.recipes import Recipe, UsedRecipe, Value
+from ckpttool.problems import FormatError, RulesError, StrategyError
+from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
+from ckpttool.wording import any_of
+
+CONFIG = "config.json"
+_FOLDER = Path(__file__).with_name("recipes")
+_BASES = ("mcore-moe",)  # what others extend, of no model by itself
+SHIPPED = ("deepseek-v3", "glm4", "glm4-moe", "llama", "mcore", "qwen2", "qwen3", "qwen3-moe")
+
+
+def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> UsedRecipe:
+    """Return a recipe from ``NAME`` or ``FILE``, with ``:KEY=VALUE,...`` or without.
+
+    ``folder`` has the ``config.json`` of the model.
+
+    Raises
+    ------
+    RulesError
+        There is no such recipe, or the file is malformed.
+    FormatError
+        The configuration is no JSON object.
+    OSError
+        A file cannot be read.
+    """
+    path, _, given = text.partition(":") if not is_file(text) else (text, "", "")
+    values: dict[str, Value] = {}
+    for pair in filter(None, given.split(",")):
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise RulesError(text, f"{pair!r} is not KEY=VALUE", f"{path}:fc1=interleaved")
+        values[key] = int(value) if value.isdigit() else value
+    recipe = _read(path)
+    for name, choice in recipe.choices.items():
+        if name in values and values[name] not in choice.values:
+            raise RulesError(text, f"{name} is not {values[name]}", any_of(choice.values))
+    config = {} if folder is None else read_config(Path(folder, CONFIG))
+    return UsedRecipe(recipe, values, config, "" if folder is None else os.fspath(folder))
+
+
+def read_config(path: str | os.PathLike[str]) -> Mapping[str, Value]:
+    """Return the configuration of a model; its ``text_config`` if it has several parts."""
+    try:
+        config = parse_json(read_file(os.fspath(path)))
+    except ValueError as error:
+        raise FormatError(os.fspath(path), 0, str(error)) from error
+    if not isinstance(config, dict):
+        raise FormatError(os.fspath(path), 0, "not an object of a model's configuration")
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def _read(path: str) -> Recipe:
+    is_shipped = path in (*SHIPPED, *_BASES) and not is_file(path)
+    file = os.fspath(_FOLDER / f"{path}.yaml") if is_shipped else path
+    if not is_file(file):
+        raise RulesError(path, "no such recipe", f"{any_of(SHIPPED)}, or a YAML file")
+    if (size := stat_file(file).nbytes) > MAX_BYTES:
+        raise RulesError(
+            path, f"{size} bytes are too many for a recipe", facts=f"most: {MAX_BYTES}"
+        )
+    try:
+        recipe = msgspec.convert(_plain(parse_yaml(read_file(file), path)), Recipe, strict=False)
+    except msgspec.ValidationError as error:
+        raise RulesError(path, str(error), "`ckpttool help recipe`") from error
+    except StrategyError as error:
+        _, reason, hint, facts = error.args
+        raise RulesError(error.args[0], reason, hint, facts) from error
+    return recipe.over(_read(recipe.extends)) if recipe.extends else recipe
+
+
+def _plain(node: Node) -> object:
+    """Return the value of a document without places."""
+    value = node.value
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [*map(_plain, value)] if isinstance(value, tuple) else value
