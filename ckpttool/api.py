@@ -789,9 +789,10 @@ def _recipe_of(recipe: object, folder: object) -> UsedRecipe | None:
         raise ValueError("hf_config= is the model of recipe=, which is not given")
     if recipe is None or isinstance(recipe, UsedRecipe):
         return recipe
-    is_path = isinstance(folder, str | os.PathLike | None)
-    if not (isinstance(recipe, str | os.PathLike) and is_path):
+    if not isinstance(recipe, str | os.PathLike):
         raise ValueError(f"recipe={recipe!r}, expected a name such as 'qwen3' or a path")
+    if not isinstance(folder, str | os.PathLike | None):
+        raise ValueError(f"hf_config={folder!r}, expected the path of a folder")
     return read_recipe(os.fspath(recipe), folder)
 
 

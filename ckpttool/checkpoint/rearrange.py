@@ -106,9 +106,8 @@ class _Rearranging:
             given, wanted = arrange(relation, self._side, shapes)
         except ValueError as error:
             hint = f"--hf-config of this model; `ckpttool recipe show {self._used.recipe.recipe}`"
-            self._problems.append(
-                self._problem("a shape is not that of the rule", str(error), hint)
-            )
+            problem = self._problem("a shape is not that of the rule", str(error), hint)
+            self._problems.append(problem)
             return
         parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
         first = next(iter(sources.values()))
@@ -135,21 +134,17 @@ class _Rearranging:
                 self._made[name] = _made_of(tensor, name, slicing)
 
     def _report(self, missing: list[str]) -> None:
-        recipe = self._used.recipe
+        recipe = self._used.recipe.recipe
         unknown = {t.name for t in self._checkpoint.records} - self._stored.keys()
         if missing := [name for name in missing if name not in unknown]:
-            message = (
-                f"{count(len(missing), 'tensor')} of the recipe {recipe.recipe} are in no file"
-            )
+            message = f"{count(len(missing), 'tensor')} of the recipe {recipe} are in no file"
             self._problems.append(self._problem(message, format_names(missing)))
         rest = [name for name in self._stored if name not in self._used_names]
         reasons = self._unused()
         if rest := [name for name in rest if name not in reasons]:
             states = [n for n in rest if not self._checkpoint.belonging(n).is_model]
-            hint = (
-                "--weights-only" if states else f"--exclude, or another recipe than {recipe.recipe}"
-            )
-            message = f"{count(len(rest), 'tensor')} that no rule of {recipe.recipe} knows"
+            hint = "--weights-only" if states else f"--exclude, or another recipe than {recipe}"
+            message = f"{count(len(rest), 'tensor')} that no rule of {recipe} knows"
             self._problems.append(self._problem(message, format_names(rest), hint))
         both = [name for name, number in Counter(self._called.values()).items() if number > 1]
         both += [*(self._made.keys() & {*self._called.values()})]
@@ -170,11 +165,9 @@ class _Rearranging:
 
     def _note(self) -> Diagnostic:
         by_axes = {name for tensor in self._made.values() for name in tensor.stored_names}
-        used = len(self._used_names)
-        message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe "
-        message += (
-            f"{self._used.recipe.recipe}: {len(self._called)} by name, {len(by_axes)} by axes"
-        )
+        recipe, used = self._used.recipe, len(self._used_names)
+        message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe {recipe.recipe}: "
+        message += f"{len(self._called)} by name, {len(by_axes)} by axes"
         facts = []
         if reasons := self._unused():
             facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")

@@ -74,8 +74,8 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
 
     def of(node: ast.expr) -> Value:
         match node:
-            case ast.Constant(value=value):
-                return value
+            case ast.Constant(value=constant):
+                return constant
             case ast.Name(id=name):
                 if isinstance(value := values.get(name), Unanswered):
                     raise LookupError(name)
@@ -92,16 +92,18 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
                 is_or = isinstance(op, ast.Or)
                 every = [*map(of, parts)]
                 return next((it for it in every[:-1] if bool(it) == is_or), every[-1])
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return [*map(of, parts)]
             case ast.IfExp(test=test, body=body, orelse=other):
                 return of(body if of(test) else other)
             case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]):
                 numbers = [number(part) for part in parts]
                 return range(*numbers)
-            case ast.ListComp(
-                elt=elt, generators=[ast.comprehension(target=ast.Name(id=name)) as of_]
-            ):
-                inner = [{**values, name: value} for value in sequence(of_.iter)]
-                kept = (it for it in inner if all(_evaluate(test, it) for test in of_.ifs))
+            case ast.ListComp(elt=elt, generators=[ast.comprehension(ast.Name(id=name)) as loop]):
+                used = {it.id for it in ast.walk(node) if isinstance(it, ast.Name)}
+                outer = {name: values.get(name) for name in used}
+                inner = [{**outer, name: item} for item in sequence(loop.iter)]
+                kept = (it for it in inner if all(_evaluate(test, it) for test in loop.ifs))
                 return [_evaluate(elt, it) for it in kept]
         raise ValueError(f"{text!r} has more than names, numbers and operators")
 
@@ -208,6 +210,17 @@ class Relation(Struct, frozen=True, gc=False):
     dtype: str = ""
 
 
+class _Values(dict[str, Value]):
+    """Values, some of which are computed when another needs them: a family replaces some."""
+
+    texts: dict[str, str]
+
+    def get(self, name: str, default: Value = None) -> Value:
+        if (text := self.texts.pop(name, None)) is not None:
+            self[name] = evaluate(text, self)
+        return super().get(name, default)
+
+
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """The names and axes of a family of models, here and there.
 
@@ -216,7 +229,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     recipe, version, source
         Its name and version, and what was read or run to make it.
     sizes
-        Names and expressions of the configuration, each of which may use those before it.
+        Names and expressions, of keys of the configuration and of other sizes.
     choices
         What the names do not tell.
     rules, prefixes, copies
@@ -259,15 +272,13 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
     def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the names in expressions, from the configuration of a model."""
-        values = dict(config)
+        values = _Values(config)
+        values.texts = {name: text for name, text in self.sizes.items() if name not in config}
         for name, choice in self.choices.items():
             if choice.config in config:
                 values.setdefault(name, choice.values[0 if config[choice.config] else 1])
             values.setdefault(name, Unanswered())
-        for name, text in self.sizes.items():
-            if name not in config:
-                values[name] = evaluate(text, values)
-        return values
+        return {**values, **{name: values.get(name) for name in self.sizes}}
 
     def relations(self, values: Mapping[str, Value]) -> Iterator[Relation]:
         """Yield the relations of all tensors of a model; see `values`.
