@@ -33,6 +33,7 @@ from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number, spread
 from ckpttool.storage.numbers import Bytes
+from ckpttool.storage.transposing import copy_elements
 from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
@@ -230,7 +231,7 @@ class FlatFiles:
                 tensor = tensor or read.find(term)[1]
                 self.read_bytes(tensor, offset, into)
             if dst is not None and src is not None:
-                dst[...] = src
+                copy_elements(dst, src)
         if self._read_hashes is not None and read.first is not None:
             data = np.ascontiguousarray(read.out).reshape(-1).data
             self._read_hashes.add(tensor or read.find(term)[1], read.first, data)
