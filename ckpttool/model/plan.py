@@ -181,6 +181,7 @@ class Target(Struct, frozen=True):
     attrs: Mapping[str, str] = {}
     is_numbered: bool = False  # whether the output is a folder of numbered files
     folder: str | None = None
+    model_files: tuple[Document, ...] = ()  # what a model has beside its weights
 
     @classmethod
     def unwritten(cls, strategy: Strategy | None, ranks: Iterable[int] | None = None) -> Target:

@@ -8,6 +8,7 @@ but what an order names, and write nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ from ckpttool.checkpoint.resolve import FindNeeded, one_file_error
 from ckpttool.concurrency import OpenCount
 from ckpttool.discovery.rank_folders import list_paths
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import is_file, is_folder, url_problem
+from ckpttool.formats.local import is_file, is_folder, list_readable, read_file, url_problem
+from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import SINGLE_FILE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
-from ckpttool.model.plan import Kept, Target
+from ckpttool.model.plan import Document, Kept, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.load import (
     Attempts,
@@ -48,10 +50,17 @@ from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
 from ckpttool.strategy_files.near import find_near
+from ckpttool.strategy_files.recipe_files import CONFIG
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
+# What lies beside the weights of a model: its configuration, its tokenizer, its code.
+MODEL_FILE = re.compile(
+    r"config\.json|(generation|preprocessor|processor)_config\.json|tokenizer.*\.(json|model)|"
+    r"(vocab|merges)\.(json|txt)|(special_tokens_map|added_tokens)\.json|chat_template\..*|.*\.tiktoken|"
+    r"(configuration|modeling|tokenization)_\w+\.py|LICENSE.*"
+)
 _OF_TARGET = ("prefix", "not_in_target", "strategy_path")  # options of rank files
 _OF_NAMES = ("name", "mindformers")
 _OF_CONVERT = ("strict", "manifest", "tensors")  # of `ResolveOptions`
@@ -119,10 +128,11 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
     inputs, strategy = _load_inputs(order, open_count)
     if strategy is None:
         catalogs = [source.catalog for source in inputs]
-        order = replace(order, path=_path_like(catalogs, order.path, order.output))
-        inputs = [
-            source._replace(catalog=_note_config(source.catalog, order.path)) for source in inputs
-        ]
+        recipe = order.resolve.tensors.recipe
+        is_model = recipe is not None and bool(recipe.folder)
+        order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
+        if not is_model:
+            inputs = [it._replace(catalog=_note_config(it.catalog, order.path)) for it in inputs]
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)
     if strategy is not None:
@@ -134,6 +144,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
         target = _full_tensors(order.path, format, order.output, is_numbered)
+        target = _with_model_files(target, order.resolve.tensors)
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
     return Job(sources, target, order.output, weights)
@@ -171,19 +182,51 @@ def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None
     return partial(needed_slices, target=target, options=options)
 
 
-def _path_like(catalogs: Sequence[Catalog], path: str, options: OutputOptions) -> str:
+def _path_like(
+    catalogs: Sequence[Catalog], path: str, options: OutputOptions, is_model: bool
+) -> str:
     """Return the path of full tensors: in a folder, as every source is in one of Hugging Face.
 
     Such a folder has one ``model.safetensors``.  A suffix or another format makes it one file.
+    ``is_model`` says that it gets the other files of a model.
     """
     paths = [path for catalog in catalogs for path in list_paths(catalog)]
-    are_alike = len(paths) == len(catalogs) and all(
-        is_folder(catalog.root) and Path(path).name == SINGLE_FILE
-        for catalog, path in zip(catalogs, paths, strict=True)
+    are_alike = (
+        is_model
+        or (len(paths) == len(catalogs)
+        and all(
+            is_folder(catalog.root) and Path(path).name == SINGLE_FILE
+            for catalog, path in zip(catalogs, paths, strict=True)
+        ))
     )
     is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
     is_named_so = is_one and format_of_suffix(path) is None
     return str(Path(path, SINGLE_FILE)) if are_alike and is_named_so else path
+
+
+def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
+    """Return the target with the small files of the model that a recipe names."""
+    if tensors.recipe is None or not tensors.recipe.folder:
+        return target
+    source, kept = Path(tensors.recipe.folder), []
+    for path in sorted(list_readable(source)):
+        if MODEL_FILE.fullmatch(path.name) and is_file(path):
+            data = read_file(os.fspath(path))
+            data = _with_type(data, tensors) if path.name == CONFIG else data
+            kept.append(Document(str(Path(target.output_folder, path.name)), data, "model file"))
+    return replace(target, model_files=tuple(kept))
+
+
+def _with_type(config: bytes, tensors: TensorOptions) -> bytes:
+    """Return a configuration with the element type to which all weights are cast."""
+    cast = next((cast.dtype for cast in tensors.casts if cast.pattern is None), None)
+    values = parse_json(config)
+    assert isinstance(values, dict), "it was read before"
+    keys = [key for key in ("dtype", "torch_dtype") if key in values]
+    if cast is None or not keys:
+        return config
+    values |= dict.fromkeys(keys, cast.lower())
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _note_config(catalog: Catalog, path: str) -> Catalog:

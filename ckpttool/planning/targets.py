@@ -643,7 +643,26 @@ class ShardedOutput(Struct, frozen=True):
         return str(Path(self.folder, shard_file_name(number, count, self.format)))
 
 
-Extension: TypeAlias = ShardedOutput | StrategySidecar | ResumeRecords
+class ModelFiles(Struct, frozen=True):
+    """The configuration and the tokenizer of a model, which go beside its weights."""
+
+    files: tuple[Document, ...]
+
+    @property
+    def documents(self) -> list[str]:
+        """Their paths."""
+        return [file.path for file in self.files]
+
+    def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan:
+        """Return the plan with these files."""
+        return replace(plan, documents=(*plan.documents, *self.files))
+
+    def problems(self, plan: Plan) -> Iterator[Diagnostic]:
+        """Yield nothing: they may have any name."""
+        return iter(())
+
+
+Extension: TypeAlias = ShardedOutput | StrategySidecar | ResumeRecords | ModelFiles
 
 
 def extensions(
@@ -661,6 +680,8 @@ def extensions(
         there.append(StrategySidecar(options.strategy_path, options.part is not None))
     if options.mindformers:
         there.append(ResumeRecords(target.paths))
+    if target.model_files:
+        there.append(ModelFiles(target.model_files))
     return tuple(there)
 
 
