@@ -88,13 +88,6 @@ class _Rearranging:
         called = {self._names[name]: name for name in relation.sides[self._side]}
         self._used_names.update(called)
         others = relation.sides[1 - self._side]
-        if not any(relation.sides[0].values()):
-            ((old, _),) = called.items()
-            (new,) = map(self._written, others)
-            self._called[old] = new
-            if relation.dtype:
-                self._dtypes[old] = relation.dtype
-            return
         sources = {name: self._stored[old] for old, name in called.items()}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
         dtypes = {tensor.meta.dtype for tensor in sources.values()}
@@ -108,6 +101,12 @@ class _Rearranging:
             hint = f"--hf-config of this model; `ckpttool recipe show {self._used.recipe.recipe}`"
             problem = self._problem("a shape is not that of the rule", str(error), hint)
             self._problems.append(problem)
+            return
+        if relation.is_same:
+            ((old, _),) = called.items()
+            (self._called[old],) = map(self._written, others)
+            if relation.dtype:
+                self._dtypes[old] = relation.dtype
             return
         parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
         first = next(iter(sources.values()))

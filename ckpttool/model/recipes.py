@@ -155,7 +155,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     condition
         Whether there are these tensors at all.
     names
-        Names that are one tensor on each side, with the same axes.
+        Names that are one tensor on each side, with the same ``axes``.
     mindspore, huggingface
         Names with their axes, as `parse_axes` reads them.  MindSpore's may have several shapes,
         parted by ``|``; which of them is written is the number that ``written`` gives.
@@ -169,6 +169,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
     loops: Mapping[str, str] = field(default_factory=dict, name="for")
     condition: str = field(default="True", name="if")
+    axes: str = ""
     names: Mapping[str, str] = {}
     mindspore: Mapping[str, str] = {}
     huggingface: Mapping[str, str] = {}
@@ -199,15 +200,17 @@ class Copies(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Relation(Struct, frozen=True, gc=False):
-    """Tensors of both sides with the same elements: their names, and their axes or "".
+    """Tensors of both sides with the same elements: their names and their axes.
 
-    ``values`` are those of the expressions in the axes.
+    ``values`` are those of the expressions in the axes.  ``is_same`` says that there is one tensor
+    on each side, and both have the same axes.
     """
 
     sides: tuple[Mapping[str, str], Mapping[str, str]]
     values: Mapping[str, Value]
     written: str = "0"
     dtype: str = ""
+    is_same: bool = False
 
 
 class _Values(dict[str, Value]):
@@ -300,14 +303,14 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
             for of_loop in _loop(rule.loops, values):
                 if not evaluate(rule.condition, of_loop):
                     continue
+                sizes = dict(of_loop)
+                for name, text in rule.sizes.items():
+                    sizes[name] = evaluate(text, sizes)
                 for old, new in rule.names.items():
-                    sides = {here(_fill(old, of_loop)): ""}, {_fill(new, of_loop): ""}
-                    yield Relation(sides, of_loop, dtype=rule.dtype)
+                    both = {here(_fill(old, of_loop)): rule.axes}, {_fill(new, of_loop): rule.axes}
+                    yield Relation(both, sizes, dtype=rule.dtype, is_same=True)
                 if rule.mindspore:
                     every = [*_loop(rule.each, of_loop)]
-                    sizes = dict(of_loop)
-                    for name, text in rule.sizes.items():
-                        sizes[name] = evaluate(text, sizes)
                     ours = {here(n): t for n, t in _fill_all(rule.mindspore, every)}
                     theirs = dict(_fill_all(rule.huggingface, every))
                     yield Relation((ours, theirs), sizes, rule.written, rule.dtype)

@@ -191,13 +191,12 @@ def _path_like(
     ``is_model`` says that it gets the other files of a model.
     """
     paths = [path for catalog in catalogs for path in list_paths(catalog)]
-    are_alike = (
-        is_model
-        or (len(paths) == len(catalogs)
+    are_alike = is_model or (
+        len(paths) == len(catalogs)
         and all(
             is_folder(catalog.root) and Path(path).name == SINGLE_FILE
             for catalog, path in zip(catalogs, paths, strict=True)
-        ))
+        )
     )
     is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
     is_named_so = is_one and format_of_suffix(path) is None
