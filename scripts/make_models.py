@@ -1,0 +1,70 @@
+"""Write tests/golden/models: names and shapes of tiny models, as transformers saves them.
+
+Run with transformers 5.24 and torch 2.14.  Each file has the configuration and, for each tensor,
+its type and its shape; tests fill them with random bytes.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers as tf
+from safetensors import safe_open
+
+FOLDER = Path(__file__).parents[1] / "tests" / "golden" / "models"
+LAYERS = {"vocab_size": 64, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 9}
+DENSE = {**LAYERS, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
+SHARED = {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+GROUPS = {"n_group": 1, "topk_group": 1}
+MLA = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
+DEEPSEEK = {**LAYERS, **SHARED, **GROUPS, **MLA, "num_attention_heads": 6, "num_key_value_heads": 6}
+MODELS = {
+    "llama": tf.LlamaConfig(**DENSE),
+    "llama-bias": tf.LlamaConfig(**DENSE, attention_bias=True),
+    "qwen2": tf.Qwen2Config(**DENSE),
+    "qwen2-tied": tf.Qwen2Config(**DENSE, tie_word_embeddings=True),
+    "qwen3": tf.Qwen3Config(**DENSE),
+    "qwen3-moe": tf.Qwen3MoeConfig(**DENSE, **EXPERTS, num_experts=4, mlp_only_layers=[1]),
+    "glm4": tf.Glm4Config(**DENSE, pad_token_id=0),
+    "glm4-bias": tf.Glm4Config(**DENSE, pad_token_id=0, attention_bias=True),
+    "glm4-moe": tf.Glm4MoeConfig(**DENSE, **SHARED, **GROUPS, use_qk_norm=True),
+    "deepseek-v3": tf.DeepseekV3Config(**DEEPSEEK, q_lora_rank=10),
+    "deepseek-v3-no-q": tf.DeepseekV3Config(**DEEPSEEK, q_lora_rank=None),
+}
+TYPES = {"BF16": "BFloat16", "F32": "Float32"}
+
+
+def make(config: tf.PretrainedConfig) -> torch.nn.Module:
+    """Return a model with random weights in bfloat16."""
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape) * 0.3)
+        for name, buffer in model.named_buffers():
+            if "e_score" in name:
+                buffer.copy_(torch.randn(buffer.shape))
+    return model.eval()
+
+
+def main() -> None:
+    """Write all files."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, config in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            make(config).save_pretrained(folder)
+            tensors = {}
+            with safe_open(f"{folder}/model.safetensors", "np") as file:
+                for key in file.keys():  # noqa: SIM118, it is no mapping
+                    part = file.get_slice(key)
+                    tensors[key] = [TYPES[part.get_dtype()], part.get_shape()]
+            config = json.loads(Path(folder, "config.json").read_text())
+        kept = {"config": config, "tensors": tensors}
+        text = json.dumps(kept, indent=0, sort_keys=True).replace("[\n", "[").replace("\n]", "]")
+        (FOLDER / f"{name}.json").write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()

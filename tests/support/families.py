@@ -1,0 +1,216 @@
+"""Models of Hugging Face as MindFormers stores them, by NumPy alone: what recipes are held against.
+
+Names and shapes are those that transformers saved (tests/golden/models); names, axes and their
+order of MindFormers were read in mindformers 1.3 to 2.1.0.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import count, product
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.checkpoints import noise
+from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry, entry_of
+
+RECIPES = {
+    "llama": ("llama", "mcore"),
+    "llama-bias": ("llama", "mcore"),
+    "qwen2": ("qwen2",),
+    "qwen2-tied": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "qwen3-moe": ("qwen3-moe",),
+    "glm4": ("glm4",),
+    "glm4-bias": ("glm4",),
+    "glm4-moe": ("glm4-moe",),
+    "deepseek-v3": ("deepseek-v3",),
+    "deepseek-v3-no-q": ("deepseek-v3",),
+}
+CHOICES = {
+    "fc1": ("interleaved", "contiguous"),
+    "attention": ("grouped", "contiguous"),
+    "mla": ("separate", "fused"),
+    "mode": ("graph", "pynative"),
+}
+ASKED = {
+    "llama": (),
+    "deepseek-v3": ("fc1", "mla", "mode"),
+    "qwen3-moe": ("fc1", "attention", "mode"),
+    "glm4-moe": ("fc1", "attention", "mode"),
+}
+VARIANTS = [
+    (model, recipe, dict(zip(names, values, strict=True)))
+    for model, recipes in RECIPES.items()
+    for recipe in recipes
+    for names in [ASKED.get(recipe, ("fc1", "attention"))]
+    for values in product(*(CHOICES[name] for name in names))
+]
+LLAMA = {
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+PLAIN = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "pre_mlp_layernorm",
+    "post_self_attn_layernorm": "post_self_attn_layernorm",
+    "post_mlp_layernorm": "post_mlp_layernorm",
+    "self_attn.o_proj": "self_attention.linear_proj",
+    "self_attn.q_norm": "self_attention.q_layernorm",
+    "self_attn.k_norm": "self_attention.k_layernorm",
+}
+MLA = {
+    "q_a_proj": "linear_q_down_proj",
+    "q_a_layernorm": "q_layernorm",
+    "q_b_proj": "linear_q_up_proj",
+    "q_proj": "linear_q_proj",
+    "kv_a_proj_with_mqa": "linear_kv_down_proj",
+    "kv_a_layernorm": "kv_layernorm",
+    "kv_b_proj": "linear_kv_up_proj",
+}
+FUSED_MLA = {
+    "q_a_layernorm": "q_layernorm",
+    "q_b_proj": "linear_qb",
+    "kv_a_layernorm": "k_layernorm",
+    "kv_b_proj": "linear_kvb",
+}
+
+
+def load_model(name: str) -> tuple[dict, dict[str, Entry]]:
+    """Return the configuration of a model, and its tensors with random bytes."""
+    kept = json.loads((GOLDEN / "models" / f"{name}.json").read_text())
+    tensors = kept["tensors"].items()
+    return kept["config"], {key: noise(key, dtype, tuple(of)) for key, (dtype, of) in tensors}
+
+
+def option(recipe: str, choices: dict[str, str]) -> str:
+    """Return the value of --recipe."""
+    pairs = ",".join(f"{name}={value}" for name, value in choices.items())
+    return f"{recipe}:{pairs}" if pairs else recipe
+
+
+def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices: dict[str, str]):
+    """Return the tensors as MindFormers has them."""
+    types = {name: entry.dtype for name, entry in tensors.items()}
+    left = {name: entry.array() for name, entry in tensors.items()}
+    made: dict[str, np.ndarray] = {}
+
+    def move(old: str, new: str) -> None:
+        for end in ("", ".weight", ".bias"):
+            if old + end in left:
+                made[new + end] = left.pop(old + end)
+
+    if recipe == "llama":
+        move("model.embed_tokens.weight", "model.tok_embeddings.embedding_weight")
+        move("model.norm", "model.norm_out")
+        move("lm_head", "lm_head")
+        for i, (old, new) in product(range(config["num_hidden_layers"]), LLAMA.items()):
+            move(f"model.layers.{i}.{old}", f"model.layers.{i}.{new}")
+    else:
+        move("model.embed_tokens", "embedding.word_embeddings")
+        move("model.norm", "decoder.final_layernorm")
+        move("lm_head", "output_layer")
+        for i in range(config["num_hidden_layers"]):
+            old, new = f"model.layers.{i}.", f"decoder.layers.{i}."
+            for name, other in PLAIN.items():
+                move(old + name, new + other)
+            if "mla" in choices:
+                _attend_latent(left, made, old, new, move, choices["mla"])
+            else:
+                _attend(left, made, old, new, config, choices["attention"])
+            _feed(left, made, old, new, move, choices)
+    assert not left, [*left]
+    kinds = {types[name] for name in types} | {"Float32"}
+    return {
+        name: entry_of(
+            np.ascontiguousarray(array),
+            "Float32" if "expert_bias" in name else sorted(kinds - {"Float32"})[0],
+        )
+        for name, array in made.items()
+    }
+
+
+def _attend(left, made, old, new, config, how) -> None:
+    heads = config["num_attention_heads"]
+    groups = config["num_key_value_heads"]
+    for end in ("weight", "bias"):
+        if f"{old}self_attn.q_proj.{end}" not in left:
+            continue
+        q, k, v = (left.pop(f"{old}self_attn.{part}_proj.{end}") for part in "qkv")
+        if how == "grouped":
+            size, rest = len(q) // heads, q.shape[1:]
+            parts = [part.reshape(groups, -1, size, *rest) for part in (q, k, v)]
+            fused = np.concatenate(parts, 1).reshape(-1, *rest)
+        else:
+            fused = np.concatenate([q, k, v])
+        made[f"{new}self_attention.linear_qkv.{end}"] = fused
+
+
+def _attend_latent(left, made, old, new, move, how) -> None:
+    inside = f"{old}self_attn."
+    if how == "fused":
+        first = "q_a_proj" if f"{inside}q_a_proj.weight" in left else "q_proj"
+        parts = [left.pop(f"{inside}{name}.weight") for name in (first, "kv_a_proj_with_mqa")]
+        made[f"{new}self_attention.linear_qkv.weight"] = np.concatenate(parts)
+    for name, other in (FUSED_MLA if how == "fused" else MLA).items():
+        move(inside + name, f"{new}self_attention.{other}")
+
+
+def _feed(left, made, old, new, move, choices) -> None:
+    def fuse(gate, up):
+        if choices["fc1"] == "contiguous":
+            return np.concatenate([gate, up])
+        return np.stack([gate, up], 1).reshape(-1, gate.shape[1])
+
+    if f"{old}mlp.gate_up_proj.weight" in left:
+        both = left.pop(f"{old}mlp.gate_up_proj.weight")
+        made[f"{new}mlp.linear_fc1.weight"] = fuse(*np.split(both, 2))
+        move(f"{old}mlp.down_proj", f"{new}mlp.linear_fc2")
+    for part in ("mlp.", "mlp.shared_experts."):
+        if f"{old}{part}gate_proj.weight" in left:
+            gate, up = (left.pop(f"{old}{part}{name}_proj.weight") for name in ("gate", "up"))
+            made[f"{new}{part}linear_fc1.weight"] = fuse(gate, up)
+            move(f"{old}{part}down_proj", f"{new}{part}linear_fc2")
+    if f"{old}mlp.gate.weight" not in left:
+        return
+    is_native = choices["mode"] == "pynative"
+    move(f"{old}mlp.gate", f"{new}mlp.router")
+    bias = "expert_bias" if is_native else "router.expert_bias"
+    move(f"{old}mlp.gate.e_score_correction_bias", f"{new}mlp.{bias}")
+    first, second = [], []
+    for e in count():
+        if f"{old}mlp.experts.{e}.gate_proj.weight" not in left:
+            break
+        gate, up, down = (
+            left.pop(f"{old}mlp.experts.{e}.{name}_proj.weight") for name in ("gate", "up", "down")
+        )
+        first.append(np.concatenate([gate, up]).T)
+        second.append(down.T)
+    join = np.stack if is_native else np.concatenate
+    made[f"{new}mlp.experts.weight1"], made[f"{new}mlp.experts.weight2"] = join(first), join(second)
+
+
+def shard(tensors: dict[str, Entry], ranks: int) -> dict:
+    """Return a strategy in JSON's words, which cuts every axis of some tensor."""
+    items = {}
+    for number, (name, entry) in enumerate(tensors.items()):
+        tensor_map = [-1] * len(entry.shape)
+        axes = [axis for axis, size in enumerate(entry.shape) if size % ranks == 0]
+        if axes and len(entry.shape) > 1:
+            tensor_map[axes[number % len(axes)]] = 0
+        items[name] = {"dev_matrix": [ranks], "tensor_map": tensor_map}
+    return {"parallel_layout_item": items}
+
+
+def write_strategy(path: Path, tensors: dict[str, Entry], ranks: int) -> Path:
+    path.write_text(json.dumps(shard(tensors, ranks)))
+    return path
