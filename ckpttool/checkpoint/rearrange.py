@@ -19,7 +19,7 @@ from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
-from ckpttool.wording import count, shorten
+from ckpttool.wording import any_of, count, shorten
 
 
 def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, list[Diagnostic]]:
@@ -27,13 +27,34 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, lis
 
     The direction follows from the names.  If anything is wrong the checkpoint is as it was.
     """
-    try:
-        return _Rearranging(checkpoint, used).run()
-    except LookupError as error:
-        (name,) = error.args
-        hint = f"--recipe {used.recipe.recipe}:{name}=VALUE"
-        question = used.recipe.question(str(name))
-        return checkpoint, [Diagnostic("recipe", "it is not known", facts=question, hint=hint)]
+    recipe, questions = used.recipe, list[str]()
+    while True:
+        try:
+            made, found = _Rearranging(checkpoint, used).run()
+        except LookupError as error:
+            name = str(error.args[0])
+            if (choice := recipe.choices.get(name)) is None:
+                return checkpoint, [_lacking(checkpoint, used, name)]
+            questions.append(f"{name} is {any_of(choice.values)} ({choice.why})")
+            used = replace(used, given={**used.given, name: choice.values[0]})  # to ask for others
+            continue
+        if questions:
+            asked = ",".join(f"{question.partition(' ')[0]}=VALUE" for question in questions)
+            hint = f"--recipe {recipe.recipe}:{asked}"
+            message, facts = "names do not tell how weights are laid out", "; ".join(questions)
+            where = checkpoint.catalog.root
+            return checkpoint, [Diagnostic("recipe", message, facts=facts, hint=hint, where=where)]
+        return made, found
+
+
+def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
+    recipe, where = used.recipe.recipe, used.folder or checkpoint.catalog.root
+    if not used.config:
+        message, hint = "nothing tells the sizes of the model", "--hf-config with its folder"
+    else:
+        message, hint = "the configuration lacks a size", f"--recipe {recipe}:{name}=NUMBER"
+    facts = f"{recipe} needs {name}"
+    return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
 
 
 class _Rearranging:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ckpttool.model.rearranged import Arrangement, Factor, common, parse_axes
 from ckpttool.model.region import Region
-from ckpttool.wording import any_of, format_shape, shorten
+from ckpttool.wording import format_shape, shorten
 
 Value = object  # of an expression: a number, a text, a truth value, a range, or None
 SIDES = ("MindSpore", "Hugging Face")
@@ -89,9 +89,10 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
             case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](of(operand))
             case ast.BoolOp(op=op, values=parts):
-                is_or = isinstance(op, ast.Or)
-                every = [*map(of, parts)]
-                return next((it for it in every[:-1] if bool(it) == is_or), every[-1])
+                for part in parts[:-1]:
+                    if bool(met := of(part)) == isinstance(op, ast.Or):
+                        return met
+                return of(parts[-1])
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return [*map(of, parts)]
             case ast.IfExp(test=test, body=body, orelse=other):
@@ -341,13 +342,6 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
             if name.endswith(end):
                 return name.removesuffix(end) + other
         return name
-
-    def question(self, name: str) -> str:
-        """Return what to ask for a name of which an expression needs the value."""
-        choice = self.choices.get(name)
-        if choice is None:
-            return f"{name}: the configuration lacks it"
-        return f"{name}: {any_of(choice.values)}{choice.why and f' ({choice.why})'}"
 
 
 def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:

@@ -196,8 +196,8 @@ def look(
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
-def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint:
-    """Return the checkpoint as the recipe makes it that the user names, if there is one."""
+def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint | None:
+    """Return the checkpoint as a recipe makes it, if the user names one; None if it cannot."""
     if (recipe := checkpoint.options.tensors.recipe) is None:
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
@@ -208,7 +208,7 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint:
         recipe = replace(recipe, config=read_config(beside))
     made, problems = rearrange(checkpoint, recipe)
     found.add(*problems)
-    return made
+    return None if found.has_errors else made
 
 
 def _harmless() -> Collection[str]:

@@ -28,6 +28,7 @@ RECIPES = {
     "glm4-moe": ("glm4-moe",),
     "deepseek-v3": ("deepseek-v3",),
     "deepseek-v3-no-q": ("deepseek-v3",),
+    "deepseek-v3-mtp": ("deepseek-v3",),
 }
 CHOICES = {
     "fc1": ("interleaved", "contiguous"),
@@ -41,8 +42,11 @@ ASKED = {
     "qwen3-moe": ("fc1", "attention", "mode"),
     "glm4-moe": ("fc1", "attention", "mode"),
 }
+# transformers saves no layers of the prediction of further tokens, which its configuration names.
+NO_MORE = {"num_nextn_predict_layers": "0"}
+GIVEN = {"deepseek-v3": NO_MORE, "deepseek-v3-no-q": NO_MORE}
 VARIANTS = [
-    (model, recipe, dict(zip(names, values, strict=True)))
+    (model, recipe, dict(zip(names, values, strict=True)) | GIVEN.get(model, {}))
     for model, recipes in RECIPES.items()
     for recipe in recipes
     for names in [ASKED.get(recipe, ("fc1", "attention"))]
@@ -87,9 +91,28 @@ FUSED_MLA = {
 
 def load_model(name: str) -> tuple[dict, dict[str, Entry]]:
     """Return the configuration of a model, and its tensors with random bytes."""
-    kept = json.loads((GOLDEN / "models" / f"{name}.json").read_text())
+    base = name.removesuffix("-mtp")
+    kept = json.loads((GOLDEN / "models" / f"{base}.json").read_text())
     tensors = kept["tensors"].items()
-    return kept["config"], {key: noise(key, dtype, tuple(of)) for key, (dtype, of) in tensors}
+    made = {key: noise(key, dtype, tuple(of)) for key, (dtype, of) in tensors}
+    return kept["config"], made | _predicting(made) if name != base else made
+
+
+def _predicting(tensors: dict[str, Entry]) -> dict[str, Entry]:
+    """Return the tensors of a layer that predicts a further token, as DeepSeek published it."""
+    norm = tensors["model.norm.weight"]
+    size, layer = norm.shape[0], "model.layers.3."
+    made = {
+        f"{layer}{key.removeprefix('model.layers.2.')}": noise(f"mtp {key}", it.dtype, it.shape)
+        for key, it in tensors.items()
+        if key.startswith("model.layers.2.")
+    }
+    for key in ("enorm", "hnorm", "shared_head.norm"):
+        made[f"{layer}{key}.weight"] = noise(key, norm.dtype, norm.shape)
+    made[f"{layer}eh_proj.weight"] = noise("eh_proj", norm.dtype, (size, 2 * size))
+    made[f"{layer}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    made[f"{layer}shared_head.head.weight"] = tensors["lm_head.weight"]
+    return made
 
 
 def option(recipe: str, choices: dict[str, str]) -> str:
@@ -100,7 +123,6 @@ def option(recipe: str, choices: dict[str, str]) -> str:
 
 def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices: dict[str, str]):
     """Return the tensors as MindFormers has them."""
-    types = {name: entry.dtype for name, entry in tensors.items()}
     left = {name: entry.array() for name, entry in tensors.items()}
     made: dict[str, np.ndarray] = {}
 
@@ -119,8 +141,18 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
         move("model.embed_tokens", "embedding.word_embeddings")
         move("model.norm", "decoder.final_layernorm")
         move("lm_head", "output_layer")
-        for i in range(config["num_hidden_layers"]):
+        last = config["num_hidden_layers"]
+        has_more = f"model.layers.{last}.enorm.weight" in left
+        if has_more:
+            old, new = f"model.layers.{last}.", "mtp.layers.0."
+            for name in ("enorm", "hnorm", "eh_proj"):
+                move(old + name, new + name)
+            move(f"{old}shared_head.norm", f"{new}final_layernorm")
+            for name in ("embed_tokens", "shared_head.head"):  # copies, which are not read
+                del left[f"{old}{name}.weight"]
+        for i in range(last + has_more):
             old, new = f"model.layers.{i}.", f"decoder.layers.{i}."
+            new = "mtp.layers.0.transformer_layer." if i == last else new
             for name, other in PLAIN.items():
                 move(old + name, new + other)
             if "mla" in choices:
@@ -129,12 +161,9 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
                 _attend(left, made, old, new, config, choices["attention"])
             _feed(left, made, old, new, move, choices)
     assert not left, [*left]
-    kinds = {types[name] for name in types} | {"Float32"}
+    types = {"uint16": "BFloat16", "float32": "Float32"}
     return {
-        name: entry_of(
-            np.ascontiguousarray(array),
-            "Float32" if "expert_bias" in name else sorted(kinds - {"Float32"})[0],
-        )
+        name: entry_of(np.ascontiguousarray(array), types[array.dtype.name])
         for name, array in made.items()
     }
 
