@@ -43,7 +43,6 @@ from ckpttool.keywords import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.joining import join_alike
-from ckpttool.model.recipes import UsedRecipe
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.operations import plans
 from ckpttool.operations.answer import Document, Json
@@ -96,6 +95,8 @@ from ckpttool.wording import format_numbers, format_ranks, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ckpttool.model.recipes import UsedRecipe
 
 Checkpoint: TypeAlias = CheckpointFiles  # what `scan` takes, or returns
 Weighted: TypeAlias = tuple[Checkpoint, float] | tuple[Checkpoint, float, Layouts | None]
@@ -783,6 +784,7 @@ def _value(name: str, given: object, reverse: bool) -> Any:
 
 
 def _recipe_of(recipe: object, folder: object) -> UsedRecipe | None:
+    from ckpttool.model.recipes import UsedRecipe
     from ckpttool.strategy_files.recipe_files import read_recipe
 
     if recipe is None and folder is not None:

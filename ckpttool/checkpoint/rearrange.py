@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
 from ckpttool.model.joining import format_names
-from ckpttool.model.rearranged import Arrangement
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
-from ckpttool.model.region import Region
+from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import any_of, count, shorten

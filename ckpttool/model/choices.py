@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -17,12 +17,14 @@ from msgspec.structs import force_setattr
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, owners_of
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, find_word
 from ckpttool.model.patterns import Pattern, unmatched_problems
-from ckpttool.model.recipes import UsedRecipe
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.typed import OnOverflow, require_choice
 from ckpttool.wording import any_of, count, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.model.recipes import UsedRecipe
 
 
 class Cast(Struct, frozen=True, dict=True):

@@ -5,6 +5,10 @@ A recipe is data.  Its rules have two sides, MindSpore's and Hugging Face's, and
 configuration of a model, so that every name of both sides is known before any file is looked at.
 Nothing is matched by a pattern: a name that no rule gives is a leftover, and the caller says so.
 
+`parse_axes` reads the notation of einops: ``(g p h) d`` are two axes, of which the first has three
+factors.  A tensor may have a part of a factor: ``(g p[:4] h) d``.  If that is a single index, the
+factor makes no axis: ``e[7] f d``.
+
 Expressions, of sizes and in holes, have the syntax of Python; `evaluate` knows a few operators and
 no functions but ``range``.
 """
@@ -16,14 +20,13 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ckpttool.model.rearranged import Arrangement, Factor, common, parse_axes
-from ckpttool.model.region import Region
+from ckpttool.model.region import Arrangement, Region, common
 from ckpttool.wording import format_shape, shorten
 
 Value = object  # of an expression: a number, a text, a truth value, a range, or None
@@ -128,6 +131,70 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
 
 def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Value:
     return evaluate(ast.unparse(node), values)
+
+
+_TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z_]\w*)(?:\[([^]:]*)(:)?([^]]*)\])?)")
+
+
+class Factor(Struct, frozen=True):
+    """A factor of an axis, and the part of it that a tensor has: ``start`` to ``stop``.
+
+    Both are expressions of sizes; "" is the whole.  ``is_index`` says that it is one index.
+    """
+
+    name: str
+    start: str = ""
+    stop: str = ""
+    is_index: bool = False
+
+
+Axes = tuple[tuple[Factor, ...], ...]  # the factors of each axis; those of no axis come last
+
+
+def parse_axes(text: str) -> tuple[Axes, tuple[Factor, ...]]:
+    """Return the factors of each axis, outermost first, and those that make no axis.
+
+    Raises
+    ------
+    ValueError
+        The text is not of this notation.
+
+    Examples
+    --------
+    >>> axes, _ = parse_axes("(g p[:4] h) d")
+    >>> [[factor.name for factor in axis] for axis in axes]
+    [['g', 'p', 'h'], ['d']]
+    """
+    axes: list[tuple[Factor, ...]] = []
+    rest: list[Factor] = []
+    group: list[Factor] | None = None
+    at = 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None or (match[1] and group is not None) or (match[2] and group is None):
+            raise ValueError(f"{text!r} is no list of axes: see {text[at:].strip()!r}")
+        at = match.end()
+        if match[1]:
+            group = []
+        elif match[2]:
+            axes.append(tuple(group or ()))
+            group = None
+        else:
+            first, colon, last = (part or "" for part in match.group(4, 5, 6))
+            is_index = bool(first) and not colon
+            factor = Factor(match[3], first.strip(), last.strip(), is_index)
+            if group is not None:
+                group.append(factor)
+            elif is_index:
+                rest.append(factor)
+            else:
+                axes.append((factor,))
+    if group is not None:
+        raise ValueError(f"{text!r} is no list of axes: a parenthesis is not closed")
+    names = [factor.name for factor in (*chain(*axes), *rest)]
+    if len(names) > len({*names}):
+        raise ValueError(f"{text!r} has a factor twice")
+    return tuple(axes), tuple(rest)
 
 
 class Unanswered(Struct, frozen=True):

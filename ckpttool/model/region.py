@@ -2,6 +2,11 @@
 
 It is arithmetic on indices alone: layouts, slicings, plans and the copy count on it, so each of its
 algorithms exists once.  These know the tensor of the elements, and where they are stored.
+
+A weight that a network fuses, such as ``linear_qkv``, and its parts elsewhere have the same
+elements in another order.  Both are seen in one space, whose axes are factors of theirs: groups,
+parts, heads, columns.  An `Arrangement` says which box of the space a tensor has, and how its own
+axes are products of factors.  So every such relation can be inverted.
 """
 
 from __future__ import annotations
@@ -133,6 +138,106 @@ class Steps(Struct, frozen=True):
     start: tuple[int, ...]
     shape: tuple[int, ...]
     along: tuple[tuple[int, int], ...]
+
+
+class Arrangement(Struct, frozen=True):
+    """The elements of a tensor: a box of a space, whose axes are factors of those of the tensor.
+
+    Attributes
+    ----------
+    axes
+        The axes of the space whose product is each axis of the tensor, outermost first.
+    box
+        The elements in the space.
+    """
+
+    axes: tuple[tuple[int, ...], ...]
+    box: Region
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        sizes = self.box.shape
+        return tuple(math.prod(sizes[factor] for factor in axis) for axis in self.axes)
+
+    def boxes(self, region: Region) -> Iterator[Region]:
+        """Yield the boxes of the space that are a region of the tensor, in its C order."""
+        sizes, first = self.box.shape, self.box.start
+        of_axes = (
+            _boxes(start, stop, [sizes[factor] for factor in axis])
+            for axis, start, stop in zip(self.axes, region.start, region.stop, strict=True)
+        )
+        for spans in product(*map(tuple, of_axes)):
+            start, stop = [*first], [*self.box.stop]
+            for axis, of_axis in zip(self.axes, spans, strict=True):
+                for factor, (low, high) in zip(axis, of_axis, strict=True):
+                    start[factor], stop[factor] = first[factor] + low, first[factor] + high
+            yield Region(tuple(start), tuple(stop))
+
+    def index(self, place: Sequence[int]) -> tuple[int, ...]:
+        """Return the index in the tensor of an element of the space."""
+        sizes, first, index = self.box.shape, self.box.start, []
+        for axis in self.axes:
+            at = 0
+            for factor in axis:
+                at = at * sizes[factor] + place[factor] - first[factor]
+            index.append(at)
+        return tuple(index)
+
+    def overlaps(self, other: Arrangement) -> bool:
+        """Return whether two tensors have elements in common; their space is the same."""
+        return common(self.box, other.box) is not None
+
+    def bounds(self, box: Region) -> Region:
+        """Return the smallest region of the tensor that has a box of the space."""
+        last = self.index([stop - 1 for stop in box.stop])
+        return Region(self.index(box.start), tuple(at + 1 for at in last))
+
+    def steps(self) -> Iterator[tuple[int, int, int]]:
+        """Yield for each factor: itself, the axis of the tensor, and how many positions a step is.
+
+        Factors come in the order of the axes.
+        """
+        sizes = self.box.shape
+        for number, axis in enumerate(self.axes):
+            step = math.prod(sizes[factor] for factor in axis)
+            for factor in axis:
+                step //= max(sizes[factor], 1)
+                yield factor, number, step
+
+
+def _boxes(start: int, stop: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield the boxes of numbers of several digits, whose ``sizes`` are given, from a range.
+
+    >>> [*_boxes(1, 6, [3, 2])]
+    [((0, 1), (1, 2)), ((1, 3), (0, 2))]
+    """
+    if start >= stop:
+        return
+    if not sizes:
+        yield ()
+        return
+    inner, rest = math.prod(sizes[1:]), sizes[1:]
+    (first, head), (last, tail) = divmod(start, inner), divmod(stop, inner)
+    if first == last:
+        for box in _boxes(head, tail, rest):
+            yield ((first, first + 1), *box)
+        return
+    if head:
+        for box in _boxes(head, inner, rest):
+            yield ((first, first + 1), *box)
+        first += 1
+    if first < last:
+        yield ((first, last), *((0, size) for size in rest))
+    for box in _boxes(0, tail, rest):
+        yield ((last, last + 1), *box)
+
+
+def common(one: Region, other: Region) -> Region | None:
+    """Return the elements that two boxes share; None for none."""
+    start = tuple(map(max, one.start, other.start))
+    stop = tuple(map(min, one.stop, other.stop))
+    return Region(start, stop) if all(map(int.__lt__, start, stop)) else None
 
 
 @lru_cache(maxsize=1024)

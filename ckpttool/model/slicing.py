@@ -22,11 +22,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.rearranged import Arrangement, common
 from ckpttool.model.region import (
+    Arrangement,
     Region,
     Steps,
     View,
+    common,
     count_overlaps,
     flat_index,
     grid_overlaps,

@@ -50,7 +50,6 @@ from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
 from ckpttool.strategy_files.near import find_near
-from ckpttool.strategy_files.recipe_files import CONFIG
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
@@ -211,7 +210,7 @@ def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
     for path in sorted(list_readable(source)):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):
             data = read_file(os.fspath(path))
-            data = _with_type(data, tensors) if path.name == CONFIG else data
+            data = _with_type(data, tensors) if path.name == "config.json" else data
             kept.append(Document(str(Path(target.output_folder, path.name)), data, "model file"))
     return replace(target, model_files=tuple(kept))
 

@@ -32,8 +32,7 @@ from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number, spread
-from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.transposing import copy_elements
+from ckpttool.storage.numbers import Bytes, copy_elements
 from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
