@@ -17,23 +17,28 @@ from ckpttool.model.joining import format_names
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
-from ckpttool.problems import Diagnostic
+from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.wording import any_of, count, shorten
 
 
-def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, list[Diagnostic]]:
-    """Return a checkpoint with the tensors that a recipe makes, and what is wrong or to be said.
+def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Diagnostic]:
+    """Return a checkpoint with the tensors that a recipe makes, and what it did.
 
-    The direction follows from the names.  If anything is wrong the checkpoint is as it was.
+    The direction follows from the names.
+
+    Raises
+    ------
+    PlanError
+        The recipe does not fit, or lacks a value.
     """
     recipe, questions = used.recipe, list[str]()
     while True:
         try:
-            made, found = _Rearranging(checkpoint, used).run()
+            done = _Rearranging(checkpoint, used).run()
         except LookupError as error:
             name = str(error.args[0])
             if (choice := recipe.choices.get(name)) is None:
-                return checkpoint, [_lacking(checkpoint, used, name)]
+                raise PlanError([_lacking(checkpoint, used, name)]) from error
             questions.append(f"{name} is {any_of(choice.values)} ({choice.why})")
             used = replace(used, given={**used.given, name: choice.values[0]})  # to ask for others
             continue
@@ -42,8 +47,9 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, lis
             hint = f"--recipe {recipe.recipe}:{asked}"
             message, facts = "names do not tell how weights are laid out", "; ".join(questions)
             where = checkpoint.catalog.root
-            return checkpoint, [Diagnostic("recipe", message, facts=facts, hint=hint, where=where)]
-        return made, found
+            problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+            raise PlanError([problem])
+        return done
 
 
 def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
@@ -75,12 +81,16 @@ class _Rearranging:
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
 
-    def run(self) -> tuple[Checkpoint, list[Diagnostic]]:
+    def run(self) -> tuple[Checkpoint, Diagnostic]:
         checkpoint, recipe = self._checkpoint, self._used.recipe
+        if any(tensor.own_ranks for tensor in self._stored.values()):
+            message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
+            raise PlanError([self._problem(message, "each file is read by itself", hint)])
         if not self._is_of_family:
             message = f"no tensor has a name of the recipe {recipe.recipe}"
             facts = f"found {shorten(self._stored, 2)}"
-            return checkpoint, [self._problem(message, facts, "--recipe of this model's family")]
+            hint = "--recipe of this model's family"
+            raise PlanError([self._problem(message, facts, hint)])
         missing: list[str] = []
         for relation in self._relations:
             absent = [name for name in relation.sides[self._side] if name not in self._names]
@@ -90,7 +100,7 @@ class _Rearranging:
         self._add_copies()
         self._report(missing)
         if self._problems:
-            return checkpoint, self._problems
+            raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]
         rearranged = Rearranged(checkpoint.left_out, self._called, self._dtypes)
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
@@ -101,7 +111,7 @@ class _Rearranging:
             unfiltered=None,
             rearranged=rearranged,
         )
-        return made, [self._note()]
+        return made, self._note()
 
     def _add(self, relation: Relation) -> None:
         """Add the tensors of the other side that a relation makes."""

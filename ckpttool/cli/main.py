@@ -42,6 +42,7 @@ COMMANDS = {
     "verify": "Is anything damaged, missing or different between replicas?",
     "diff": "Are two checkpoints equal, under any layouts and formats?",
     "strategy": "What does a strategy say, and which one fits?",
+    "recipe": "What are my tensors called in Hugging Face, and are all there?",
     "finalize": "Are all parts of a set written (--part)?  If so, complete it.",
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",

@@ -130,7 +130,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         recipe = order.resolve.tensors.recipe
         is_model = recipe is not None and bool(recipe.folder)
         order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
-        if not is_model:
+        if recipe is None:
             inputs = [it._replace(catalog=_note_config(it.catalog, order.path)) for it in inputs]
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)

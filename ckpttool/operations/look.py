@@ -189,15 +189,25 @@ def look(
         unsaid = _harmless() if command == "verify" and contents == "samples" else ()
         found.add(*run_checks(checkpoint, shown, command, unsaid, misfits))
     if checkpoint is not None and not (shown.is_incomplete or found.has_errors):
-        checkpoint = _rearranged(checkpoint, found)
+        try:
+            checkpoint = _rearranged(checkpoint, found)
+        except CkptToolError as stopped:
+            found.failures.append(stopped)
+            checkpoint, error = None, stopped
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
-def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint | None:
-    """Return the checkpoint as a recipe makes it, if the user names one; None if it cannot."""
+def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint:
+    """Return the checkpoint as a recipe makes it, if the user names one.
+
+    Raises
+    ------
+    PlanError
+        The recipe does not fit.
+    """
     if (recipe := checkpoint.options.tensors.recipe) is None:
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
@@ -206,9 +216,9 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint | None
     beside = Path(checkpoint.catalog.root, CONFIG)
     if not recipe.config and is_file(beside):
         recipe = replace(recipe, config=read_config(beside))
-    made, problems = rearrange(checkpoint, recipe)
-    found.add(*problems)
-    return None if found.has_errors else made
+    made, note = rearrange(checkpoint, recipe)
+    found.add(note)
+    return made
 
 
 def _harmless() -> Collection[str]:

@@ -339,7 +339,7 @@ def diff(
         # B has the new names, and patterns are about the old ones.
         renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names
         called = {new: old for old, new in renamed.items()}
-        of_names = replace(options.tensors, rename=(), called=called)
+        of_names = replace(options.tensors, rename=(), recipe=None, called=called)
         options = replace(options, replicated=is_replicated[1], tensors=of_names)
         is_borrowed = b_strategy is not None and b_strategy is a_strategy
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)

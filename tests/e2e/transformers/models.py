@@ -1,8 +1,10 @@
-"""Write tests/golden/models: names and shapes of tiny models, as transformers saves them.
+"""Tiny models of transformers.
 
-Run with transformers 5.24 and torch 2.14.  Each file has the configuration and, for each tensor,
-its type and its shape; tests fill them with random bytes.
+``python -m tests.e2e.transformers.models`` writes tests/golden/models: the configuration of each,
+and the type and shape of each tensor that it saves.  Other tests fill these with random bytes.
 """
+
+from __future__ import annotations
 
 import json
 import tempfile
@@ -12,7 +14,8 @@ import torch
 import transformers as tf
 from safetensors import safe_open
 
-FOLDER = Path(__file__).parents[1] / "tests" / "golden" / "models"
+from tests.support.corpus import GOLDEN
+
 LAYERS = {"vocab_size": 64, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 9}
 DENSE = {**LAYERS, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
 EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
@@ -49,21 +52,27 @@ def make(config: tf.PretrainedConfig) -> torch.nn.Module:
     return model.eval()
 
 
+def describe(config: tf.PretrainedConfig) -> dict:
+    """Return what a file of tests/golden/models has: the configuration, and types and shapes."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(config).save_pretrained(folder)
+        tensors = {}
+        with safe_open(f"{folder}/model.safetensors", "np") as file:
+            for key in file.keys():  # noqa: SIM118, it is no mapping
+                part = file.get_slice(key)
+                tensors[key] = [TYPES[part.get_dtype()], part.get_shape()]
+        return {
+            "config": json.loads(Path(folder, "config.json").read_text()),
+            "tensors": tensors,
+        }
+
+
 def main() -> None:
     """Write all files."""
-    FOLDER.mkdir(exist_ok=True)
     for name, config in MODELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            make(config).save_pretrained(folder)
-            tensors = {}
-            with safe_open(f"{folder}/model.safetensors", "np") as file:
-                for key in file.keys():  # noqa: SIM118, it is no mapping
-                    part = file.get_slice(key)
-                    tensors[key] = [TYPES[part.get_dtype()], part.get_shape()]
-            config = json.loads(Path(folder, "config.json").read_text())
-        kept = {"config": config, "tensors": tensors}
-        text = json.dumps(kept, indent=0, sort_keys=True).replace("[\n", "[").replace("\n]", "]")
-        (FOLDER / f"{name}.json").write_text(f"{text}\n")
+        kept = json.dumps(describe(config), indent=0, sort_keys=True)
+        path = GOLDEN / "models" / f"{name}.json"
+        path.write_text(kept.replace("[\n", "[").replace("\n]", "]") + "\n")
 
 
 if __name__ == "__main__":
