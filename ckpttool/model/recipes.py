@@ -151,6 +151,7 @@ class Factor(Struct, frozen=True):
 Axes = tuple[tuple[Factor, ...], ...]  # the factors of each axis; those of no axis come last
 
 
+@lru_cache(maxsize=4096)  # the layers of a model are alike
 def parse_axes(text: str) -> tuple[Axes, tuple[Factor, ...]]:
     """Return the factors of each axis, outermost first, and those that make no axis.
 
