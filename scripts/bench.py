@@ -32,6 +32,7 @@ from benchmark.cases import (  # noqa: E402
     prepare_averages,
     prepare_casts,
     prepare_copies,
+    prepare_exports,
     prepare_index,
     prepare_many,
     prepare_ranks,
@@ -52,7 +53,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "cast", "average", "start", "index", "many", "ranks")
+GROUPS = ("copy", "cast", "average", "export", "start", "index", "many", "ranks")
 
 
 class Bench:
@@ -217,6 +218,12 @@ def main(
                 cases = prepare_averages(folder, model, Mesh(tp, axis=axis))
                 bench.run(cases, label(size), rounds)
                 shutil.rmtree(folder / "average")
+        if "export" in groups:
+            for size in sizes:
+                _check_space(folder, int(4 * size * GIB))
+                cases = prepare_exports(folder, int(size * GIB), Mesh(tp))
+                bench.run(cases, label(size), rounds)
+                shutil.rmtree(folder / "export")
         if "start" in groups:
             bench.run(prepare_start(folder), "", max(rounds, START_ROUNDS))
         if "index" in groups:

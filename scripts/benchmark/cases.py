@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.files import strategy_path, write_checkpoint, write_strategy
-from benchmark.model import Mesh, Model, many_tensors, mixed_tensors, wide_model
+from benchmark.model import (
+    Mesh,
+    Model,
+    dense_model,
+    expert_model,
+    many_tensors,
+    mixed_tensors,
+    wide_model,
+)
 
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
@@ -285,6 +294,33 @@ def prepare_averages(work: Path, model: Model, mesh: Mesh) -> list[Case]:
         few,
         Case(f"average of {AVERAGED} --weights-only", words, out, few.name, AVERAGED * of_weights),
     ]
+
+
+def prepare_exports(work: Path, nbytes: int, mesh: Mesh) -> list[Case]:
+    """Write two checkpoints of MindFormers; their merges, and the same under other names and axes.
+
+    One needs other names alone, the other has fused attention and transposed, fused experts.
+    """
+    folder, cases = work / "export", []
+    choices = "qwen3-moe:fc1=interleaved,attention=grouped"
+    for recipe, (config, model) in {
+        "llama": dense_model(nbytes),
+        choices: expert_model(nbytes),
+    }.items():
+        name = recipe.partition(":")[0]
+        write_checkpoint(folder / name, model, mesh)
+        home = folder / f"{name}-config"
+        home.mkdir(parents=True)
+        (home / "config.json").write_text(json.dumps(config))
+        out = folder / f"{name}.safetensors"
+        words = (*CKPTTOOL, "merge", str(folder / name), "-o", str(out), "-q")
+        merge = (*words, "-s", str(strategy_path(folder / name)))
+        export = (*merge, "--recipe", recipe, "--hf-config", str(home), "--overwrite")
+        cases += [
+            Case(f"merge of {name}", merge, out, None, model.nbytes),
+            Case(f"export of {name}", export, out, f"merge of {name}", model.nbytes),
+        ]
+    return cases
 
 
 def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -188,6 +188,70 @@ def wide_model(count: int, ranks: int, columns: int) -> Model:
         for layer, prefix, name in islice(names, count)
     )
     return Model(tensors, math.ceil(count / per_layer))
+
+
+def dense_model(nbytes: int) -> tuple[dict[str, int], Model]:
+    """A Llama of MindFormers 1.3 and its configuration, of about ``nbytes`` in bfloat16."""
+    width, vocabulary = 2048, 8192
+    wide = 3 * width
+    layers = max(1, (nbytes // 2 - 2 * vocabulary * width) // (4 * width**2 + 3 * width * wide))
+    square = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
+    bodies = {f"attention.{name}": shape for name, shape in square.items()}
+    bodies |= {"feed_forward.w1": (wide, width), "feed_forward.w3": (wide, width)}
+    bodies |= {"feed_forward.w2": (width, wide), "attention_norm": (width,), "ffn_norm": (width,)}
+    config = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 16}
+    config |= {"intermediate_size": wide}
+    ends = ("model.tok_embeddings.embedding_weight", "model.norm_out.weight", "lm_head.weight")
+    return config, _model_of("model.layers", bodies, ends, layers, width, vocabulary)
+
+
+def expert_model(nbytes: int) -> tuple[dict[str, int], Model]:
+    """A Qwen3-MoE of MindFormers 2 and its configuration, of about ``nbytes`` in bfloat16."""
+    width, vocabulary, experts, wide, heads, groups = 2048, 8192, 16, 768, 32, 4
+    rows = (heads + 2 * groups) * 128
+    of_layer = width * (rows + heads * 128) + 3 * experts * width * wide
+    layers = max(1, (nbytes // 2 - 2 * vocabulary * width) // of_layer)
+    bodies = {
+        "input_layernorm": (width,),
+        "pre_mlp_layernorm": (width,),
+        "self_attention.linear_qkv": (rows, width),
+        "self_attention.linear_proj": (width, heads * 128),
+        "self_attention.q_layernorm": (128,),
+        "self_attention.k_layernorm": (128,),
+        "mlp.router": (experts, width),
+        "mlp.experts.weight1": (experts * width, 2 * wide),
+        "mlp.experts.weight2": (experts * wide, width),
+    }
+    config = {"hidden_size": width, "num_hidden_layers": layers, "head_dim": 128}
+    config |= {"num_attention_heads": heads, "num_key_value_heads": groups}
+    config |= {"num_experts": experts, "moe_intermediate_size": wide}
+    ends = (
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    )
+    return config, _model_of("decoder.layers", bodies, ends, layers, width, vocabulary)
+
+
+def _model_of(
+    home: str,
+    bodies: Mapping[str, tuple[int, ...]],
+    ends: tuple[str, str, str],
+    layers: int,
+    width: int,
+    vocabulary: int,
+) -> Model:
+    def tensor(name: str, shape: tuple[int, ...], layer: int) -> Tensor:
+        return Tensor(name, "BFloat16", shape, layer, 0 if shape[1:] else None)
+
+    first, norm, last = ends
+    tensors = [tensor(first, (vocabulary, width), 0)]
+    for layer in range(layers):
+        for body, shape in bodies.items():
+            name = body if "weight" in body else f"{body}.weight"
+            tensors.append(tensor(f"{home}.{layer}.{name}", shape, layer))
+    tensors += [tensor(norm, (width,), layers), tensor(last, (vocabulary, width), layers)]
+    return Model(tuple(tensors), layers)
 
 
 def many_tensors(count: int, shape: tuple[int, int]) -> Model:
