@@ -184,6 +184,30 @@ class TensorKeywords(ChoiceKeywords, total=False):
             metavar="DIR",
         ),
     ]
+    fused: Annotated[
+        str | Collection[str],
+        Option(
+            "Regroup what each rank fused for itself: linear_fc1=2 or w_qkv=q:8,k:2,v:2.",
+            kind="parts",
+            metavar="NAME=PARTS",
+            is_repeatable=True,
+        ),
+    ]
+    pad_vocab: Annotated[
+        str | int | None,
+        Option("Rows of embedding and head: N or multiple:K; new ones are zero.", metavar="N"),
+    ]
+    cut_vocab: Annotated[
+        str | int | None, Option("Keep the first N rows of embedding and head.", metavar="N")
+    ]
+    vocab: Annotated[
+        str | Collection[str],
+        Option(
+            "Names of embedding and head, if they are unusual.",
+            kind="names",
+            is_repeatable=True,
+        ),
+    ]
     dtype: Annotated[
         str | Collection[str],
         Option(

@@ -198,6 +198,7 @@ CODES: Mapping[str, Code] = {
     "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "recipe": _error("a recipe does not fit the tensors, or lacks a value"),
     "recipe_used": _note("how many tensors a recipe makes, and of which"),
+    "resized": _note("a vocabulary with more or fewer rows", inspect=None, verify=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values
     "dtype": _error("ranks hold a parameter in several element types"),

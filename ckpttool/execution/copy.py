@@ -565,7 +565,7 @@ def read_tensor(
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
-    return int(max_bytes / max(read_amplification(piece) for piece in pieces))
+    return int(max_bytes / max((read_amplification(piece) for piece in pieces), default=1.0))
 
 
 def read_amplification(piece: Piece) -> float:

@@ -76,7 +76,9 @@ def _find_gaps(output: OutputFile, kinds: Mapping[str, int]) -> Mapping[_Rows, i
         first = alike[0]
         if not first.meta.nbytes:
             continue
-        piece = next(first.pieces(Region.whole(first.meta.shape)))
+        piece = next(first.pieces(Region.whole(first.meta.shape)), None)
+        if piece is None:  # all of it is zero
+            continue
         gap_ratio = read_amplification(piece) - 1
         number = sum(kinds[tensor.meta.name] for tensor in alike)
         used_bytes = first.region.size * first.stored_itemsize * number

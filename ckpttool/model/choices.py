@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -64,6 +64,39 @@ class Cast(Struct, frozen=True, dict=True):
         return Pattern(pattern) if colon else None
 
 
+class Fusion(Struct, frozen=True):
+    """Names of weights that each rank fused for itself, and the sizes of their parts."""
+
+    pattern: Pattern
+    parts: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Fusion:
+        """Return a fusion from ``NAME=2`` or ``NAME=q:8,k:2,v:2``.
+
+        A name without wildcards is a component of names.
+
+        Raises
+        ------
+        ValueError
+            The text is none of these.
+
+        Examples
+        --------
+        >>> Fusion.parse("w_qkv=q:8,k:2,v:2").parts, Fusion.parse("linear_fc1=2").parts
+        ((8, 2, 2), (1, 1))
+        """
+        name, _, of = text.rpartition("=")
+        sizes = [part.rpartition(":") for part in of.split(",")]
+        numbers = [int(size) if size.isdigit() else 0 for _, _, size in sizes]
+        is_count = len(sizes) == 1 and not sizes[0][1]
+        parts = (1,) * numbers[0] if is_count else tuple(numbers)
+        if not name or len(parts) < 2 or 0 in parts:
+            raise ValueError(f"{text!r} is not NAME=2 or NAME=q:8,k:2,v:2")
+        is_component = name.isidentifier()
+        return cls(Pattern(f"re:(^|[.]){name}([.]|$)" if is_component else name), parts)
+
+
 class TensorOptions(Struct, frozen=True, dict=True):
     """Which tensors are wanted, under which names and in which element types.
 
@@ -92,6 +125,12 @@ class TensorOptions(Struct, frozen=True, dict=True):
         What becomes of a number that is too large for its new type: an error, or Inf.
     recipe
         The names and axes of another framework, which all wanted tensors get.
+    fused
+        Weights that each rank fused for itself, such as ``"linear_fc1=2"``; see `Fusion`.
+    pad_vocab, cut_vocab
+        Rows of embedding and head: so many, or ``"multiple:64"``; the new ones are zero.
+    vocab
+        Patterns of the names of these, in place of the usual names.
 
     Raises
     ------
@@ -114,9 +153,14 @@ class TensorOptions(Struct, frozen=True, dict=True):
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
     recipe: UsedRecipe | None = None
+    fused: Collection[str] = ()
+    pad_vocab: str | int | None = None
+    cut_vocab: str | int | None = None
+    vocab: Collection[str] = ()
 
     def __post_init__(self) -> None:
         examples = {"include": "lm_head.*", "exclude": "adam_*", "dtype": "bf16"}
+        examples |= {"fused": "linear_fc1=2", "vocab": "*.wte.weight"}
         for name, example in examples.items():
             given: object = getattr(self, name)
             texts: tuple[object, ...] = (given,)
@@ -126,6 +170,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
                 raise ValueError(f"{name}={given!r}, expected texts such as {example!r}")
             force_setattr(self, name, texts)
         _ = self.included, self.excluded, self.renames, self.casts  # what is malformed is refused
+        _ = self.fusions, self.vocabulary, self.vocabulary_rows
         if self.recipe is not None and self.renames:
             raise ValueError("a recipe gives all names, so there are no rules for names beside it")
         require_choice("on_overflow", self.on_overflow, get_args(OnOverflow))
@@ -149,6 +194,33 @@ class TensorOptions(Struct, frozen=True, dict=True):
     def casts(self) -> tuple[Cast, ...]:
         """The requests of ``dtype``."""
         return tuple(map(Cast, self.dtype))
+
+    @cached_property
+    def fusions(self) -> tuple[Fusion, ...]:
+        """The weights that each rank fused for itself."""
+        return tuple(map(Fusion.parse, self.fused))
+
+    @cached_property
+    def vocabulary(self) -> tuple[Pattern, ...]:
+        """The patterns of ``vocab``."""
+        return tuple(map(Pattern, self.vocab))
+
+    @cached_property
+    def vocabulary_rows(self) -> tuple[Literal["pad", "cut", "multiple"], int] | None:
+        """How the rows of a vocabulary change, and the number; None if they do not."""
+        if self.pad_vocab is None and self.cut_vocab is None:
+            if self.vocab:
+                raise ValueError("vocab names the tensors of pad_vocab or cut_vocab")
+            return None
+        if self.pad_vocab is not None and self.cut_vocab is not None:
+            raise ValueError("pad_vocab does not go with cut_vocab")
+        is_pad = self.pad_vocab is not None
+        text = str(self.pad_vocab if is_pad else self.cut_vocab)
+        number = text.removeprefix("multiple:") if is_pad else text
+        if not number.isdigit() or not int(number):
+            raise ValueError(f"{text!r} is not a number of rows, such as 64 or multiple:64")
+        kind: Literal["pad", "cut", "multiple"] = "pad" if is_pad else "cut"
+        return ("multiple" if text != number else kind), int(number)
 
     @property
     def are_all_wanted(self) -> bool:

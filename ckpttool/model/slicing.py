@@ -460,11 +460,15 @@ class BoxSlicing(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True, gc=False):
-    """A tensor of the source, and its elements in the space of an arrangement."""
+    """A tensor of the source, and those of its elements that are in the space of an arrangement.
+
+    ``start`` is the index in the tensor of the first of them; () is the first of all.
+    """
 
     name: str
     slicing: LayoutSlicing | BoxSlicing
     arrangement: Arrangement
+    start: tuple[int, ...] = ()
 
 
 class RearrangedSlicing(Struct, frozen=True, gc=False):
@@ -478,16 +482,18 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
     arrangement
         The elements of the tensor.
     parts
-        The tensors that have them; each element is in exactly one.
+        The tensors that have them; each element is in exactly one, or is zero if ``has_zeros``.
     """
 
     arrangement: Arrangement
     parts: tuple[Part, ...]
+    has_zeros: bool = False
 
     @property
     def key(self) -> Hashable:
         """See `LayoutSlicing`."""
-        return self.arrangement, tuple((it.slicing.key, it.arrangement) for it in self.parts)
+        parts = ((it.slicing.key, it.arrangement, it.start) for it in self.parts)
+        return self.arrangement, self.has_zeros, tuple(parts)
 
     @property
     def distribution_key(self) -> Hashable:
@@ -507,10 +513,11 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
         for number, wanted in self._wanted(within.moved_by(origin)):
             part, of_source = self.parts[number], self.parts[number].arrangement
             bounds = of_source.bounds(wanted)
-            for place, in_slice, in_full in part.slicing.stretches(bounds, (0,) * bounds.ndim):
+            begin = part.start or (0,) * bounds.ndim
+            for place, in_slice, in_part in part.slicing.stretches(bounds, begin):
                 strides = strides_of(part.slicing.find(place)[1].meta.shape)
-                shift = tuple(map(sub, in_slice.start, in_full.start))
-                for stretch in of_source.boxes(in_full):
+                shift = tuple(map(sub, in_slice.start, in_part.start))
+                for stretch in of_source.boxes(in_part):
                     if (box := common(stretch, wanted)) is None:
                         continue
                     sizes = box.shape
@@ -549,6 +556,7 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
             part, starts = self.parts[number], zip(*(it.start for it in of_part), strict=True)
             stops = zip(*(it.stop for it in of_part), strict=True)
             bounds = Region(tuple(map(min, starts)), tuple(map(max, stops)))
+            bounds = bounds.moved_by(part.start) if part.start else bounds
             parts.append(replace(part, slicing=part.slicing.excerpt(bounds)))
         return replace(self, parts=tuple(parts))
 

@@ -77,8 +77,8 @@ def fused_notes(
         axes = fused_axes(name, len(transfer.meta.shape)) if transfer.meta.shape else ()
         if not axes or not isinstance(slicing, LayoutSlicing):
             continue
-        before = _count_cuts(slicing.layout, axes)
-        after = {_count_cuts(layout, axes) for layout in transfer.layouts}
+        before = count_cuts(slicing.layout, axes)
+        after = {count_cuts(layout, axes) for layout in transfer.layouts}
         may_be_fused_by_rank = (max(before) > 1 and not _is_of_training(src, name)) or (
             max(map(max, after)) > 1 and not _is_of_training(dst, name)
         )
@@ -88,10 +88,16 @@ def fused_notes(
         whose = "its" if len(changed) == 1 else "their"
         message = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
-        yield Diagnostic("doubt", message, hint="`ckpttool help fused-weights`", facts=facts)
+        yield Diagnostic(
+            "doubt",
+            message,
+            hint="--fused NAME=PARTS; see `ckpttool help fused-weights`",
+            facts=facts,
+        )
 
 
-def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
+def count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of slices along axes, without the optimizer shard."""
     counts = replace(layout, optimizer_shard=1).slice_counts
     return tuple(counts[axis] for axis in axes)
 

@@ -58,6 +58,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.naming import ResumeRecords
+from ckpttool.planning.rows import RowChanges
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.transaction.resume import OutputOptions
@@ -236,7 +237,9 @@ def _find_transfers(
     unwritten = set[str]()
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
-    for tensor in tensors:
+    rows = RowChanges(checkpoint)
+    for stored in tensors:
+        tensor = rows.resized(stored)
         if not (terms := checkpoint.terms_of(tensor)):
             continue  # a scale that is multiplied into its weight
         layouts, reasons = chooser.fit(tensor)
@@ -245,13 +248,14 @@ def _find_transfers(
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
-            transfers.append(Transfer(name, dtype, terms, layouts))
+            transfers.append(Transfer(name, dtype, rows.regrouped(terms, layouts), layouts))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
         if compares_names:
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
+    diagnostics.add(*rows.found())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.source.name for transfer in transfers}  # of that name on other ranks
     if unwritten := unwritten - written:

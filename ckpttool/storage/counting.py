@@ -72,7 +72,7 @@ class CountingFiles(FlatFiles):
 
     def _compute_nothing(self, *args: object, **kwargs: object) -> None: ...
 
-    cast = start_sum = add = multiply = take_sum = _compute_nothing
+    clear = cast = start_sum = add = multiply = take_sum = _compute_nothing
 
 
 class CountingExecutor(Executor):

@@ -27,6 +27,7 @@ from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
 from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
 from ckpttool.model.region import Region, Steps, View
+from ckpttool.model.slicing import RearrangedSlicing
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
@@ -235,6 +236,10 @@ class FlatFiles:
             data = np.ascontiguousarray(read.out).reshape(-1).data
             self._read_hashes.add(tensor or read.find(term)[1], read.first, data)
 
+    def clear(self, out: Bytes) -> None:
+        """Make all elements zero."""
+        out[...] = 0
+
     def forget(self) -> None:
         """Clear the scratch buffer."""
         self._cached.clear()
@@ -333,6 +338,15 @@ class PieceRead(NamedTuple):
         return term.source.slicing.find(self.place)
 
 
+class _Clear(NamedTuple):
+    """Elements that are zero unless a piece has them."""
+
+    out: Bytes
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        files.clear(self.out)
+
+
 class _Cast(NamedTuple):
     """A cast of elements that were read."""
 
@@ -388,7 +402,7 @@ class _TakeSum(NamedTuple):
             raise _value_error(files, tensor, self.part, at)
 
 
-BandStep: TypeAlias = PieceRead | _Cast | _StartSum | _Add | _Multiply | _TakeSum
+BandStep: TypeAlias = PieceRead | _Clear | _Cast | _StartSum | _Add | _Multiply | _TakeSum
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -467,13 +481,15 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
 
 def _plan_pieces(
     files: FlatFiles, tensor: OutputTensor, number: int, band: Region, out: Bytes
-) -> Iterator[PieceRead]:
+) -> Iterator[PieceRead | _Clear]:
     """Yield how a band is read from the pieces of a term, in the stored element type."""
     term = tensor.terms[number]
     meta, slicing = term.source.meta, term.source.slicing
     band, origin = term.locate(band, tensor.region.start)
     out = out.reshape(*band.shape, meta.itemsize)
-    filled = 0
+    filled, has_zeros = 0, isinstance(slicing, RearrangedSlicing) and slicing.has_zeros
+    if has_zeros:
+        yield _Clear(out)
     for place, src, dst in slicing.stretches(band, origin):
         _, holder = slicing.find(place)
         stored = holder.meta
@@ -484,7 +500,7 @@ def _plan_pieces(
             number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
         )
         filled += runs.nbytes
-    assert filled == out.nbytes, f"{band}: {filled} of {out.nbytes} bytes"
+    assert filled == out.nbytes or has_zeros, f"{band}: {filled} of {out.nbytes} bytes"
 
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:

@@ -1,0 +1,116 @@
+"""Rows in another order or number: fused weights that each rank fused, and vocabularies."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import ckpttool
+from tests.support.checkpoints import cut, noise, write_file, write_ranks
+from tests.support.commands import message, run, run_well
+from tests.support.readers import read, read_ranks
+
+PARTS = {"linear_fc1=2": (1, 1), "w_qkv=q:4,k:2,v:2": (4, 2, 2), "*.w_qkv.*=q:1,k:1,v:2": (1, 1, 2)}
+
+
+def fused_by(ranks, parts, whole):
+    """Return a weight as so many ranks fuse their own parts of it, one after another."""
+    sizes = np.cumsum([0, *parts]) * (len(whole) // sum(parts))
+    blocks = [np.split(whole[a:b], ranks) for a, b in pairwise(sizes)]
+    return np.concatenate([block[rank] for rank in range(ranks) for block in blocks])
+
+
+def strategy_of(path, ranks, names):
+    item = {"dev_matrix": [ranks], "tensor_map": [0, -1]}
+    path.write_text(json.dumps({"parallel_layout_item": dict.fromkeys(names, item)}))
+    return path
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("before", [1, 2, 4, 6])
+@pytest.mark.parametrize("typed", PARTS)
+def test_what_each_rank_fused_is_regrouped(tmp_path, typed, before, after):
+    component = "linear_fc1" if typed.startswith("linear") else "w_qkv"
+    names = [f"layers.0.{component}.weight", f"adam_m.layers.0.{component}.weight", "other.weight"]
+    full = {name: noise(name, "Float16", (96, 5)) for name in names}
+
+    def stored(ranks):
+        shown = {name: fused_by(ranks, PARTS[typed], full[name].array()) for name in names[:2]}
+        rows = {name: full[name]._replace(data=array.tobytes()) for name, array in shown.items()}
+        return full | rows
+
+    src, dst = (strategy_of(tmp_path / f"{n}.json", n, names) for n in (before, after))
+    source = cut(stored(before), ckpttool.read_strategy(src))
+    write_ranks(tmp_path / "src", source, "ckpt")
+    options = {"fused": [typed], "format": "ckpt"}
+    ckpttool.reshard(tmp_path / "src", src, dst, tmp_path / "dst", **options)
+    assert read_ranks(tmp_path / "dst") == cut(stored(after), ckpttool.read_strategy(dst))
+    ckpttool.merge(tmp_path / "src", src, tmp_path / "m.ckpt", fused=[typed])
+    assert read(tmp_path / "m.ckpt") == full
+
+
+MODEL = {"model.embed_tokens.weight": (61, 6), "lm_head.weight": (61, 6), "norm.weight": (6,)}
+CHANGES = {  # what is typed, the rows that come of it
+    ("--pad-vocab", "64"): 64,
+    ("--pad-vocab", "multiple:8"): 64,
+    ("--pad-vocab", "multiple:61"): 61,
+    ("--pad-vocab", "128"): 128,
+    ("--cut-vocab", "40"): 40,
+}
+
+
+def resized(entry, rows):
+    array = np.zeros((rows, *entry.shape[1:]), entry.array().dtype)
+    kept = min(rows, entry.shape[0])
+    array[:kept] = entry.array()[:kept]
+    return entry._replace(shape=array.shape, data=array.tobytes())
+
+
+@pytest.mark.parametrize(("typed", "rows"), CHANGES.items())
+def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
+    full = {name: noise(name, "Float32", shape) for name, shape in MODEL.items()}
+    full["adam_m.lm_head.weight"] = noise("adam", "Float32", (61, 6))
+    write_file(tmp_path / "m.ckpt", full, "ckpt")
+    wanted = {n: it if n == "norm.weight" else resized(it, rows) for n, it in full.items()}
+    run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "out.ckpt", *typed)
+    assert read(tmp_path / "out.ckpt") == wanted
+    ranks = 4 if rows % 4 == 0 else 1
+    names = [name for name in full if name != "norm.weight"]
+    strategy = strategy_of(tmp_path / "s.json", ranks, names)
+    words = (
+        "-d",
+        strategy,
+        "-o",
+        tmp_path / "ranks",
+        "--format",
+        "ckpt",
+        "--not-in-target",
+        "full",
+    )
+    run_well("split", tmp_path / "m.ckpt", *words, *typed)
+    assert read_ranks(tmp_path / "ranks") == cut(wanted, ckpttool.read_strategy(strategy))
+    back = ("-s", strategy, "-o", tmp_path / "back.ckpt", "--cut-vocab", str(min(rows, 61)))
+    run_well("merge", tmp_path / "ranks", *back)
+    kept = {n: it if n == "norm.weight" else resized(it, min(rows, 61)) for n, it in full.items()}
+    assert read(tmp_path / "back.ckpt") == kept
+
+
+MISTAKES = {
+    ("--pad-vocab", "40"): "has 61 rows, and 40 are wanted",
+    ("--cut-vocab", "64"): "has 61 rows, and 64 are wanted",
+    ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
+    ("--pad-vocab", "64", "--vocab", "wte.*"): "no tensor is known as one of the vocabulary",
+    ("--fused", "linear_fc1=2"): "no fused weight is called so",
+}
+
+
+@pytest.mark.parametrize(("typed", "said"), MISTAKES.items())
+def test_what_cannot_be_is_said_before_the_first_byte(tmp_path, typed, said):
+    full = {name: noise(name, "Float32", shape) for name, shape in MODEL.items()}
+    write_file(tmp_path / "m.ckpt", full, "ckpt")
+    result = run("merge", tmp_path / "m.ckpt", "-o", tmp_path / "out.ckpt", *typed)
+    assert (result.exit_code, (tmp_path / "out.ckpt").exists()) == (5, False)
+    assert said in message(result)
