@@ -195,10 +195,10 @@ class TensorKeywords(ChoiceKeywords, total=False):
     ]
     pad_vocab: Annotated[
         str | int | None,
-        Option("Rows of embedding and head: N or multiple:K; new ones are zero.", metavar="N"),
+        Option("Rows of embedding and head: N or multiple:K; new ones are zero.", kind="rows"),
     ]
     cut_vocab: Annotated[
-        str | int | None, Option("Keep the first N rows of embedding and head.", metavar="N")
+        str | int | None, Option("Keep the first N rows of embedding and head.", kind="n")
     ]
     vocab: Annotated[
         str | Collection[str],

@@ -44,7 +44,7 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Dia
             continue
         if questions:
             asked = ",".join(f"{question.partition(' ')[0]}=VALUE" for question in questions)
-            hint = f"--recipe {recipe.recipe}:{asked}"
+            hint = f"--recipe {used.typed}:{asked}"
             message, facts = "names do not tell how weights are laid out", "; ".join(questions)
             where = checkpoint.catalog.root
             problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
@@ -53,7 +53,8 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Dia
 
 
 def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
-    recipe, where = used.recipe.recipe, used.folder or checkpoint.catalog.root
+    recipe, where = used.typed, used.folder or checkpoint.catalog.root
+    name = key if (key := used.recipe.sizes.get(name, "")).isidentifier() else name
     if not used.config:
         message, hint = "nothing tells the sizes of the model", "--hf-config with its folder"
     else:
@@ -66,15 +67,12 @@ class _Rearranging:
     def __init__(self, checkpoint: Checkpoint, used: UsedRecipe) -> None:
         self._checkpoint, self._used = checkpoint, used
         recipe, values = used.recipe, used.values
-        self._relations = [*recipe.relations(values)]
         self._copies = [*recipe.copied(values)]
         self._stored = {tensor.name: tensor for tensor in checkpoint.tensors}
         ours = {recipe.spelled(name): name for name in self._stored}
-        rules = [{name for it in self._relations for name in it.sides[side]} for side in (0, 1)]
-        hits = len(rules[0] & ours.keys()), len(rules[1] & self._stored.keys())
-        self._side = 0 if hits[0] >= hits[1] else 1
+        side = used.side_of(self._stored)
+        self._side, self._is_of_family = side or 0, side is not None
         self._names = {name: name for name in self._stored} if self._side else ours
-        self._is_of_family = any(hits)
         self._problems: list[Diagnostic] = []
         self._made: dict[str, FullTensor] = {}
         self._called: dict[str, str] = {}
@@ -92,7 +90,7 @@ class _Rearranging:
             hint = "--recipe of this model's family"
             raise PlanError([self._problem(message, facts, hint)])
         missing: list[str] = []
-        for relation in self._relations:
+        for relation in self._used.relations:
             absent = [name for name in relation.sides[self._side] if name not in self._names]
             missing += absent
             if not absent:
@@ -115,14 +113,16 @@ class _Rearranging:
 
     def _add(self, relation: Relation) -> None:
         """Add the tensors of the other side that a relation makes."""
-        called = {self._names[name]: name for name in relation.sides[self._side]}
-        self._used_names.update(called)
-        others = relation.sides[1 - self._side]
-        sources = {name: self._stored[old] for old, name in called.items()}
+        stored = {self._names[name]: axes for name, axes in relation.sides[self._side].items()}
+        others = {self._written(name): it for name, it in relation.sides[1 - self._side].items()}
+        sides = (others, stored) if self._side else (stored, others)
+        relation = replace(relation, sides=sides)
+        self._used_names.update(stored)
+        sources = {name: self._stored[name] for name in stored}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
         dtypes = {tensor.meta.dtype for tensor in sources.values()}
         if len(dtypes) > 1:
-            facts = f"{shorten(called, 3)}: {', '.join(sorted(dtypes))}"
+            facts = f"{shorten(stored, 3)}: {', '.join(sorted(dtypes))}"
             self._problems.append(self._problem("parts of one tensor have several types", facts))
             return
         try:
@@ -133,14 +133,13 @@ class _Rearranging:
             self._problems.append(problem)
             return
         if relation.is_same:
-            ((old, _),) = called.items()
-            (self._called[old],) = map(self._written, others)
+            (old,), (self._called[old],) = stored, others
             if relation.dtype:
                 self._dtypes[old] = relation.dtype
             return
         parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
         first = next(iter(sources.values()))
-        for name, arrangement in zip(map(self._written, wanted), wanted.values(), strict=True):
+        for name, arrangement in wanted.items():
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
             if relation.dtype:

@@ -483,9 +483,15 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     if recipe := of_tensors.pop("recipe", None):
         from ckpttool.strategy_files.recipe_files import read_recipe
 
+        if of_tensors["rename"]:
+            raise excluding("--recipe", "--rename", "A recipe gives all names.")
         of_tensors["recipe"] = read_recipe(recipe, folder)
     elif folder:
         require_flag("--recipe", ["hf_config"])
+    if of_tensors.get("pad_vocab") and of_tensors.get("cut_vocab"):
+        raise excluding("--pad-vocab", "--cut-vocab")
+    if of_tensors.get("vocab") and not (of_tensors.get("pad_vocab") or of_tensors.get("cut_vocab")):
+        require_flag("--pad-vocab or --cut-vocab", ["vocab"])
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 

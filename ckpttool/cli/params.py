@@ -368,6 +368,25 @@ def parse_cast(value: str) -> str:
         raise UsageProblem(str(error), example="bf16") from error
 
 
+def parse_fused(value: str) -> str:
+    """Return the name and the parts of a fused weight."""
+    from ckpttool.model.choices import Fusion
+
+    try:
+        Fusion.parse(value)
+    except ValueError as error:
+        raise UsageProblem(str(error), example="linear_fc1=2") from error
+    return value
+
+
+def parse_vocabulary(value: str) -> str:
+    """Return the rows of a vocabulary, as a number or ``multiple:K``."""
+    if not re.fullmatch(r"(multiple:)?[1-9]\d{0,8}", value):
+        facts = "A number of rows, or multiple:K."
+        raise UsageProblem(f"{value!r} is not a number of rows", facts=facts, example="multiple:64")
+    return value
+
+
 def parse_input(value: str) -> AveragedText:
     """Return an input of an average; refuse one whose checkpoint or strategy does not exist."""
     averaged = parse_averaged(value)
@@ -395,6 +414,8 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "rename": Parsed("old=new", parse_rename),
     "rename file": Parsed("file", parse_rename_file),
     "type": Parsed("type", parse_cast),
+    "parts": Parsed("name=parts", parse_fused),
+    "rows": Parsed("n", parse_vocabulary),
     "engine": Parsed("engine", parse_engine),
     "prefix": Parsed("prefix", parse_prefix),
     "name": Parsed("name", parse_file_name),

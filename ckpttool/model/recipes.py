@@ -19,6 +19,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import chain, product
 from math import prod
@@ -112,7 +113,10 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
         raise ValueError(f"{text!r} has more than names, numbers and operators")
 
     def compute(op: type, left: ast.expr, right: ast.expr) -> Value:
-        return _OPERATORS[op](number(left), number(right))
+        try:
+            return _OPERATORS[op](number(left), number(right))
+        except ZeroDivisionError as error:
+            raise ValueError(f"{text!r} divides by 0") from error
 
     def number(node: ast.expr) -> int:
         value = of(node)
@@ -384,6 +388,27 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
                     theirs = dict(_fill_all(rule.huggingface, every))
                     yield Relation((ours, theirs), sizes, rule.written, rule.dtype)
 
+    def check(self) -> None:
+        """Raise `ValueError` if an expression or a list of axes is malformed."""
+        texts = [*self.sizes.values()]
+        axes: list[str] = []
+        for rule in self.rules:
+            texts += (*rule.loops.values(), *rule.each.values(), *rule.sizes.values())
+            texts += (rule.condition, rule.written)
+            axes += (rule.axes, *rule.mindspore.values(), *rule.huggingface.values())
+            texts += chain(*map(_HOLE.findall, (*rule.names, *rule.names.values())))
+        texts += chain(*(prefix.loops.values() for prefix in self.prefixes))
+        texts += chain(*(copies.loops.values() for copies in self.copies))
+        for text in chain.from_iterable(text.split("|") for text in axes):
+            every, rest = parse_axes(_HOLE.sub("0", text))
+            ends = (
+                end for factor in (*chain(*every), *rest) for end in (factor.start, factor.stop)
+            )
+            texts += filter(None, ends)
+        for text in texts:
+            with suppress(LookupError):  # it is malformed, or has a name that no model gives here
+                evaluate(text, {})
+
     def copied(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str, bool]]:
         """Yield the names of copies, those of what they hold, and whether they are written."""
         for copies in self.copies:
@@ -585,8 +610,8 @@ class UsedRecipe(Struct, frozen=True, dict=True):
 
     Attributes
     ----------
-    recipe
-        The recipe.
+    recipe, typed
+        The recipe, and what the user named it by.
     given
         Values that the user gives; they replace those of the configuration.
     config
@@ -596,6 +621,7 @@ class UsedRecipe(Struct, frozen=True, dict=True):
     """
 
     recipe: Recipe
+    typed: str
     given: Mapping[str, Value] = {}
     config: Mapping[str, Value] = {}
     folder: str = ""
@@ -604,3 +630,23 @@ class UsedRecipe(Struct, frozen=True, dict=True):
     def values(self) -> Mapping[str, Value]:
         """The values of the names in expressions."""
         return self.recipe.values({**self.config, **self.given})
+
+    @cached_property
+    def relations(self) -> tuple[Relation, ...]:
+        """The relations of all tensors; see `Recipe.relations`."""
+        return tuple(self.recipe.relations(self.values))
+
+    @cached_property
+    def names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of both sides, in the order of `SIDES`."""
+        ours, theirs = (
+            frozenset(name for it in self.relations for name in it.sides[side]) for side in (0, 1)
+        )
+        return ours, theirs
+
+    def side_of(self, names: Iterable[str]) -> int | None:
+        """Return the side that has most of these names; None if neither has any."""
+        ours, theirs = self.names
+        stored = frozenset(names)
+        hits = len(ours.intersection(map(self.recipe.spelled, stored))), len(theirs & stored)
+        return None if not any(hits) else int(hits[0] < hits[1])

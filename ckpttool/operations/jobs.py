@@ -12,11 +12,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from shlex import join, quote
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,6 +53,9 @@ from ckpttool.problems import Diagnostic, PlanError, raise_all
 from ckpttool.strategy_files.near import find_near
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.model.recipes import UsedRecipe
 
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
 # What lies beside the weights of a model: its configuration, its tokenizer, its code.
@@ -127,10 +131,9 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
     inputs, strategy = _load_inputs(order, open_count)
     if strategy is None:
         catalogs = [source.catalog for source in inputs]
-        recipe = order.resolve.tensors.recipe
-        is_model = recipe is not None and bool(recipe.folder)
+        is_model = _becomes_model(order.resolve.tensors.recipe, catalogs)
         order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
-        if recipe is None:
+        if is_model is None:
             inputs = [it._replace(catalog=_note_config(it.catalog, order.path)) for it in inputs]
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)
@@ -143,7 +146,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
         target = _full_tensors(order.path, format, order.output, is_numbered)
-        target = _with_model_files(target, order.resolve.tensors)
+        target = _with_model_files(target, order.resolve.tensors) if is_model else target
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
     return Job(sources, target, order.output, weights)
@@ -182,30 +185,36 @@ def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None
 
 
 def _path_like(
-    catalogs: Sequence[Catalog], path: str, options: OutputOptions, is_model: bool
+    catalogs: Sequence[Catalog], path: str, options: OutputOptions, is_model: bool | None
 ) -> str:
     """Return the path of full tensors: in a folder, as every source is in one of Hugging Face.
 
     Such a folder has one ``model.safetensors``.  A suffix or another format makes it one file.
-    ``is_model`` says that it gets the other files of a model.
+    ``is_model`` says whether a recipe makes a model of Hugging Face.
     """
     paths = [path for catalog in catalogs for path in list_paths(catalog)]
-    are_alike = is_model or (
-        len(paths) == len(catalogs)
-        and all(
-            is_folder(catalog.root) and Path(path).name == SINGLE_FILE
-            for catalog, path in zip(catalogs, paths, strict=True)
-        )
+    are_alike = len(paths) == len(catalogs) and all(
+        is_folder(catalog.root) and Path(path).name == SINGLE_FILE
+        for catalog, path in zip(catalogs, paths, strict=True)
     )
     is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
     is_named_so = is_one and format_of_suffix(path) is None
-    return str(Path(path, SINGLE_FILE)) if are_alike and is_named_so else path
+    is_folder_of_model = are_alike if is_model is None else is_model
+    return str(Path(path, SINGLE_FILE)) if is_folder_of_model and is_named_so else path
+
+
+def _becomes_model(recipe: UsedRecipe | None, catalogs: Sequence[Catalog]) -> bool | None:
+    """Return whether a recipe makes a model of Hugging Face, in its folder; None without one."""
+    if recipe is None or not recipe.folder:
+        return None if recipe is None else False
+    with suppress(LookupError):  # what the recipe lacks is said when it is used
+        return recipe.side_of(chain(*(catalog.metas for catalog in catalogs))) == 0
+    return False
 
 
 def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
     """Return the target with the small files of the model that a recipe names."""
-    if tensors.recipe is None or not tensors.recipe.folder:
-        return target
+    assert tensors.recipe is not None, "else there are none"
     source, kept = Path(tensors.recipe.folder), []
     for path in sorted(list_readable(source)):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):

@@ -69,7 +69,7 @@ def resize(tensor: FullTensor, rows: int) -> FullTensor:
 def _moved(
     tensor: FullTensor, axis: int, size: int, runs: Sequence[tuple[int, int, int]]
 ) -> FullTensor:
-    """Return a tensor of ``size`` rows along an axis; runs are a place, a stored place, a number."""
+    """Return a tensor of ``size`` rows along an axis, from runs: place, stored place, number."""
     assert not isinstance(tensor.slicing, RearrangedSlicing), "it is as files have it"
     shape = (*tensor.meta.shape[:axis], size, *tensor.meta.shape[axis + 1 :])
     axes = tuple((number,) for number in range(len(shape)))

@@ -51,7 +51,8 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
         if name in values and values[name] not in choice.values:
             raise RulesError(text, f"{name} is not {values[name]}", any_of(choice.values))
     config = {} if folder is None else read_config(Path(folder, CONFIG))
-    return UsedRecipe(recipe, values, config, "" if folder is None else os.fspath(folder))
+    home = "" if folder is None else os.fspath(folder)
+    return UsedRecipe(recipe, path, values, config, home)
 
 
 def read_config(path: str | os.PathLike[str]) -> Mapping[str, Value]:
@@ -82,6 +83,10 @@ def _read(path: str) -> Recipe:
     except StrategyError as error:
         _, reason, hint, facts = error.args
         raise RulesError(error.args[0], reason, hint, facts) from error
+    try:
+        recipe.check()
+    except ValueError as error:
+        raise RulesError(path, str(error), "`ckpttool help recipe`") from error
     return recipe.over(_read(recipe.extends)) if recipe.extends else recipe
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.rearrange import rearrange
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED, read_recipe
-from tests.support.checkpoints import catalog_of, cut, write_file, write_ranks
+from tests.strategies import examples
+from tests.support.checkpoints import catalog_of, cut, noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.families import (
     RECIPES,
@@ -24,7 +29,7 @@ from tests.support.families import (
     write_strategy,
 )
 from tests.support.in_memory import checkpoint_in_memory
-from tests.support.readers import read, read_ranks
+from tests.support.readers import entry_of, read, read_ranks
 
 IDS = [" ".join([model, recipe, *choices.values()]) for model, recipe, choices in VARIANTS]
 
@@ -187,3 +192,126 @@ def test_what_comes_with_the_package_says_what_it_was_read_from(name):
     assert recipe.recipe == name
     assert recipe.version >= 1
     assert "MindFormers" in recipe.source
+
+
+# ------------------------------------------------------------------------- rules of one's own
+
+
+RULE = """recipe: mine
+version: 1
+source: nobody
+sizes: {SIZES}
+rules:
+- mindspore:
+    fused.weight: "OURS"
+  huggingface:
+PARTS
+"""
+
+
+@st.composite
+def relations(draw):
+    """Sizes of factors, the axes of one tensor and of the parts of another, in any order."""
+    names = "abcd"[: draw(st.integers(2, 4))]
+    sizes = {name: draw(st.integers(1, 4)) for name in names}
+
+    def axes(factors):
+        order = draw(st.permutations(factors))
+        cuts = draw(st.lists(st.booleans(), min_size=len(order), max_size=len(order)))
+        groups: list[list[str]] = []
+        for factor, begins in zip(order, cuts, strict=True):
+            if begins or not groups:
+                groups.append([])
+            groups[-1].append(factor)
+        return groups
+
+    parted = draw(st.sampled_from(names))
+    middle = draw(st.integers(0, sizes[parted]))
+    pieces = [piece for piece in ((0, middle), (middle, sizes[parted])) if piece[0] < piece[1]]
+    return sizes, axes([*names]), parted, [(piece, axes([*names])) for piece in pieces]
+
+
+def notation(groups, parted="", piece=(0, 0)):
+    def of(factor):
+        return f"{factor}[{piece[0]}:{piece[1]}]" if factor == parted else factor
+
+    return " ".join(f"({' '.join(map(of, group))})" for group in groups)
+
+
+def reordered(space, names, groups):
+    """Return a space with its axes as groups of factors have them."""
+    order = [names.index(factor) for group in groups for factor in group]
+    moved = space.transpose(order)
+    return moved.reshape(
+        [math.prod(space.shape[names.index(f)] for f in group) for group in groups]
+    )
+
+
+@examples(150)
+@given(relations(), st.data())
+def test_axes_of_any_rule_are_those_of_numpy(tmp_path_factory, relation, data):
+    sizes, ours, parted, theirs = relation
+    names, folder = [*sizes], tmp_path_factory.mktemp("axes")
+    dtype = data.draw(st.sampled_from(["Int8", "Float16", "Float32", "Float64"]))
+    space = noise("space", dtype, tuple(sizes.values())).array()
+    at = names.index(parted)
+    fused = {"fused.weight": entry_of(np.ascontiguousarray(reordered(space, names, ours)), dtype)}
+    parts = {}
+    for number, ((start, stop), groups) in enumerate(theirs):
+        piece = space[(slice(None),) * at + (slice(start, stop),)]
+        array = np.ascontiguousarray(reordered(piece, names, groups))
+        parts[f"part.{number}.weight"] = entry_of(array, dtype)
+    lines = [
+        f'    part.{number}.weight: "{notation(groups, parted, piece)}"'
+        for number, (piece, groups) in enumerate(theirs)
+    ]
+    text = RULE.replace("SIZES", ", ".join(f'{name}: "{size}"' for name, size in sizes.items()))
+    text = text.replace("OURS", notation(ours)).replace("PARTS", "\n".join(lines))
+    (folder / "mine.yaml").write_text(text)
+    for side, (here, there) in enumerate(((fused, parts), (parts, fused))):
+        layouts = {}
+        for name, entry in here.items():
+            axes = [n for n, size in enumerate(entry.shape) if size % 2 == 0]
+            cut_axes = data.draw(st.permutations(axes))[:2]
+            tensor_map = [-1] * len(entry.shape)
+            for axis, device in zip(cut_axes, (0, 1), strict=False):
+                tensor_map[axis] = device
+            layouts[name] = {"dev_matrix": [2, 2], "tensor_map": tensor_map}
+        strategy = folder / f"{side}.json"
+        strategy.write_text(json.dumps({"parallel_layout_item": layouts}))
+        ranks = cut(here, ckpttool.read_strategy(strategy))
+        write_ranks(folder / f"{side}", ranks, "ckpt")
+        out = folder / f"{side}.ckpt"
+        recipe = folder / "mine.yaml"
+        ckpttool.merge(folder / f"{side}", strategy, out, recipe=recipe, trust_strategy=True)
+        assert read(out) == there
+        with ckpttool.open(
+            folder / f"{side}", strategy, recipe=recipe, trust_strategy=True
+        ) as model:
+            for name, entry in there.items():
+                rows = data.draw(st.slices(entry.shape[0]))
+                if dtype != "Int8":
+                    assert np.array_equal(model[name][rows], entry.array()[rows], equal_nan=True)
+
+
+MALFORMED = {  # a line of a rule, what is said
+    "if: L +": "'L +' is no expression",
+    "if: open('x')": "has more than names",
+    "axes: (g": "a parenthesis is not closed",
+    "axes: g g": "a factor twice",
+    "for: {i: range(L}": "mine.yaml",
+    "names: {a: b, a: c}": "twice",
+    "wrong: 1": "unknown field",
+}
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_a_malformed_recipe_is_an_error_of_its_file(tmp_path, line):
+    said = MALFORMED[line]
+    text = f"recipe: mine\nversion: 1\nsource: x\nrules:\n- {line}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    write_model(tmp_path / "hf", "qwen3")
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt"]
+    result = run(*words, "--recipe", tmp_path / "mine.yaml")
+    assert result.exit_code == 4, message(result)
+    assert said in message(result)
