@@ -9,12 +9,14 @@ import json
 import shutil
 import tarfile
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import ckpttool
 from ckpttool.cli.help import EXAMPLES
-from tests.support.checkpoints import noise, write_file
-from tests.support.readers import Entry
+from tests.support.checkpoints import cut, noise, write_file
+from tests.support.families import load_model, to_mindformers, write_strategy
+from tests.support.readers import Entry, entry_of, zeros
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -62,6 +64,26 @@ def lay_out(folder: Path) -> None:
             shutil.copy(path, rank / f"net-{step}.ckpt")
     for number, entries in hybrid_parallel()[1].items():
         write_file(folder / "nodes" / f"node{number}" / "CKP_1-4_32.ckpt", entries, "ckpt")
+    _write_qwen3(folder)
+
+
+def _write_qwen3(folder: Path) -> None:
+    """Write a model of Hugging Face, and a run of MindFormers that trained it."""
+    config, tensors = load_model("qwen3")
+    for name, entry in tensors.items():  # without the bit that NaN and large numbers have
+        tensors[name] = entry_of(entry.array() & 0xBFFF, entry.dtype)
+    write_file(folder / "qwen3" / "model.safetensors", tensors, "safetensors")
+    (folder / "qwen3" / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "qwen3" / "generation_config.json").write_text('{"do_sample": true}\n')
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    weights = to_mindformers(config, tensors, "qwen3", choices)
+    layouts = ckpttool.read_strategy(write_strategy(folder / "qwen3_strategy.json", weights, 4))
+    trained = dict(weights)
+    for state, (name, entry) in product(("adam_m", "adam_v"), weights.items()):
+        trained[f"{state}.{name}"] = zeros(entry.shape)
+    for rank, entries in cut(trained, layouts).items():
+        path = folder / "qwen3_run" / f"rank_{rank}" / f"qwen3_rank_{rank}-1_40.ckpt"
+        write_file(path, entries, "ckpt")
 
 
 def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, Entry]]]:
