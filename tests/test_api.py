@@ -515,9 +515,11 @@ def test_keywords_are_the_fields_of_the_options():
         fields = {name for cls in classes for name in cls.__struct_fields__}
         return fields - {"command", "tensors", "shown_by", "is_shared", "called"}
 
-    reading = names(SourceOptions, ResolveOptions, TensorOptions) | {"rename_file", "reverse"}
+    reading = names(SourceOptions, ResolveOptions, TensorOptions)
+    reading |= {"rename_file", "reverse", "hf_config"}
     assert {*names_of(api.ReadKeywords)} == reading
-    of_outputs = {"rename", "rename_file", "reverse", "dtype", "on_overflow"}
+    of_outputs = {"rename", "rename_file", "reverse", "recipe", "hf_config"}
+    of_outputs |= {"dtype", "on_overflow"}
     assert {*names_of(VerifyKeywords)} == reading - of_outputs
     assert {*names_of(AuditKeywords), "overwrite"} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)
