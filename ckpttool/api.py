@@ -110,7 +110,14 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
-_OF_OUTPUTS = ("rename", "recipe", "dtype", "on_overflow")  # nothing for functions that only look
+# Nothing for functions that only look.
+_OF_OUTPUTS = (
+    "rename",
+    "recipe",
+    *("fused", "pad_vocab", "cut_vocab", "vocab"),
+    "dtype",
+    "on_overflow",
+)
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 

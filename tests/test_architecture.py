@@ -18,6 +18,7 @@ import pytest
 import ckpttool
 import ckpttool.problems
 from ckpttool.cli.main import COMMANDS, main
+from ckpttool.cli.recipe import COMMANDS as RECIPE_COMMANDS
 from ckpttool.cli.strategy import COMMANDS as STRATEGY_COMMANDS
 from tests.support.corpus import GOLDEN
 
@@ -48,7 +49,11 @@ EXTRAS = {
     "ckpttool.api": {"ml_dtypes", "torch", "typing_extensions"},
     "ckpttool.operations.open": {"ml_dtypes", "torch"},
 }
-GROUPS = {"ckpttool.cli": COMMANDS, "ckpttool.cli.strategy": STRATEGY_COMMANDS}
+GROUPS = {
+    "ckpttool.cli": COMMANDS,
+    "ckpttool.cli.recipe": RECIPE_COMMANDS,
+    "ckpttool.cli.strategy": STRATEGY_COMMANDS,
+}
 MODULES = sorted(ROOT.rglob("*.py"))
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -58,11 +58,13 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.naming import ResumeRecords
-from ckpttool.planning.rows import RowChanges
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.planning.rows import RowChanges
 
 _MOST_METADATA = 64 << 10  # of files that it makes larger than their limit; each file has all of it
 
@@ -237,9 +239,9 @@ def _find_transfers(
     unwritten = set[str]()
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
-    rows = RowChanges(checkpoint)
+    rows = _row_changes(checkpoint)
     for stored in tensors:
-        tensor = rows.resized(stored)
+        tensor = stored if rows is None else rows.resized(stored)
         if not (terms := checkpoint.terms_of(tensor)):
             continue  # a scale that is multiplied into its weight
         layouts, reasons = chooser.fit(tensor)
@@ -248,14 +250,15 @@ def _find_transfers(
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
-            transfers.append(Transfer(name, dtype, rows.regrouped(terms, layouts), layouts))
+            terms = terms if rows is None else rows.regrouped(terms, layouts)
+            transfers.append(Transfer(name, dtype, terms, layouts))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
         if compares_names:
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
-    diagnostics.add(*rows.found())
+    diagnostics.add(*(() if rows is None else rows.found()))
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.source.name for transfer in transfers}  # of that name on other ranks
     if unwritten := unwritten - written:
@@ -263,6 +266,16 @@ def _find_transfers(
         message = f"left out, as no target rank takes the value of their ranks: {names}"
         diagnostics.add(Diagnostic("dropped", message))
     return transfers, chooser.not_listed
+
+
+def _row_changes(checkpoint: Checkpoint) -> RowChanges | None:
+    """Return what the user wants of rows; None for nothing."""
+    options = checkpoint.options.tensors
+    if not options.fusions and options.vocabulary_rows is None:
+        return None
+    from ckpttool.planning.rows import RowChanges
+
+    return RowChanges(checkpoint)
 
 
 class _LayoutChooser:

@@ -92,7 +92,7 @@ def test_a_code_and_an_option_of_one_name_are_both_printed():
     assert "### `--unlisted`\n" in printed
 
 
-@pytest.mark.parametrize("name", [*commands(), "strategy"])
+@pytest.mark.parametrize("name", [*commands(), "recipe", "strategy"])
 def test_the_help_of_a_command_is_printed(name):
     words = name.split()
     assert run_well("help", *words).stdout.startswith(run_well(*words, "--help").stdout)
@@ -100,7 +100,7 @@ def test_the_help_of_a_command_is_printed(name):
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
-    options = {name: {"-h", "--help", "--color"} for name in (*commands(), "strategy")}
+    options = {name: {"-h", "--help", "--color"} for name in (*commands(), "recipe", "strategy")}
     for name, command in commands().items():
         options[name].update(*(one.opts for one in command.params))
     every = set().union(*options.values(), {"-V", "--version"})
