@@ -181,6 +181,7 @@ class TensorKeywords(ChoiceKeywords, total=False):
         Path | None,
         Option(
             "Folder with the config.json of the model; its small files go beside the result.",
+            kind="model folder",
             metavar="DIR",
         ),
     ]

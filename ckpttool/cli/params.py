@@ -414,6 +414,7 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "rename": Parsed("old=new", parse_rename),
     "rename file": Parsed("file", parse_rename_file),
     "type": Parsed("type", parse_cast),
+    "model folder": Existing("the folder of a model, with its config.json"),
     "parts": Parsed("name=parts", parse_fused),
     "rows": Parsed("n", parse_vocabulary),
     "engine": Parsed("engine", parse_engine),

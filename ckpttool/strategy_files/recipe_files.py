@@ -50,6 +50,10 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     for name, choice in recipe.choices.items():
         if name in values and values[name] not in choice.values:
             raise RulesError(text, f"{name} is not {values[name]}", any_of(choice.values))
+    if folder is not None and not is_file(Path(folder, CONFIG)):
+        raise RulesError(
+            os.fspath(folder), f"no {CONFIG}", "--hf-config with the folder of a model"
+        )
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)

@@ -19,6 +19,7 @@ from tests.support.checkpoints import write_file
 from tests.support.commands import commands, everything, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.examples import hybrid_parallel
+from tests.support.families import write_model
 from tests.support.pages import DOCS, ROOT, blocks_of
 from tests.support.readers import read, read_ranks
 
@@ -31,6 +32,7 @@ def workplace():
     shutil.copy(case / "src_strategy.ckpt", "strategy.ckpt")
     shutil.copy(case / "dst_strategy.ckpt", "new_strategy.ckpt")
     shutil.copytree(GOLDEN / "pipeline_2x4_to_8" / "src_stage_strategies", "stage_strategies")
+    write_model(Path("qwen3"), "qwen3")
 
 
 def test_the_tutorial_on_hybrid_parallel_is_two_commands():

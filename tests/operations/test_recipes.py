@@ -26,20 +26,13 @@ from tests.support.families import (
     option,
     shard,
     to_mindformers,
+    write_model,
     write_strategy,
 )
 from tests.support.in_memory import checkpoint_in_memory
 from tests.support.readers import entry_of, read, read_ranks
 
 IDS = [" ".join([model, recipe, *choices.values()]) for model, recipe, choices in VARIANTS]
-
-
-def write_model(folder, model):
-    """Write a folder as Hugging Face has it."""
-    config, tensors = load_model(model)
-    write_file(folder / "model.safetensors", tensors, "safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return config, tensors
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])

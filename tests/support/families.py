@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.checkpoints import noise
+from tests.support.checkpoints import noise, write_file
 from tests.support.corpus import GOLDEN
 from tests.support.readers import Entry, entry_of
 
@@ -238,6 +238,14 @@ def shard(tensors: dict[str, Entry], ranks: int) -> dict:
             tensor_map[axes[number % len(axes)]] = 0
         items[name] = {"dev_matrix": [ranks], "tensor_map": tensor_map}
     return {"parallel_layout_item": items}
+
+
+def write_model(folder: Path, model: str) -> tuple[dict, dict[str, Entry]]:
+    """Write a folder as Hugging Face has it."""
+    config, tensors = load_model(model)
+    write_file(folder / "model.safetensors", tensors, "safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return config, tensors
 
 
 def write_strategy(path: Path, tensors: dict[str, Entry], ranks: int) -> Path:

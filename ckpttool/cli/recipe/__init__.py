@@ -23,7 +23,7 @@ class RecipeGroup(LazyGroup):
 @click.group(
     cls=RecipeGroup,
     help="""\b
-    ckpttool recipe check checkpoint/ qwen3 -s strategy.ckpt --hf-config DIR
+    ckpttool recipe show qwen3
 
     Look at recipes: what the tensors of a family of models are called here and in Hugging Face, and
     how their axes differ.  Nothing is written.
