@@ -7,7 +7,7 @@ what a recipe does not know stops the command before the first byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
@@ -18,13 +18,16 @@ from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.wording import any_of, count, shorten
+from ckpttool.wording import any_of, count, format_shape, shorten
+
+Copies = Sequence[tuple[FullTensor, FullTensor]]  # tensors that should hold the same
 
 
-def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Diagnostic]:
-    """Return a checkpoint with the tensors that a recipe makes, and what it did.
+def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Diagnostic, Copies]:
+    """Return a checkpoint with the tensors that a recipe makes, what it did, and copies.
 
-    The direction follows from the names.
+    Copies are left out; the caller compares them with what they copy.  The direction follows from
+    the names.
 
     Raises
     ------
@@ -34,7 +37,13 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Dia
     recipe, questions = used.recipe, list[str]()
     while True:
         try:
-            done = _Rearranging(checkpoint, used).run()
+            rearranging = _Rearranging(checkpoint, used)
+            done = rearranging.run()
+        except ValueError as error:
+            message, hint = "a rule is malformed", f"`ckpttool recipe show {used.typed}`"
+            where = checkpoint.catalog.root
+            problem = Diagnostic("recipe", message, facts=str(error), hint=hint, where=where)
+            raise PlanError([problem]) from error
         except LookupError as error:
             name = str(error.args[0])
             if (choice := recipe.choices.get(name)) is None:
@@ -49,7 +58,7 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Dia
             where = checkpoint.catalog.root
             problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
             raise PlanError([problem])
-        return done
+        return *done, rearranging.copies
 
 
 def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
@@ -78,6 +87,7 @@ class _Rearranging:
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
+        self.copies: list[tuple[FullTensor, FullTensor]] = []
 
     def run(self) -> tuple[Checkpoint, Diagnostic]:
         checkpoint, recipe = self._checkpoint, self._used.recipe
@@ -117,6 +127,8 @@ class _Rearranging:
         others = {self._written(name): it for name, it in relation.sides[1 - self._side].items()}
         sides = (others, stored) if self._side else (stored, others)
         relation = replace(relation, sides=sides)
+        if twice := self._used_names.intersection(stored):
+            self._problems.append(self._problem("two rules take one tensor", shorten(twice, 3)))
         self._used_names.update(stored)
         sources = {name: self._stored[name] for name in stored}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
@@ -153,19 +165,38 @@ class _Rearranging:
         news = {new: old for old, new in self._called.items()}
         for name, of, is_written in self._copies:
             if self._side:
-                self._used_names.add(name)
-            elif is_written and of in news:
+                self._check_copy(name, of)
+            elif not is_written:
+                continue
+            elif (made := self._made.get(of)) is not None:
+                self._made[name] = replace(made, meta=replace(made.meta, name=name))
+            elif of in news:
                 tensor = self._stored[news[of]]
                 axes = tuple((axis,) for axis in range(len(tensor.meta.shape)))
                 whole = Arrangement(axes, Region.whole(tensor.meta.shape))
                 slicing = RearrangedSlicing(whole, (_part(tensor, whole),))
                 self._made[name] = _made_of(tensor, name, slicing)
+            else:
+                self._problems.append(self._problem("a copy is of no tensor", f"{name}: {of}"))
+
+    def _check_copy(self, name: str, of: str) -> None:
+        """Take a tensor for the copy of another, if they may be equal."""
+        copy, tensor = self._stored.get(name), self._stored.get(of)
+        if copy is None or tensor is None:
+            return
+        self._used_names.add(name)
+        self.copies.append((copy, tensor))
+        both = (copy.meta, tensor.meta)
+        if len({(meta.dtype, meta.shape) for meta in both}) > 1:
+            facts = f"{name} {copy.meta.dtype} {format_shape(copy.meta.shape)}, {of} "
+            facts += f"{tensor.meta.dtype} {format_shape(tensor.meta.shape)}"
+            self._problems.append(self._problem("a copy is not like what it copies", facts))
 
     def _report(self, missing: list[str]) -> None:
         recipe = self._used.recipe.recipe
         unknown = {t.name for t in self._checkpoint.records} - self._stored.keys()
         if missing := [name for name in missing if name not in unknown]:
-            message = f"{count(len(missing), 'tensor')} of the recipe {recipe} are in no file"
+            message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
             self._problems.append(self._problem(message, format_names(missing)))
         rest = [name for name in self._stored if name not in self._used_names]
         reasons = self._unused()
@@ -196,7 +227,7 @@ class _Rearranging:
         recipe, used = self._used.recipe, len(self._used_names)
         message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe {recipe.recipe}: "
         message += f"{len(self._called)} by name, {len(by_axes)} by axes"
-        facts = []
+        facts = [f"copies: {count(len(self.copies), 'tensor')}"] if self.copies else []
         if reasons := self._unused():
             facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")
         if left := self._checkpoint.left_out:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from itertools import chain
+from shlex import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -129,6 +130,21 @@ def compare_stages(
                 count=difference.count,
                 first=difference.first,
             )
+
+
+def find_differing_copies(
+    copies: Iterable[tuple[FullTensor, FullTensor]], executor: Executor
+) -> Iterator[Diagnostic]:
+    """Yield a problem for each tensor that should be the copy of another, and is not."""
+    pairs = ((pair, tuple(map(OutputTensor.full, pair))) for pair in copies)
+    for (copy, tensor), stats in compare_tensors(pairs, executor):
+        (difference,) = stats.differences
+        if difference.count:
+            elements = count(math.prod(tensor.meta.shape), "element")
+            facts = f"{difference.count} of {elements} differ from {tensor.name}"
+            hint = f"--exclude {quote(copy.name)} to leave it out"
+            message = "a recipe takes it for a copy"
+            yield Diagnostic("recipe", message, hint=hint, facts=facts, tensor=copy.name)
 
 
 def find_difference(

@@ -27,11 +27,13 @@ from math import prod
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.region import Arrangement, Region, common
 from ckpttool.wording import format_shape, shorten
 
 Value = object  # of an expression: a number, a text, a truth value, a range, or None
 SIDES = ("MindSpore", "Hugging Face")
+_MAX_LOOP = 1 << 16  # values of a hole; models have some hundred layers or experts
 _HOLE = re.compile(r"\{([^{}]*)\}")
 _OPERATORS: Mapping[type, Callable[..., Value]] = {
     ast.Add: operator.add,
@@ -120,17 +122,27 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
 
     def number(node: ast.expr) -> int:
         value = of(node)
-        if not isinstance(value, int):
+        if value is None:
             raise LookupError(ast.unparse(node))
+        if not isinstance(value, int):
+            raise ValueError(f"{ast.unparse(node)} is {value!r}, and no number")
         return value
 
-    def sequence(node: ast.expr) -> Iterable[Value]:
-        value = of(node)
-        if not isinstance(value, range | list | tuple):
-            raise LookupError(ast.unparse(node))
-        return value
+    def sequence(node: ast.expr) -> Sequence[Value]:
+        return _sequence(of(node), ast.unparse(node))
 
     return of(_parse(text))
+
+
+def _sequence(value: Value, text: str) -> Sequence[Value]:
+    """Return the values of a loop."""
+    if value is None:
+        raise LookupError(text)
+    if not isinstance(value, range | list | tuple):
+        raise ValueError(f"{text} is {value!r}, and no list or range")
+    if len(value) > _MAX_LOOP:
+        raise ValueError(f"{text} has {len(value)} values; at most {_MAX_LOOP}")
+    return value
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Value:
@@ -297,7 +309,7 @@ class _Values(dict[str, Value]):
         return super().get(name, default)
 
 
-class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The names and axes of a family of models, here and there.
 
     Attributes
@@ -390,24 +402,46 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise `ValueError` if an expression or a list of axes is malformed."""
-        texts = [*self.sizes.values()]
-        axes: list[str] = []
-        for rule in self.rules:
-            texts += (*rule.loops.values(), *rule.each.values(), *rule.sizes.values())
-            texts += (rule.condition, rule.written)
-            axes += (rule.axes, *rule.mindspore.values(), *rule.huggingface.values())
-            texts += chain(*map(_HOLE.findall, (*rule.names, *rule.names.values())))
-        texts += chain(*(prefix.loops.values() for prefix in self.prefixes))
-        texts += chain(*(copies.loops.values() for copies in self.copies))
-        for text in chain.from_iterable(text.split("|") for text in axes):
-            every, rest = parse_axes(_HOLE.sub("0", text))
-            ends = (
-                end for factor in (*chain(*every), *rest) for end in (factor.start, factor.stop)
-            )
-            texts += filter(None, ends)
-        for text in texts:
+        for text in self._expressions():
             with suppress(LookupError):  # it is malformed, or has a name that no model gives here
                 evaluate(text, {})
+        for rule in self.rules:
+            if not rule.names and not (rule.mindspore and rule.huggingface):
+                raise ValueError("a rule has neither names: nor mindspore: and huggingface:")
+            if rule.dtype and rule.dtype not in DTYPES:
+                raise ValueError(f"no element type {rule.dtype}")
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """The names in expressions: keys of the configuration, sizes and choices."""
+        nodes = chain(*(ast.walk(_parse(text)) for text in self._expressions()))
+        names = (node.id for node in nodes if isinstance(node, ast.Name))
+        return frozenset((*self.choices, *self.sizes, *names))
+
+    def _expressions(self) -> Iterator[str]:
+        """Yield all expressions; raise `ValueError` if holes or axes are malformed."""
+        axes: list[str] = []
+        names: list[str] = []
+        yield from self.sizes.values()
+        for rule in self.rules:
+            yield from (*rule.loops.values(), *rule.each.values(), *rule.sizes.values())
+            yield from (rule.condition, rule.written)
+            axes += (rule.axes, *rule.mindspore.values(), *rule.huggingface.values())
+            names += (*rule.names, *rule.names.values(), *rule.mindspore, *rule.huggingface)
+        for copies in self.copies:
+            yield from (copies.condition, *copies.loops.values())
+            names += (*copies.names, *copies.names.values())
+        for prefix in self.prefixes:
+            yield from prefix.loops.values()
+            names += (prefix.old, prefix.new)
+        for name in names:
+            if "{" in _HOLE.sub("", name) or "}" in _HOLE.sub("", name):
+                raise ValueError(f"{name!r} has a hole that is not closed")
+            yield from _HOLE.findall(name)
+        for text in chain.from_iterable(text.split("|") for text in axes):
+            every, rest = parse_axes(_HOLE.sub("0", text))
+            for factor in (*chain(*every), *rest):
+                yield from filter(None, (factor.start, factor.stop))
 
     def copied(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str, bool]]:
         """Yield the names of copies, those of what they hold, and whether they are written."""
@@ -438,12 +472,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    of_holes = []
-    for text in loops.values():
-        of_hole = evaluate(text, values)
-        if not isinstance(of_hole, range | list | tuple):
-            raise LookupError(text)
-        of_holes.append(of_hole)
+    of_holes = [_sequence(evaluate(text, values), text) for text in loops.values()]
     for chosen in product(*of_holes):
         yield {**values, **dict(zip(loops, chosen, strict=True))}
 
@@ -451,6 +480,8 @@ def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dic
 def _fill(name: str, values: Mapping[str, Value]) -> str:
     def of(match: re.Match[str]) -> str:
         value = values.get(match[1]) if match[1] in values else evaluate(match[1], values)
+        if value is None:
+            raise LookupError(match[1])
         return str(value)
 
     return _HOLE.sub(of, name)

@@ -146,7 +146,8 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
         target = _full_tensors(order.path, format, order.output, is_numbered)
-        target = _with_model_files(target, order.resolve.tensors) if is_model else target
+        if is_model and (is_numbered or Path(order.path).name == SINGLE_FILE):
+            target = _with_model_files(target, order.resolve.tensors)
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
     return Job(sources, target, order.output, weights)
@@ -207,7 +208,7 @@ def _becomes_model(recipe: UsedRecipe | None, catalogs: Sequence[Catalog]) -> bo
     """Return whether a recipe makes a model of Hugging Face, in its folder; None without one."""
     if recipe is None or not recipe.folder:
         return None if recipe is None else False
-    with suppress(LookupError):  # what the recipe lacks is said when it is used
+    with suppress(LookupError, ValueError):  # what the recipe lacks is said when it is used
         return recipe.side_of(chain(*(catalog.metas for catalog in catalogs))) == 0
     return False
 

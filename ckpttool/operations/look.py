@@ -190,7 +190,7 @@ def look(
         found.add(*run_checks(checkpoint, shown, command, unsaid, misfits))
     if checkpoint is not None and not (shown.is_incomplete or found.has_errors):
         try:
-            checkpoint = _rearranged(checkpoint, found)
+            checkpoint = _rearranged(checkpoint, found, executor)
         except CkptToolError as stopped:
             found.failures.append(stopped)
             checkpoint, error = None, stopped
@@ -200,23 +200,26 @@ def look(
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
-def _rearranged(checkpoint: Checkpoint, found: Diagnostics) -> Checkpoint:
+def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) -> Checkpoint:
     """Return the checkpoint as a recipe makes it, if the user names one.
 
     Raises
     ------
     PlanError
-        The recipe does not fit.
+        The recipe does not fit, or a copy that it leaves out is none.
     """
     if (recipe := checkpoint.options.tensors.recipe) is None:
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
+    from ckpttool.checks.replicas import find_differing_copies
     from ckpttool.strategy_files.recipe_files import CONFIG, read_config
 
     beside = Path(checkpoint.catalog.root, CONFIG)
     if not recipe.config and is_file(beside):
         recipe = replace(recipe, config=read_config(beside))
-    made, note = rearrange(checkpoint, recipe)
+    made, note, copies = rearrange(checkpoint, recipe)
+    if differing := [*find_differing_copies(copies, executor)]:
+        raise PlanError(differing)
     found.add(note)
     return made
 

@@ -17,9 +17,10 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.recipes import Recipe, UsedRecipe, Value
 from ckpttool.problems import FormatError, RulesError, StrategyError
 from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
-from ckpttool.wording import any_of
+from ckpttool.wording import any_of, nearest, shorten
 
 CONFIG = "config.json"
+_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "null": None}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = ("deepseek-v3", "glm4", "glm4-moe", "llama", "mcore", "qwen2", "qwen3", "qwen3-moe")
@@ -45,8 +46,11 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
         key, sign, value = pair.partition("=")
         if not sign:
             raise RulesError(text, f"{pair!r} is not KEY=VALUE", f"{path}:fc1=interleaved")
-        values[key] = int(value) if value.isdigit() else value
+        values[key] = int(value) if value.isdigit() else _WORDS.get(value.lower(), value)
     recipe = _read(path)
+    if unknown := [key for key in values if key not in recipe.keys]:
+        known = nearest(unknown[0], recipe.keys) or any_of(sorted(recipe.choices) or ["KEY"])
+        raise RulesError(text, f"{path} knows no {shorten(unknown)}", f"{path}:{known}=VALUE")
     for name, choice in recipe.choices.items():
         if name in values and values[name] not in choice.values:
             raise RulesError(text, f"{name} is not {values[name]}", any_of(choice.values))

@@ -56,7 +56,7 @@ def problems_of(shapes, recipe, config):
     """Return what is wrong if a file has tensors of these types and shapes."""
     checkpoint = checkpoint_in_memory(catalog_of({0: shapes}), None)
     try:
-        _, note = rearrange(checkpoint, replace(read_recipe(recipe), config=config))
+        _, note, _ = rearrange(checkpoint, replace(read_recipe(recipe), config=config))
     except PlanError as error:
         return [*error.diagnostics]
     return [note]
@@ -114,6 +114,7 @@ def test_whatever_changes_in_one_tensor_is_named(model, number):
                 found = problems_of(changed, words, config)
                 told = " ".join(f"{problem.message} {problem.facts}" for problem in found)
                 assert {problem.code for problem in found} == {"recipe"}, (names, told)
+                names |= set(map(read_recipe(words).recipe.spelled, names))
                 assert any(name in told for name in names), (names, told)
 
 
@@ -152,6 +153,8 @@ MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:fc1=inter,attention=grouped": (4, "fc1 is not inter"),
     "qwen4": (4, "no such recipe"),
     "qwen3:fc1": (4, "'fc1' is not KEY=VALUE"),
+    "qwen3:typo=3": (4, "qwen3 knows no typo"),
+    "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
     "llama": (5, "no tensor has a name of the recipe llama"),
     "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (5, "linear_qkv.weight"),
 }
@@ -285,6 +288,53 @@ def test_axes_of_any_rule_are_those_of_numpy(tmp_path_factory, relation, data):
                 rows = data.draw(st.slices(entry.shape[0]))
                 if dtype != "Int8":
                     assert np.array_equal(model[name][rows], entry.array()[rows], equal_nan=True)
+
+
+BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and what is told
+    "rules: [{axes: H, names: {decoder.final_layernorm.weight: model.norm2.weight}}]": (
+        *(5, "two rules take one tensor"),
+    ),
+    "rules: [{axes: H, names: {'decoder.{nope}.weight': b}}]": (5, "needs nope"),
+    "rules: [{axes: H, names: {'decoder.{.weight': b}}]": (4, "a hole that is not closed"),
+    "rules: [{huggingface: {a: H}}]": (4, "a rule has neither names"),
+    "rules: [{axes: H, names: {a: b}, dtype: Floof}]": (4, "no element type Floof"),
+    "copies: [{names: {model.copy: model.nothing}}]": (5, "a copy is of no tensor"),
+    "sizes: {h: head_dim // 0}": (5, "divides by 0"),
+    "sizes: {L: '3 * 10 ** 3'}": (4, "has more than names"),
+    "rules: [{for: {i: '3'}, axes: H, names: {'a.{i}': 'b.{i}'}}]": (5, "no list or range"),
+}
+
+
+@pytest.mark.parametrize("more", BROKEN)
+def test_a_recipe_that_would_lose_a_tensor_is_refused(tmp_path, more):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    write_file(tmp_path / "m.ckpt", to_mindformers(config, tensors, "qwen3", choices), "ckpt")
+    (tmp_path / "mine.yaml").write_text(
+        f"recipe: mine\nversion: 1\nsource: x\nextends: qwen3\n{more}\n"
+    )
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out", "--hf-config", tmp_path / "hf"]
+    path = tmp_path / "mine.yaml"
+    asked = {"use_interleaved_weight_layout_mlp": True}
+    asked["use_contiguous_weight_layout_attention"] = False
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | asked))
+    result = run(*words, "--recipe", path)
+    code, told = BROKEN[more]
+    assert (result.exit_code, (tmp_path / "out").exists()) == (code, False), message(result)
+    assert told in message(result)
+
+
+def test_a_copy_with_other_values_is_no_copy(tmp_path):
+    _, tensors = write_model(tmp_path / "hf", "qwen2-tied")
+    other = {**tensors, "lm_head.weight": noise("head", "BFloat16", (64, 24))}
+    write_file(tmp_path / "hf" / "model.safetensors", other, "safetensors")
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt"]
+    words += ["--recipe", "qwen2:fc1=interleaved,attention=grouped"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert "lm_head.weight: a recipe takes it for a copy" in message(result)
+    assert message(result).endswith("Try: --exclude lm_head.weight to leave it out")
+    run_well(*words, "--exclude", "lm_head.weight")
 
 
 MALFORMED = {  # a line of a rule, what is said
