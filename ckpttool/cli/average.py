@@ -66,7 +66,8 @@ inputs = options.OptionGroup(
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool average runs/a:0.25 runs/b:0.75 -s strategy.ckpt -o mean.h5
+    ckpttool average runs/a:0.25 runs/b:0.75 \\
+        -s strategy.ckpt -o mean.h5
 
     Write the weighted mean of several checkpoints under any layouts and formats.  INPUT is
     PATH[,strategy=FILE][,step=STEP][:WEIGHT]; without weights all count the same.  What is no

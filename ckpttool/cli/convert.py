@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool convert checkpoint/ -o converted/ --format safetensors
+    ckpttool convert checkpoint/ -o converted/ \\
+        --format safetensors
 
     Write the same files in another format: those of ranks for the same ranks and under the same
     names, a merged file as one, numbered files with an index as such.  Needs no strategy.

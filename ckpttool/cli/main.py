@@ -294,7 +294,8 @@ class Program(CommandGroup):
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
-    ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/
+    ckpttool reshard checkpoint/ -s strategy.ckpt \\
+        -d new_strategy.ckpt -o new/
     ckpttool verify new/ --deep
 
     Inspect, merge, split, reshard, convert, verify and compare MindSpore distributed checkpoints,
@@ -305,7 +306,7 @@ class Program(CommandGroup):
     epilog="""\b
     ckpttool COMMAND --help   the options of a command
     ckpttool help             the topics of the guide
-    ckpttool help TOPIC       a page of it, such as messages; needs no network
+    ckpttool help TOPIC       a page of it, such as messages
     """,
 )
 @click.version_option(ckpttool.__version__, "-V", "--version", prog_name="ckpttool")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
+    ckpttool split merged.h5 -d strategy.ckpt \\
+        -o sliced/ --format ckpt
 
     Write the files of all ranks, DIR/rank_R/PREFIXR.ckpt, from a merged checkpoint.  SRC is a file,
     or a folder with an index; with --replicated also a folder of rank folders.

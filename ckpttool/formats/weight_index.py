@@ -58,6 +58,7 @@ from ckpttool.problems import FormatError
 MAP_NAME = "param_name_map.json"
 SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
 _INDEX_SUFFIX = ".index.json"
+INDEX_OF_PARTS = SINGLE_FILE + _INDEX_SUFFIX  # and one in several
 COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 # The most tensors that were reported, 1.29 million, take 200 MB; stops hostile files.
 MAX_INDEX_BYTES = 256 << 20

@@ -31,7 +31,7 @@ from ckpttool.discovery.rank_folders import list_paths
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import is_file, is_folder, list_readable, read_file, url_problem
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.formats.weight_index import SINGLE_FILE
+from ckpttool.formats.weight_index import INDEX_OF_PARTS, SINGLE_FILE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import Document, Kept, Target
@@ -132,7 +132,8 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
     if strategy is None:
         catalogs = [source.catalog for source in inputs]
         is_model = _becomes_model(order.resolve.tensors.recipe, catalogs)
-        order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
+        if is_model or order.command != "convert" or not _is_folder(catalogs[0], order.output):
+            order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
         if is_model is None:
             inputs = [it._replace(catalog=_note_config(it.catalog, order.path)) for it in inputs]
     if order.command == "convert":
@@ -188,16 +189,12 @@ def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None
 def _path_like(
     catalogs: Sequence[Catalog], path: str, options: OutputOptions, is_model: bool | None
 ) -> str:
-    """Return the path of full tensors: in a folder, as every source is in one of Hugging Face.
+    """Return the path of full tensors: in a folder, as every source is one of Hugging Face.
 
-    Such a folder has one ``model.safetensors``.  A suffix or another format makes it one file.
-    ``is_model`` says whether a recipe makes a model of Hugging Face.
+    Such a folder has one ``model.safetensors``, or parts and their index.  A suffix or another
+    format makes it one file.  ``is_model`` says whether a recipe makes a model of Hugging Face.
     """
-    paths = [path for catalog in catalogs for path in list_paths(catalog)]
-    are_alike = len(paths) == len(catalogs) and all(
-        is_folder(catalog.root) and Path(path).name == SINGLE_FILE
-        for catalog, path in zip(catalogs, paths, strict=True)
-    )
+    are_alike = all(map(_is_of_hugging_face, catalogs))
     is_one = options.format in (None, "safetensors") and options.max_shard_bytes is None
     is_named_so = is_one and format_of_suffix(path) is None
     is_folder_of_model = are_alike if is_model is None else is_model
@@ -235,6 +232,12 @@ def _with_type(config: bytes, tensors: TensorOptions) -> bytes:
         return config
     values |= dict.fromkeys(keys, cast.lower())
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _is_of_hugging_face(catalog: Catalog) -> bool:
+    if catalog.indexes:
+        return INDEX_OF_PARTS in (Path(path).name for path in catalog.indexes)
+    return is_folder(catalog.root) and list_paths(catalog) == [str(Path(catalog.root, SINGLE_FILE))]
 
 
 def _note_config(catalog: Catalog, path: str) -> Catalog:

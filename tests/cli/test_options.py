@@ -16,6 +16,7 @@ from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.pages import ROOT
 from tests.support.snapshots import UPDATE
+from tests.support.terminals import on_terminal
 
 COMMANDS = commands()
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
@@ -120,6 +121,12 @@ def test_the_columns_of_all_headings_are_of_one_width(name):
     lines = "".join(sections_of(name).values()).splitlines()
     rows = [re.match(r"(  -\S.{,30}?  +)\S", line) for line in lines]
     assert len({len(row[1]) for row in rows if row is not None}) == 1
+
+
+@pytest.mark.parametrize("name", ["", "strategy", *COMMANDS])
+def test_no_line_of_help_is_wider_than_a_terminal(name):
+    shown, _ = on_terminal(*name.split(), "--help", columns=60, TERM="dumb")
+    assert max(map(len, shown.splitlines())) <= 60
 
 
 def test_an_option_of_every_day_is_one_of_some_command():

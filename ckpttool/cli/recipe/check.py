@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool recipe check qwen3/ --recipe qwen3:fc1=interleaved,attention=grouped
+    ckpttool recipe check qwen3/ \\
+        --recipe qwen3:fc1=interleaved,attention=grouped
 
     Say what a recipe makes of each tensor of a checkpoint.  Exit code 5: it does not use every
     tensor, or cannot make every tensor that the configuration asks for.

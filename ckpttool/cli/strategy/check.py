@@ -28,7 +28,8 @@ _UNPROVEN = {
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool strategy check checkpoint/ strategy.ckpt new_strategy.ckpt
+    ckpttool strategy check checkpoint/ \\
+        strategy.ckpt new_strategy.ckpt
 
     Say of each strategy whether it fits a checkpoint: proven, possible or no, the best first, with
     the doubts below.  Samples of the contents are compared.  STRATEGY is a file, or the folder with

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool strategy ranks -s strategy.ckpt -d new_strategy.ckpt --rank 0-7
+    ckpttool strategy ranks -s strategy.ckpt \\
+        -d new_strategy.ckpt --rank 0-7
 
     Print which source ranks each target rank needs, from the strategies alone, and in brackets
     those of which one is enough.  Without -d they are those that a merge needs.  `also` are ranks
