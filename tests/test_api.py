@@ -29,6 +29,7 @@ from ckpttool.keywords import AllKeywords, AuditKeywords, VerifyKeywords, declar
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.operations.audit import AuditOptions
+from ckpttool.operations.strategy_check import Candidates
 from ckpttool.operations.values import Values
 from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
@@ -565,13 +566,15 @@ def test_answers_are_one_line_and_a_table(tmp_path):
         ckpttool.merge(catalog, strategy, tmp_path / "n.h5", dry_run=True),
         ckpttool.read_values(catalog, strategy, ["*"]),
         ckpttool.diff_strategies(strategy, ckpttool.read_strategy(TARGET)),
+        ckpttool.check_strategies(SRC, [STRATEGY, TARGET]),
     ):
         rows = [" ".join(row).split() for row in answer._rows()]
         rows = rows if rows[1:] else []  # no head alone
         printed = [line.split() for line in str(answer).splitlines()]
         more = [[str(len(rows) - 21), "more"]] if len(rows) > 21 else []
         assert "\\n" not in str(answer)
-        assert printed[1:] == rows[:21] + more or isinstance(answer, Values)  # arrays have lines
+        has_lines = isinstance(answer, Values | Candidates)  # arrays, doubts
+        assert printed[1:] == rows[:21] + more or has_lines
         page = answer._repr_html_()
         assert page.count("<td") == sum(map(len, [*answer._rows()][1:21]))
         assert page.count("text-align:left") == sum(map(len, [*answer._rows()][: len(rows)][:21]))

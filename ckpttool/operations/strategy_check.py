@@ -27,6 +27,7 @@ from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.concurrency import InlineExecutor, OpenProgress
 from ckpttool.discovery.scan import CheckpointFiles, scan
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.joining import format_names, join_alike
 from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
@@ -35,6 +36,7 @@ from ckpttool.operations.look import Subject, look
 from ckpttool.operations.verification import sample_unlisted
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, raise_all, severities
 from ckpttool.strategy_files.reader import Layouts, read_strategy
+from ckpttool.wording import Brief, count
 
 Verdict = Literal["proven", "possible", "no"]
 VERDICTS: tuple[Verdict, ...] = ("proven", "possible", "no")  # the best first
@@ -43,9 +45,14 @@ _GRAVE = ("error", "warning")
 AGAINST = frozenset({"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"})
 
 Aspect = Literal["axis", "order", "owners"]
+_UNPROVEN: Mapping[Aspect, str] = {
+    "axis": "nothing shows which axis of {} is sharded",
+    "order": "nothing shows in which order ranks hold the slices of {}",
+    "owners": "nothing shows which ranks hold the same of {}",
+}
 
 
-class Candidate(Answer, frozen=True):
+class Candidate(Brief, Answer, frozen=True):
     """A strategy, and what the checkpoint shows of it.
 
     Attributes
@@ -96,6 +103,54 @@ class Candidate(Answer, frozen=True):
         """Whether it may be right: nothing contradicts it."""
         return self.verdict != "no"
 
+    @property
+    def reasons(self) -> tuple[Diagnostic, ...]:
+        """The findings of many files and tensors as one each; if it does not fit, why not first."""
+        return tuple(join_alike(self.findings))
+
+    @property
+    def evidence(self) -> str:
+        """What was compared if it may be right, else what contradicts it."""
+        if not self.is_open:
+            return self.reasons[0].message
+        compared = (
+            f"{self.files} of {count(self.ranks or 0, 'rank')}",
+            f"{self.listed} of {count(self.tensors, 'tensor')}",
+            "replicas equal" if self.agreeing else "",
+            f"full shapes of {count(self.shaped, 'sharded tensor')} as listed" * bool(self.shaped),
+            "the manifest names it or its equal" if self.recorded else "",
+        )
+        return ", ".join(filter(None, compared))
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What nothing could have contradicted, in words."""
+        return tuple(
+            f"{_UNPROVEN[aspect].format(count(len(names), 'tensor'))}: {format_names(names)}"
+            for aspect, names in self.unproven.items()
+        )
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {self.verdict}: {self.evidence}"
+
+    def _remarks(self) -> Iterator[str]:
+        yield from map(str, self.reasons[not self.is_open :])
+        yield from self.doubts
+
+
+class Candidates(Brief, tuple[Candidate, ...]):
+    """What a checkpoint shows of each strategy, the best first."""
+
+    __slots__ = ()
+
+    def _texts(self) -> Iterator[str]:
+        yield count(len(self), "candidate")
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        yield "strategy", "verdict", "evidence"
+        for it in self:
+            yield it.path, it.verdict, "\n".join((it.evidence, *it._remarks()))
+
 
 class StrategyCheck(Document, frozen=True):
     """What strategy check prints with --json.
@@ -121,7 +176,7 @@ def check_strategies(
     catalog: CheckpointFiles,
     strategies: Sequence[Layouts],
     executor: Executor | None = None,
-) -> tuple[Candidate, ...]:
+) -> Candidates:
     """Return what a checkpoint shows of each strategy, the best first.
 
     Parameters
@@ -144,7 +199,7 @@ def check_strategies(
     evidence = Evidence()
     executor = executor or InlineExecutor()
     tried = (_try(catalog, it, executor, evidence) for it in strategies)
-    return tuple(sorted(tried, key=_order))
+    return Candidates(sorted(tried, key=_order))
 
 
 def _order(it: Candidate) -> tuple[int, int, int, int, int]:

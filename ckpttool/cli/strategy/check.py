@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -10,19 +9,12 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import StrategyFile, UsageProblem
-from ckpttool.model.joining import join_alike
-from ckpttool.wording import count, shorten
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.strategy_check import Candidate
 
 MAX_FINDINGS = 3  # of a strategy on the screen
-_UNPROVEN = {
-    "axis": "nothing shows on which axis {} sharded",
-    "order": "nothing shows in which order ranks hold the slices of {}",
-    "owners": "nothing shows which ranks hold the same of {}",
-}
 
 
 @click.command(
@@ -71,30 +63,13 @@ def _print_candidate(candidate: Candidate, report: ReportOptions) -> None:
     """Print the verdict and the evidence."""
     if report.quiet and candidate.is_open:
         return
-    findings = [*join_alike(candidate.findings)]
-    reason = ", ".join(_evidence(candidate)) if candidate.is_open else findings.pop(0).message
-    tables.print_text(f"{candidate.verdict}: {reason}", candidate.path)
+    tables.print_text(f"{candidate.verdict}: {candidate.evidence}", candidate.path)
+    findings = candidate.reasons[not candidate.is_open :]
     for finding in findings[:MAX_FINDINGS]:
         tables.print_text(f"  {finding.fact}", indent=4)
         if finding.facts:
             tables.print_text(f"    {finding.facts}", indent=6)
     if (more := len(findings) - MAX_FINDINGS) > 0:
         tables.print_text(f"  and {more} more (--json all)", indent=4)
-    for aspect, names in candidate.unproven.items():
-        tensors = count(len(names), "tensor")
-        if aspect == "axis":
-            tensors += " is" if len(names) == 1 else " are"
-        unproven = _UNPROVEN[aspect].format(tensors)
-        tables.print_text(f"  {unproven}: {shorten(names, 3)}", indent=4)
-
-
-def _evidence(candidate: Candidate) -> Iterator[str]:
-    """Yield what was compared."""
-    yield f"{candidate.files} of {count(candidate.ranks or 0, 'rank')}"
-    yield f"{candidate.listed} of {count(candidate.tensors, 'tensor')}"
-    if candidate.agreeing:
-        yield "replicas equal"
-    if candidate.shaped:
-        yield f"full shapes of {count(candidate.shaped, 'sharded tensor')} as listed"
-    if candidate.recorded:
-        yield "the manifest names it or its equal"
+    for doubt in candidate.doubts:
+        tables.print_text(f"  {doubt}", indent=4)
