@@ -110,14 +110,8 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
-# Nothing for functions that only look.
-_OF_OUTPUTS = (
-    "rename",
-    "recipe",
-    *("fused", "pad_vocab", "cut_vocab", "vocab"),
-    "dtype",
-    "on_overflow",
-)
+_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "vocab")  # nothing for a comparison
+_OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # nothing for who looks
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -566,7 +560,7 @@ def diff(
     if not isinstance(tolerance, Tolerance | None):
         raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
-    resolving = given.take(ResolveOptions)
+    resolving = given.take(ResolveOptions, _OF_ROWS)
     of_files = given.take(SourceOptions)
     given.end()
     sides = load_sides(

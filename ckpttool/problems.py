@@ -198,6 +198,9 @@ CODES: Mapping[str, Code] = {
     "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "recipe": _error("a recipe does not fit the tensors, or lacks a value"),
     "recipe_used": _note("how many tensors a recipe makes, and of which"),
+    "not_resized": _warning(
+        "tensors with as many rows as the vocabulary keep them", inspect=None, verify=None
+    ),
     "resized": _note("a vocabulary with more or fewer rows", inspect=None, verify=None),
     "new_names": _note("tensors with other names in the outputs", inspect=None, verify=None),
     # tensors and values

@@ -7,12 +7,13 @@ what a recipe does not know stops the command before the first byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
+from ckpttool.model.choices import VOCABULARY
 from ckpttool.model.joining import format_names
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement, Region
@@ -23,7 +24,9 @@ from ckpttool.wording import any_of, count, format_shape, shorten
 Copies = Sequence[tuple[FullTensor, FullTensor]]  # tensors that should hold the same
 
 
-def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Diagnostic, Copies]:
+def rearrange(
+    checkpoint: Checkpoint, used: UsedRecipe
+) -> tuple[Checkpoint, Sequence[Diagnostic], Copies]:
     """Return a checkpoint with the tensors that a recipe makes, what it did, and copies.
 
     Copies are left out; the caller compares them with what they copy.  The direction follows from
@@ -49,11 +52,12 @@ def rearrange(checkpoint: Checkpoint, used: UsedRecipe) -> tuple[Checkpoint, Dia
             if (choice := recipe.choices.get(name)) is None:
                 raise PlanError([_lacking(checkpoint, used, name)]) from error
             questions.append(f"{name} is {any_of(choice.values)} ({choice.why})")
-            used = replace(used, given={**used.given, name: choice.values[0]})  # to ask for others
+            usual = next(iter(choice.values))
+            used = replace(used, given={**used.given, name: usual})  # to ask for others
             continue
         if questions:
-            asked = ",".join(f"{question.partition(' ')[0]}=VALUE" for question in questions)
-            hint = f"--recipe {used.typed}:{asked}"
+            given = ",".join(f"{name}={value}" for name, value in used.given.items())
+            hint = f"--recipe {used.typed}:{given}, if these are the values"
             message, facts = "names do not tell how weights are laid out", "; ".join(questions)
             where = checkpoint.catalog.root
             problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
@@ -89,7 +93,7 @@ class _Rearranging:
         self._used_names = set[str]()
         self.copies: list[tuple[FullTensor, FullTensor]] = []
 
-    def run(self) -> tuple[Checkpoint, Diagnostic]:
+    def run(self) -> tuple[Checkpoint, Sequence[Diagnostic]]:
         checkpoint, recipe = self._checkpoint, self._used.recipe
         if any(tensor.own_ranks for tensor in self._stored.values()):
             message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
@@ -119,7 +123,7 @@ class _Rearranging:
             unfiltered=None,
             rearranged=rearranged,
         )
-        return made, self._note()
+        return made, (self._note(), *self._unlike_config())
 
     def _add(self, relation: Relation) -> None:
         """Add the tensors of the other side that a relation makes."""
@@ -149,13 +153,21 @@ class _Rearranging:
             if relation.dtype:
                 self._dtypes[old] = relation.dtype
             return
+        wanted_dtypes = {self._checkpoint.wanted_dtype(tensor.meta) for tensor in sources.values()}
+        if len(wanted_dtypes) > 1:
+            facts = f"{shorten(stored, 3)}: {', '.join(sorted(wanted_dtypes))}"
+            hint = "--dtype with a pattern for all of them"
+            self._problems.append(
+                self._problem("parts of one tensor get several types", facts, hint)
+            )
+            return
+        (wanted_dtype,) = wanted_dtypes
         parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
         first = next(iter(sources.values()))
         for name, arrangement in wanted.items():
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
-            if relation.dtype:
-                self._dtypes[name] = relation.dtype
+            self._dtypes[name] = relation.dtype or wanted_dtype
 
     def _written(self, name: str) -> str:
         recipe, values = self._used.recipe, self._used.values
@@ -234,6 +246,25 @@ class _Rearranging:
             facts.append(f"left out by options: {count(len(left), 'tensor')}")
         return replace(self._problem(message, "; ".join(facts)), code="recipe_used")
 
+    def _unlike_config(self) -> Iterator[Diagnostic]:
+        """Yield a warning if a model gets another vocabulary than its configuration says."""
+        said = self._used.config.get("vocab_size")
+        if (
+            self._side
+            or not isinstance(said, int)
+            or self._checkpoint.options.tensors.vocabulary_rows
+        ):
+            return
+        rows = {
+            self._stored[old].meta.shape[0]
+            for old in self._called
+            if old.split(".")[-2:-1] in [[word] for word in VOCABULARY]
+        }
+        for number in rows - {said}:
+            message = f"the vocabulary has {number} rows, and the configuration says {said}"
+            hint = f"--cut-vocab {said}" if number > said else "--hf-config of this model"
+            yield Diagnostic("not_resized", message, hint=hint, where=self._used.folder)
+
     def _problem(self, message: str, facts: str = "", hint: str = "") -> Diagnostic:
         where = self._checkpoint.catalog.root
         return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
@@ -246,4 +277,4 @@ def _part(tensor: FullTensor, arrangement: Arrangement) -> Part:
 
 def _made_of(like: FullTensor, name: str, slicing: RearrangedSlicing) -> FullTensor:
     meta = replace(like.meta, name=name, shape=slicing.arrangement.shape)
-    return FullTensor(meta, slicing, like.known_by)
+    return replace(like, meta=meta, slicing=slicing, copies=(), incomplete=())

@@ -68,7 +68,7 @@ sides = options.OptionGroup(
 @sides()
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
-    *(name for name in options.OF_TENSORS if name != "on_overflow"),
+    *(name for name in options.OF_TENSORS if name not in ("on_overflow", *options.OF_ROWS)),
     replicated=options.variant(
         "replicated",
         help="Every rank of a side without a strategy of its own holds all tensors in full.",

@@ -483,7 +483,7 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     if recipe := of_tensors.pop("recipe", None):
         from ckpttool.strategy_files.recipe_files import read_recipe
 
-        if of_tensors["rename"]:
+        if of_tensors.get("rename"):
             raise excluding("--recipe", "--rename", "A recipe gives all names.")
         of_tensors["recipe"] = read_recipe(recipe, folder)
     elif folder:
@@ -546,6 +546,7 @@ source_options = OptionGroup(
 )
 OF_CHOICE = keywords.names_of(keywords.ChoiceKeywords)
 OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
+OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "vocab")  # what moves rows of outputs
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",

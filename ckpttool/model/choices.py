@@ -7,6 +7,7 @@ belongs to an excluded parameter is decided by `ckpttool.model.belonging`, new n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
@@ -64,9 +65,14 @@ class Cast(Struct, frozen=True, dict=True):
         return Pattern(pattern) if colon else None
 
 
+# The last but one component of the names of embeddings and heads: Hugging Face's, MindFormers'.
+VOCABULARY = ("embed_tokens", "word_embeddings", "tok_embeddings", "lm_head", "output_layer")
+
+
 class Fusion(Struct, frozen=True):
     """Names of weights that each rank fused for itself, and the sizes of their parts."""
 
+    name: str
     pattern: Pattern
     parts: tuple[int, ...]
 
@@ -88,13 +94,15 @@ class Fusion(Struct, frozen=True):
         """
         name, _, of = text.rpartition("=")
         sizes = [part.rpartition(":") for part in of.split(",")]
-        numbers = [int(size) if size.isdigit() else 0 for _, _, size in sizes]
+        numbers = [
+            int(size) if re.fullmatch(r"\d{1,6}", size, re.ASCII) else 0 for *_, size in sizes
+        ]
         is_count = len(sizes) == 1 and not sizes[0][1]
-        parts = (1,) * numbers[0] if is_count else tuple(numbers)
+        parts = (1,) * min(numbers[0], 1 << 10) if is_count else tuple(numbers)
         if not name or len(parts) < 2 or 0 in parts:
             raise ValueError(f"{text!r} is not NAME=2 or NAME=q:8,k:2,v:2")
         is_component = name.isidentifier()
-        return cls(Pattern(f"re:(^|[.]){name}([.]|$)" if is_component else name), parts)
+        return cls(name, Pattern(f"re:(^|[.]){name}([.]|$)" if is_component else name), parts)
 
 
 class TensorOptions(Struct, frozen=True, dict=True):
@@ -221,6 +229,11 @@ class TensorOptions(Struct, frozen=True, dict=True):
             raise ValueError(f"{text!r} is not a number of rows, such as 64 or multiple:64")
         kind: Literal["pad", "cut", "multiple"] = "pad" if is_pad else "cut"
         return ("multiple" if text != number else kind), int(number)
+
+    @property
+    def are_rearranged(self) -> bool:
+        """Whether elements of an output lie elsewhere than in the same place of the source."""
+        return bool(self.recipe or self.fusions or self.vocabulary_rows)
 
     @property
     def are_all_wanted(self) -> bool:

@@ -244,7 +244,7 @@ class Document(Struct, frozen=True):
     """A small file that describes the outputs and is written when all of them are complete.
 
     An old one is removed before the first output is replaced.  ``kind`` is ``"index"`` of numbered
-    files, ``"strategy"`` or ``"meta.json"`` of rank files.
+    files, ``"strategy"`` or ``"meta.json"`` of rank files, ``"model file"`` of a model.
     """
 
     path: str

@@ -47,10 +47,8 @@ _OPERATORS: Mapping[type, Callable[..., Value]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda value, values: value in (values or ()),
-    ast.NotIn: lambda value, values: value not in (values or ()),
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
+    ast.In: operator.contains,
+    ast.NotIn: operator.contains,
 }
 
 
@@ -89,36 +87,42 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return compute(type(op), left, right)
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                if isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
+                if isinstance(op, ast.Eq | ast.NotEq):
                     return _OPERATORS[type(op)](of(left), of(right))
+                if isinstance(op, ast.In | ast.NotIn):
+                    return (of(left) in sequence(right)) == isinstance(op, ast.In)
                 return compute(type(op), left, right)
-            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](of(operand))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not truth(of(operand))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -number(operand)
             case ast.BoolOp(op=op, values=parts):
                 for part in parts[:-1]:
-                    if bool(met := of(part)) == isinstance(op, ast.Or):
+                    if truth(met := of(part)) == isinstance(op, ast.Or):
                         return met
                 return of(parts[-1])
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return [*map(of, parts)]
             case ast.IfExp(test=test, body=body, orelse=other):
-                return of(body if of(test) else other)
-            case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]):
-                numbers = [number(part) for part in parts]
-                return range(*numbers)
+                return of(body if truth(of(test)) else other)
+            case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]) if (
+                parts[:3] == parts
+            ):
+                return range(*map(number, parts))
             case ast.ListComp(elt=elt, generators=[ast.comprehension(ast.Name(id=name)) as loop]):
                 used = {it.id for it in ast.walk(node) if isinstance(it, ast.Name)}
                 outer = {name: values.get(name) for name in used}
                 inner = [{**outer, name: item} for item in sequence(loop.iter)]
-                kept = (it for it in inner if all(_evaluate(test, it) for test in loop.ifs))
+                tests = [*map(ast.unparse, loop.ifs)]
+                kept = (it for it in inner if all(truth(evaluate(test, it)) for test in tests))
                 return [_evaluate(elt, it) for it in kept]
         raise ValueError(f"{text!r} has more than names, numbers and operators")
 
     def compute(op: type, left: ast.expr, right: ast.expr) -> Value:
         try:
             return _OPERATORS[op](number(left), number(right))
-        except ZeroDivisionError as error:
-            raise ValueError(f"{text!r} divides by 0") from error
+        except (ArithmeticError, TypeError) as error:
+            raise ValueError(f"{text!r}: {error}") from error
 
     def number(node: ast.expr) -> int:
         value = of(node)
@@ -132,6 +136,13 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
         return _sequence(of(node), ast.unparse(node))
 
     return of(_parse(text))
+
+
+def truth(value: Value) -> bool:
+    """Return whether a condition holds; a text is none, since ``"false"`` would be true."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is a text, and neither true nor false")
+    return bool(value)
 
 
 def _sequence(value: Value, text: str) -> Sequence[Value]:
@@ -219,13 +230,13 @@ class Unanswered(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, forbid_unknown_fields=True):
-    """What names do not tell: ``values``, of which the configuration or the user names one.
+    """What names do not tell, and the configuration or the user does.
 
-    ``config`` is a key of the configuration that says whether it is the first; ``why`` is where a
-    person finds it.
+    Each of ``values`` is what the key ``config`` of the configuration is for it, the usual one
+    first; ``why`` is where a person finds it.
     """
 
-    values: tuple[str, str]
+    values: Mapping[str, bool]
     config: str
     why: str
 
@@ -363,9 +374,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         values = _Values(config)
         values.texts = {name: text for name, text in self.sizes.items() if name not in config}
         for name, choice in self.choices.items():
-            if choice.config in config:
-                values.setdefault(name, choice.values[0 if config[choice.config] else 1])
-            values.setdefault(name, Unanswered())
+            said = (it for it, of in choice.values.items() if config.get(choice.config) is of)
+            values.setdefault(name, next(said, Unanswered()))
         return {**values, **{name: values.get(name) for name in self.sizes}}
 
     def relations(self, values: Mapping[str, Value]) -> Iterator[Relation]:
@@ -386,7 +396,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
         for rule in self.rules:
             for of_loop in _loop(rule.loops, values):
-                if not evaluate(rule.condition, of_loop):
+                if not truth(evaluate(rule.condition, of_loop)):
                     continue
                 sizes = dict(of_loop)
                 for name, text in rule.sizes.items():
@@ -447,7 +457,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """Yield the names of copies, those of what they hold, and whether they are written."""
         for copies in self.copies:
             for of_loop in _loop(copies.loops, values):
-                if evaluate(copies.condition, of_loop):
+                if truth(evaluate(copies.condition, of_loop)):
                     for name, of in copies.names.items():
                         yield _fill(name, of_loop), _fill(of, of_loop), copies.written
 
@@ -553,23 +563,28 @@ def _choose(text: str, ndim: int) -> str:
 def _written(text: str, relation: Relation) -> str:
     texts = text.split("|")
     number = evaluate(relation.written, relation.values) if texts[1:] else 0
-    assert isinstance(number, int), f"{relation.written}: the number of a shape"
+    if not isinstance(number, int) or not 0 <= number < len(texts):
+        raise ValueError(
+            f"written: {relation.written} is {number}, and there are {len(texts)} shapes"
+        )
     return texts[number].strip()
+
+
+def _at(text: str, default: int, values: Mapping[str, Value]) -> int:
+    if not text:
+        return default
+    value = evaluate(text, values)
+    if value is None:
+        raise LookupError(text)
+    if not isinstance(value, int):
+        raise ValueError(f"{text} is {value!r}, and no number")
+    return value
 
 
 def _ends(factor: Factor, size: int, values: Mapping[str, Value]) -> tuple[int, int]:
     """Return the part of a factor that a tensor has."""
-
-    def at(text: str, default: int) -> int:
-        if not text:
-            return default
-        value = evaluate(text, values)
-        if not isinstance(value, int):
-            raise LookupError(text)
-        return value
-
-    start = at(factor.start, 0)
-    stop = start + 1 if factor.is_index else at(factor.stop, size)
+    start = _at(factor.start, 0, values)
+    stop = start + 1 if factor.is_index else _at(factor.stop, size, values)
     if not 0 <= start < stop <= size:
         raise ValueError(f"{factor.name}[{start}:{stop}] of {size}")
     return start, stop
@@ -599,9 +614,7 @@ def _solve(
         (factor,) = unknown
         if factor.stop or factor.is_index:
             raise LookupError(factor.name)
-        start = evaluate(factor.start, values) if factor.start else 0
-        assert isinstance(start, int), f"{factor.start}: a number"
-        sizes[factor.name] = size // inner + start
+        sizes[factor.name] = size // inner + _at(factor.start, 0, values)
 
 
 def _arrangement(

@@ -356,6 +356,8 @@ class Conversion(Document, frozen=True, kw_only=True):
         Strategy file that --write-strategy wrote.
     meta
         The meta.json of the ranks, which --mindformers wrote.
+    model_files
+        Configuration and tokenizer that --hf-config put beside the weights, if any.
     part
         With --part: which part of the set was written, K/N.
     manifest
@@ -389,6 +391,7 @@ class Conversion(Document, frozen=True, kw_only=True):
     indexes: tuple[str, ...] | None = None
     strategy: str | None = None
     meta: tuple[str, ...] | None = None
+    model_files: tuple[str, ...] | None = None
     part: Part | None = None
     manifest: str | None = None
     dry_run: DryRun | None = None
@@ -521,6 +524,7 @@ def describe_run(
         indexes=documents.get("index"),
         strategy=next(iter(documents.get("strategy", ())), None),
         meta=documents.get("meta.json"),
+        model_files=documents.get("model file"),
         part=part and str(part),
         manifest=None if part else str(Path(target.manifest_path)),
         dry_run=dry_run,

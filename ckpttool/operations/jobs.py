@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
 # What lies beside the weights of a model: its configuration, its tokenizer, its code.
 MODEL_FILE = re.compile(
-    r"config\.json|(generation|preprocessor|processor)_config\.json|tokenizer.*\.(json|model)|"
-    r"(vocab|merges)\.(json|txt)|(special_tokens_map|added_tokens)\.json|chat_template\..*|.*\.tiktoken|"
-    r"(configuration|modeling|tokenization)_\w+\.py|LICENSE.*"
+    r"(\w+_)?config\.json|tokenizer.*\.(json|model)|(sentencepiece|spiece|\w+)(\.bpe)?\.model(\.v\d)?|"
+    r"(vocab|merges)\.(json|txt)|(special_tokens_map|added_tokens)\.json|chat_template\..*|"
+    r".*\.tiktoken|(configuration|modeling|tokenization|image_processing|processing)_\w+\.py|LICENSE.*"
 )
 _OF_TARGET = ("prefix", "not_in_target", "strategy_path")  # options of rank files
 _OF_NAMES = ("name", "mindformers")
@@ -147,7 +147,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
         target = _full_tensors(order.path, format, order.output, is_numbered)
-        if is_model and (is_numbered or Path(order.path).name == SINGLE_FILE):
+        if is_model:
             target = _with_model_files(target, order.resolve.tensors)
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
@@ -177,9 +177,11 @@ def _load_inputs(
     return inputs, target
 
 
-def slices_of_ranks(target: Target, options: OutputOptions) -> FindNeeded | None:
-    """Return what finds the slices that the ranks of a target take; None if all are written."""
-    if options.ranks is None:
+def slices_of_ranks(
+    target: Target, options: OutputOptions, tensors: TensorOptions
+) -> FindNeeded | None:
+    """Return what finds the slices that the ranks of a target take; None if all are needed."""
+    if options.ranks is None or tensors.are_rearranged:
         return None
     from ckpttool.planning.needs import needed_slices
 
@@ -213,6 +215,8 @@ def _becomes_model(recipe: UsedRecipe | None, catalogs: Sequence[Catalog]) -> bo
 def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
     """Return the target with the small files of the model that a recipe names."""
     assert tensors.recipe is not None, "else there are none"
+    if not (target.is_numbered or Path(next(iter(target.paths.values()))).name == SINGLE_FILE):
+        return target
     source, kept = Path(tensors.recipe.folder), []
     for path in sorted(list_readable(source)):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):
@@ -439,6 +443,8 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     format = wanted or _format_of(catalog) if is_folder else choose_format(path, output)
     if catalog.is_merged:
         outputs = _full_tensors(path, format, output, is_folder)
+        if _becomes_model(options.tensors.recipe, [catalog]):
+            outputs = _with_model_files(outputs, options.tensors)
     else:
         outputs = _again(catalog, path, format, output, kept)
     source = Subject(catalog, None, options, refusal, files="kept")

@@ -217,10 +217,10 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
     beside = Path(checkpoint.catalog.root, CONFIG)
     if not recipe.config and is_file(beside):
         recipe = replace(recipe, config=read_config(beside))
-    made, note, copies = rearrange(checkpoint, recipe)
+    made, notes, copies = rearrange(checkpoint, recipe)
     if differing := [*find_differing_copies(copies, executor)]:
         raise PlanError(differing)
-    found.add(note)
+    found.add(*notes)
     return made
 
 

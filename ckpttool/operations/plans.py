@@ -244,7 +244,7 @@ def try_reading(
     output = OutputOptions(ranks=ranks, not_in_target=not_in_target)
     sight = look(
         *(replace(source, sampled_bytes=_LOOK_BYTES), Diagnostics(strict=options.strict), executor),
-        find_needed=slices_of_ranks(target_of_rank, output),
+        find_needed=slices_of_ranks(target_of_rank, output, options.tensors),
     )
     planned = plan_source(sight, target_of_rank, output)
     sight.found.failures[:0] = sight.file_errors

@@ -88,7 +88,7 @@ def convert(
 
     def attempt() -> Conversion:
         started = time.perf_counter()
-        needed = slices_of_ranks(job.target, output)
+        needed = slices_of_ranks(job.target, output, order.resolve.tensors)
         see = partial(look, executor=local, crc=output.crc, find_needed=needed, open_progress=show)
         strict = order.resolve.strict
         sights = [see(source, Diagnostics(strict=strict)) for source in job.sources]

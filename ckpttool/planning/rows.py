@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from shlex import quote
 
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.model.choices import VOCABULARY
+from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import Term
 from ckpttool.model.region import Arrangement, Region
-from ckpttool.model.slicing import BoxSlicing, FullTensor, Part, RearrangedSlicing
-from ckpttool.planning.fused_weights import count_cuts, fused_axes
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing
+from ckpttool.planning.fused_weights import count_cuts
 from ckpttool.problems import Diagnostic
-from ckpttool.wording import count, shorten
-
-# The last but one component of the names of embeddings and heads: Hugging Face's, MindFormers'.
-VOCABULARY = ("embed_tokens", "word_embeddings", "tok_embeddings", "lm_head", "output_layer")
+from ckpttool.wording import any_of, count, shorten
 
 
 def regroup(
@@ -83,101 +82,134 @@ def _moved(
     whole = Arrangement(axes, Region.whole(shape))
     has_zeros = sum(rows for _, _, rows in runs) < size
     slicing = RearrangedSlicing(whole, tuple(parts), has_zeros)
-    return FullTensor(tensor.meta.of_shape(shape), slicing, tensor.known_by)
+    return replace(
+        tensor, meta=tensor.meta.of_shape(shape), slicing=slicing, copies=(), incomplete=()
+    )
 
 
 class RowChanges:
-    """What the user wants of rows, done tensor by tensor; ``problems`` are of all tensors."""
+    """What the user wants of rows, done tensor by tensor; what is wrong is collected."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         options = checkpoint.options.tensors
+        self._checkpoint = checkpoint
         self._fusions = options.fusions
         self._wanted = options.vocabulary_rows
         self._patterns = options.vocabulary
         self._where = checkpoint.catalog.root
-        self._regrouped = list[str]()
-        self._resized: dict[str, tuple[int, int]] = {}
+        self._resized: dict[str, int] = {}  # rows that there were, by name
+        self._others: dict[str, int] = {}  # those of other matrices
         self._unlike: dict[str, str] = {}
         self._met = set[str]()
 
     def resized(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with the rows that the user wants of a vocabulary; others as they are."""
-        if self._wanted is None or not tensor.meta.shape or not self._is_of_vocabulary(tensor.name):
+        if self._wanted is None or not tensor.meta.shape:
             return tensor
-        kind, number = self._wanted
         before = tensor.meta.shape[0]
-        after = -(-before // number) * number if kind == "multiple" else number
-        self._resized[tensor.name] = before, after
-        is_wrong = after < before if kind != "cut" else after > before
-        return tensor if is_wrong or after == before else resize(tensor, after)
+        if not self._is_of_vocabulary(tensor.name):
+            if tensor.meta.shape[1:]:
+                self._others[tensor.name] = before
+            return tensor
+        self._resized[tensor.name] = before
+        after = self._rows_for(before)
+        if after is None or after == before or not self._may_move(tensor):
+            return tensor
+        return resize(tensor, after)
 
-    def regrouped(self, terms: tuple[Term, ...], layouts: Sequence[Layout]) -> tuple[Term, ...]:
-        """Return the terms of a tensor with its rows as the slices of a target fuse them."""
-        tensor = terms[0].source
-        fusions = [it for it in self._fusions if it.pattern.matches(tensor.name)]
+    def regrouped(self, tensor: FullTensor, layouts: Sequence[Layout]) -> FullTensor:
+        """Return a tensor with its rows as the slices of a target fuse them."""
+        fusions = [fusion for fusion in self._fusions if fusion.pattern.matches(tensor.name)]
         if not fusions or not tensor.meta.shape:
-            return terms
-        self._met.update(it.pattern.text for it in fusions)
-        if isinstance(tensor.slicing, BoxSlicing | RearrangedSlicing):
-            self._unlike[tensor.name] = "it is not sharded by a strategy"
-            return terms
-        ndim = len(tensor.meta.shape)
-        axes = fused_axes(tensor.name, ndim) or (0,)
-        before = count_cuts(tensor.slicing.layout, axes)
-        after = count_cuts(layouts[0], axes)
-        changed = [
-            (axis, *it) for axis, *it in zip(axes, before, after, strict=True) if it[0] != it[1]
-        ]
-        if len(changed) > 1 or any(count_cuts(it, axes) != after for it in layouts):
+            return tensor
+        self._met.update(fusion.name for fusion in fusions)
+        if len(fusions) > 1:
+            names = any_of(fusion.name for fusion in fusions)
+            self._unlike[tensor.name] = f"one of {names} at most"
+        if len(fusions) > 1 or not self._may_move(tensor):
+            return tensor
+        axes = range(len(tensor.meta.shape))
+        before, after = (count_cuts(layout, axes) for layout in (tensor.layout, layouts[0]))
+        changed = [axis for axis in axes if before[axis] != after[axis]]
+        if len(changed) > 1 or any(count_cuts(layout, axes) != after for layout in layouts):
             self._unlike[tensor.name] = "its slices change along several axes"
         elif changed:
-            (axis, old, new), parts = changed[0], fusions[0].parts
+            (axis,) = changed
             try:
-                source = regroup(tensor, parts, axis, old, new)
+                return regroup(tensor, fusions[0].parts, axis, before[axis], after[axis])
             except ValueError as error:
                 self._unlike[tensor.name] = str(error)
-            else:
-                self._regrouped.append(tensor.name)
-                return (replace(terms[0], source=source), *terms[1:])
-        return terms
+        return tensor
+
+    def _may_move(self, tensor: FullTensor) -> bool:
+        """Return whether rows of a tensor can move; say it if not."""
+        name, belongs = tensor.name, self._checkpoint.belonging(tensor.name)
+        if belongs.scale is not None or belongs.role == "scale":
+            self._unlike[name] = "its Float8 scales are those of blocks of rows; --dtype first"
+        elif tensor.own_ranks:
+            self._unlike[name] = "each file is read by itself; merge or reshard, with -s"
+        elif not isinstance(tensor.slicing, LayoutSlicing):
+            self._unlike[name] = "a recipe makes it, or the checkpoint describes its slices"
+        return name not in self._unlike
 
     def _is_of_vocabulary(self, name: str) -> bool:
+        owner = self._checkpoint.belonging(name).of or name
         if self._patterns:
-            return any(pattern.matches(name) for pattern in self._patterns)
-        return name.split(".")[-2:-1] in [[word] for word in VOCABULARY]
+            return any(
+                pattern.matches(each) for pattern in self._patterns for each in (name, owner)
+            )
+        return owner.split(".")[-2:-1] in [[word] for word in VOCABULARY]
 
-    @property
-    def is_regrouped(self) -> frozenset[str]:
-        """The tensors whose parts go where they belong."""
-        return frozenset(self._regrouped)
+    def _rows_for(self, before: int) -> int | None:
+        """Return the rows that take the place of so many; None if they cannot."""
+        assert self._wanted is not None, "else nothing is resized"
+        kind, number = self._wanted
+        after = -(-before // number) * number if kind == "multiple" else number
+        return None if (after > before if kind == "cut" else after < before) else after
 
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong, and what was done."""
         for name, reason in self._unlike.items():
-            yield self._problem("a fused weight cannot be regrouped", reason, "--fused", name)
-        lacking = [it.pattern.text for it in self._fusions if it.pattern.text not in self._met]
-        if lacking:
-            message = f"no fused weight is called so: {shorten(lacking)}"
-            yield self._problem(message, "", "--fused NAME=PARTS with another name")
-        if self._wanted is None:
+            message = "its rows cannot be moved"
+            yield self._problem(message, reason, "the same without it", name)
+        if lacking := [it.name for it in self._fusions if it.name not in self._met]:
+            message = f"no fused weight is called {shorten(lacking)}"
+            yield self._problem(message, "", "--fused with another name")
+        if self._wanted is not None:
+            yield from self._found_of_vocabulary(*self._wanted)
+
+    def _found_of_vocabulary(self, kind: str, number: int) -> Iterator[Diagnostic]:
+        names = self._resized
+        for pattern in self._patterns:
+            if not any(map(pattern.matches, names)):
+                yield self._problem(
+                    f"{pattern.text!r} is no tensor", "", "--vocab with another name"
+                )
+        if not names and not self._patterns:
+            facts = f"looked for {shorten(VOCABULARY)}"
+            yield self._problem(
+                "no tensor is known as one of the vocabulary", facts, "--vocab NAME"
+            )
+        sizes = {*names.values()}
+        if len(sizes) > 1:
+            facts = shorten((f"{name}: {rows}" for name, rows in names.items()), 3)
+            hint = "--vocab with the names of those of one size"
+            yield self._problem("tensors of the vocabulary have several sizes", facts, hint)
             return
-        rows = {*self._resized.values()}
-        if not rows:
-            message = "no tensor is known as one of the vocabulary"
-            yield self._problem(message, f"looked for {shorten(VOCABULARY)}", "--vocab PATTERN")
-        if len({before for before, _ in rows}) > 1:
-            facts = shorten((f"{name}: {it[0]}" for name, it in self._resized.items()), 3)
-            yield self._problem("tensors of the vocabulary have several sizes", facts, "--vocab")
-        for before, after in rows:
-            kind, _ = self._wanted
-            if after < before if kind != "cut" else after > before:
-                other = "--cut-vocab" if kind != "cut" else "--pad-vocab"
-                message = f"the vocabulary has {before} rows, and {after} are wanted"
-                yield self._problem(message, shorten(self._resized, 3), f"{other} {after}")
+        for before in sizes:
+            after, tensors = self._rows_for(before), format_names(names)
+            if after is None:
+                other = "--pad-vocab" if kind == "cut" else "--cut-vocab"
+                message = f"the vocabulary has {before} rows, and {number} are wanted"
+                yield self._problem(message, tensors, f"{other} {number}")
             elif after != before:
-                message = f"{count(len(self._resized), 'tensor')} with {after} rows, not {before}"
-                facts = shorten(self._resized, 3)
-                yield Diagnostic("resized", message, facts=facts, where=self._where)
+                message = f"{count(len(names), 'tensor')} with {after} rows, not {before}"
+                yield Diagnostic("resized", message, facts=tensors, where=self._where)
+            if alike := [name for name, rows in self._others.items() if rows == before]:
+                message = f"{count(len(alike), 'other tensor', 'have')} {before} rows, too"
+                hint = f"--vocab {quote(alike[0])} beside the others, if it is of the vocabulary"
+                facts = format_names(alike)
+                yield Diagnostic("not_resized", message, facts=facts, hint=hint, where=self._where)
 
     def _problem(
         self, message: str, facts: str, hint: str, tensor: str | None = None

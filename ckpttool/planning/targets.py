@@ -250,7 +250,8 @@ def _find_transfers(
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
-            terms = terms if rows is None else rows.regrouped(terms, layouts)
+            if rows is not None and (moved := rows.regrouped(tensor, layouts)) is not tensor:
+                terms = checkpoint.terms_of(moved)
             transfers.append(Transfer(name, dtype, terms, layouts))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
@@ -259,7 +260,8 @@ def _find_transfers(
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*(() if rows is None else rows.found()))
-    diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
+    if not checkpoint.is_recorded:  # else ckpttool cut these slices from full tensors
+        diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.source.name for transfer in transfers}  # of that name on other ranks
     if unwritten := unwritten - written:
         names = _name(sorted(unwritten))

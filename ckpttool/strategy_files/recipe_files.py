@@ -7,6 +7,7 @@ may extend another that does, whose rules are then its first.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
 from ckpttool.wording import any_of, nearest, shorten
 
 CONFIG = "config.json"
-_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "null": None}
+_WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = ("deepseek-v3", "glm4", "glm4-moe", "llama", "mcore", "qwen2", "qwen3", "qwen3-moe")
@@ -46,7 +47,8 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
         key, sign, value = pair.partition("=")
         if not sign:
             raise RulesError(text, f"{pair!r} is not KEY=VALUE", f"{path}:fc1=interleaved")
-        values[key] = int(value) if value.isdigit() else _WORDS.get(value.lower(), value)
+        is_number = re.fullmatch(r"\d{1,9}", value, re.ASCII)
+        values[key] = int(value) if is_number else _WORDS.get(value.lower(), value)
     recipe = _read(path)
     if unknown := [key for key in values if key not in recipe.keys]:
         known = nearest(unknown[0], recipe.keys) or any_of(sorted(recipe.choices) or ["KEY"])

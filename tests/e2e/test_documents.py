@@ -94,6 +94,10 @@ def others() -> list[list[str]]:
         create_file(get_format("ckpt"), f"{name}.ckpt", metas, {})
     write_file(Path("w.safetensors"), {"w": w}, "safetensors")
     write_file(Path("v.safetensors"), {"w": noise("v", "Float32", (8, 4))}, "safetensors")
+    rule = "recipe: mine\nversion: 1\nsource: x\nrules: [{axes: a b, names: {w: v}}]\n"
+    Path("mine.yaml").write_text(rule)
+    Path("hf").mkdir()
+    Path("hf/config.json").write_text("{}")
     write_indexed(Path("model"), {"part0.safetensors": {"e.__map_keys__": w}})
     return [
         ["inspect", "run/rank_table.json"],
@@ -110,6 +114,7 @@ def others() -> list[list[str]]:
         ["merge", "a.ckpt", "-o", "many", "--format", "ckpt", "--max-shard-size", "4KiB"],
         ["inspect", "many"],
         ["inspect", str(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")],
+        ["merge", "w.safetensors", "-o", "v", "--recipe", "mine.yaml", "--hf-config", "hf"],
         ["diff", "a.ckpt", "b.ckpt"],
         ["verify", "a.ckpt", "--like", "b.ckpt"],
         ["verify", "w.safetensors", "--like", "v.safetensors", "--deep"],

@@ -56,10 +56,10 @@ def problems_of(shapes, recipe, config):
     """Return what is wrong if a file has tensors of these types and shapes."""
     checkpoint = checkpoint_in_memory(catalog_of({0: shapes}), None)
     try:
-        _, note, _ = rearrange(checkpoint, replace(read_recipe(recipe), config=config))
+        _, notes, _ = rearrange(checkpoint, replace(read_recipe(recipe), config=config))
     except PlanError as error:
         return [*error.diagnostics]
-    return [note]
+    return [*notes]
 
 
 def mutate(shapes, chance):
@@ -149,7 +149,7 @@ def test_states_are_left_out_by_an_option_alone(tmp_path):
 
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3": (5, "fc1 is interleaved or contiguous"),
-    "qwen3:fc1=interleaved": (5, "attention is contiguous or grouped"),
+    "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
     "qwen3:fc1=inter,attention=grouped": (4, "fc1 is not inter"),
     "qwen4": (4, "no such recipe"),
     "qwen3:fc1": (4, "'fc1' is not KEY=VALUE"),
@@ -299,7 +299,7 @@ BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and 
     "rules: [{huggingface: {a: H}}]": (4, "a rule has neither names"),
     "rules: [{axes: H, names: {a: b}, dtype: Floof}]": (4, "no element type Floof"),
     "copies: [{names: {model.copy: model.nothing}}]": (5, "a copy is of no tensor"),
-    "sizes: {h: head_dim // 0}": (5, "divides by 0"),
+    "sizes: {h: head_dim // 0}": (5, "by zero"),
     "sizes: {L: '3 * 10 ** 3'}": (4, "has more than names"),
     "rules: [{for: {i: '3'}, axes: H, names: {'a.{i}': 'b.{i}'}}]": (5, "no list or range"),
 }

@@ -98,12 +98,26 @@ def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
     assert read(tmp_path / "back.ckpt") == kept
 
 
+def test_state_of_a_named_tensor_follows_and_others_are_told(tmp_path):
+    shapes = {"wte.weight": (61, 6), "adam_m.wte.weight": (61, 6), "output.weight": (61, 6)}
+    full = {name: noise(name, "Float32", shape) for name, shape in shapes.items()}
+    write_file(tmp_path / "m.ckpt", full, "ckpt")
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out.ckpt", "--pad-vocab", "64"]
+    result = run(*words, "--vocab", "wte.weight")
+    assert result.exit_code == 0
+    assert "1 other tensor has 61 rows, too" in message(result)
+    kept = {n: it if n == "output.weight" else resized(it, 64) for n, it in full.items()}
+    assert read(tmp_path / "out.ckpt") == kept
+    assert run(*words, "--vocab", "wte.weight", "--strict", "--overwrite").exit_code == 5
+
+
 MISTAKES = {
     ("--pad-vocab", "40"): "has 61 rows, and 40 are wanted",
     ("--cut-vocab", "64"): "has 61 rows, and 64 are wanted",
     ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
-    ("--pad-vocab", "64", "--vocab", "wte.*"): "no tensor is known as one of the vocabulary",
-    ("--fused", "linear_fc1=2"): "no fused weight is called so",
+    ("--pad-vocab", "64", "--vocab", "wte.*"): "'wte.*' is no tensor",
+    ("--fused", "*.weight=2", "--fused", "lm_head=2"): "one of *.weight or lm_head at most",
+    ("--fused", "linear_fc1=2"): "no fused weight is called linear_fc1",
 }
 
 
