@@ -53,14 +53,14 @@ _OPERATORS: Mapping[type, Callable[..., Value]] = {
 
 
 @lru_cache(maxsize=4096)  # a recipe has few expressions, each for many layers
-def _parse(text: str) -> ast.expr:
+def _parse(expression: str) -> ast.expr:
     try:
-        return ast.parse(text, mode="eval").body
+        return ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"{text!r} is no expression") from error
+        raise ValueError(f"{expression!r} is no expression") from error
 
 
-def evaluate(text: str, values: Mapping[str, Value]) -> Value:
+def evaluate(expression: str, values: Mapping[str, Value]) -> Value:
     """Return the value of an expression; a name that nothing gives is None.
 
     Raises
@@ -116,13 +116,13 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
                 tests = [*map(ast.unparse, loop.ifs)]
                 kept = (it for it in inner if all(truth(evaluate(test, it)) for test in tests))
                 return [_evaluate(elt, it) for it in kept]
-        raise ValueError(f"{text!r} has more than names, numbers and operators")
+        raise ValueError(f"{expression!r} has more than names, numbers and operators")
 
     def compute(op: type, left: ast.expr, right: ast.expr) -> Value:
         try:
             return _OPERATORS[op](number(left), number(right))
         except (ArithmeticError, TypeError) as error:
-            raise ValueError(f"{text!r}: {error}") from error
+            raise ValueError(f"{expression!r}: {error}") from error
 
     def number(node: ast.expr) -> int:
         value = of(node)
@@ -135,7 +135,7 @@ def evaluate(text: str, values: Mapping[str, Value]) -> Value:
     def sequence(node: ast.expr) -> Sequence[Value]:
         return _sequence(of(node), ast.unparse(node))
 
-    return of(_parse(text))
+    return of(_parse(expression))
 
 
 def truth(value: Value) -> bool:
@@ -145,14 +145,14 @@ def truth(value: Value) -> bool:
     return bool(value)
 
 
-def _sequence(value: Value, text: str) -> Sequence[Value]:
+def _sequence(value: Value, expression: str) -> Sequence[Value]:
     """Return the values of a loop."""
     if value is None:
-        raise LookupError(text)
+        raise LookupError(expression)
     if not isinstance(value, range | list | tuple):
-        raise ValueError(f"{text} is {value!r}, and no list or range")
+        raise ValueError(f"{expression} is {value!r}, and no list or range")
     if len(value) > _MAX_LOOP:
-        raise ValueError(f"{text} has {len(value)} values; at most {_MAX_LOOP}")
+        raise ValueError(f"{expression} has {len(value)} values; at most {_MAX_LOOP}")
     return value
 
 
@@ -179,7 +179,7 @@ Axes = tuple[tuple[Factor, ...], ...]  # the factors of each axis; those of no a
 
 
 @lru_cache(maxsize=4096)  # the layers of a model are alike
-def parse_axes(text: str) -> tuple[Axes, tuple[Factor, ...]]:
+def parse_axes(notation: str) -> tuple[Axes, tuple[Factor, ...]]:
     """Return the factors of each axis, outermost first, and those that make no axis.
 
     Raises
@@ -197,10 +197,10 @@ def parse_axes(text: str) -> tuple[Axes, tuple[Factor, ...]]:
     rest: list[Factor] = []
     group: list[Factor] | None = None
     at = 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
+    while notation[at:].strip():
+        match = _TOKEN.match(notation, at)
         if match is None or (match[1] and group is not None) or (match[2] and group is None):
-            raise ValueError(f"{text!r} is no list of axes: see {text[at:].strip()!r}")
+            raise ValueError(f"{notation!r} is no list of axes: see {notation[at:].strip()!r}")
         at = match.end()
         if match[1]:
             group = []
@@ -218,10 +218,10 @@ def parse_axes(text: str) -> tuple[Axes, tuple[Factor, ...]]:
             else:
                 axes.append((factor,))
     if group is not None:
-        raise ValueError(f"{text!r} is no list of axes: a parenthesis is not closed")
+        raise ValueError(f"{notation!r} is no list of axes: a parenthesis is not closed")
     names = [factor.name for factor in (*chain(*axes), *rest)]
     if len(names) > len({*names}):
-        raise ValueError(f"{text!r} has a factor twice")
+        raise ValueError(f"{notation!r} has a factor twice")
     return tuple(axes), tuple(rest)
 
 
@@ -315,8 +315,8 @@ class _Values(dict[str, Value]):
     texts: dict[str, str]
 
     def get(self, name: str, default: Value = None) -> Value:
-        if (text := self.texts.pop(name, None)) is not None:
-            self[name] = evaluate(text, self)
+        if (expression := self.texts.pop(name, None)) is not None:
+            self[name] = evaluate(expression, self)
         return super().get(name, default)
 
 
@@ -372,7 +372,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the names in expressions, from the configuration of a model."""
         values = _Values(config)
-        values.texts = {name: text for name, text in self.sizes.items() if name not in config}
+        values.texts = {
+            name: expression for name, expression in self.sizes.items() if name not in config
+        }
         for name, choice in self.choices.items():
             said = (it for it, of in choice.values.items() if config.get(choice.config) is of)
             values.setdefault(name, next(said, Unanswered()))
@@ -399,8 +401,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 if not truth(evaluate(rule.condition, of_loop)):
                     continue
                 sizes = dict(of_loop)
-                for name, text in rule.sizes.items():
-                    sizes[name] = evaluate(text, sizes)
+                for name, expression in rule.sizes.items():
+                    sizes[name] = evaluate(expression, sizes)
                 for old, new in rule.names.items():
                     both = {here(_fill(old, of_loop)): rule.axes}, {_fill(new, of_loop): rule.axes}
                     yield Relation(both, sizes, dtype=rule.dtype, is_same=True)
@@ -412,9 +414,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     def check(self) -> None:
         """Raise `ValueError` if an expression or a list of axes is malformed."""
-        for text in self._expressions():
+        for expression in self._expressions():
             with suppress(LookupError):  # it is malformed, or has a name that no model gives here
-                evaluate(text, {})
+                evaluate(expression, {})
         for rule in self.rules:
             if not rule.names and not (rule.mindspore and rule.huggingface):
                 raise ValueError("a rule has neither names: nor mindspore: and huggingface:")
@@ -424,7 +426,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     @cached_property
     def keys(self) -> frozenset[str]:
         """The names in expressions: keys of the configuration, sizes and choices."""
-        nodes = chain(*(ast.walk(_parse(text)) for text in self._expressions()))
+        nodes = chain(*(ast.walk(_parse(expression)) for expression in self._expressions()))
         names = (node.id for node in nodes if isinstance(node, ast.Name))
         return frozenset((*self.choices, *self.sizes, *names))
 
@@ -448,8 +450,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             if "{" in _HOLE.sub("", name) or "}" in _HOLE.sub("", name):
                 raise ValueError(f"{name!r} has a hole that is not closed")
             yield from _HOLE.findall(name)
-        for text in chain.from_iterable(text.split("|") for text in axes):
-            every, rest = parse_axes(_HOLE.sub("0", text))
+        for notation in chain.from_iterable(notation.split("|") for notation in axes):
+            every, rest = parse_axes(_HOLE.sub("0", notation))
             for factor in (*chain(*every), *rest):
                 yield from filter(None, (factor.start, factor.stop))
 
@@ -482,7 +484,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
 
 def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    of_holes = [_sequence(evaluate(text, values), text) for text in loops.values()]
+    of_holes = [
+        _sequence(evaluate(expression, values), expression) for expression in loops.values()
+    ]
     for chosen in product(*of_holes):
         yield {**values, **dict(zip(loops, chosen, strict=True))}
 
@@ -521,47 +525,53 @@ def arrange(
         A size is not known.
     """
     texts = [
-        {name: _choose(text, len(shapes[name])) for name, text in relation.sides[side].items()},
-        {name: _written(text, relation) for name, text in relation.sides[1 - side].items()},
+        {
+            name: _choose(notation, len(shapes[name]))
+            for name, notation in relation.sides[side].items()
+        },
+        {name: _written(notation, relation) for name, notation in relation.sides[1 - side].items()},
     ]
     sizes: dict[str, int] = {}
     names = dict.fromkeys(
         factor.name
         for of_side in texts
-        for text in of_side.values()
-        for axis in (*parse_axes(text)[0], parse_axes(text)[1])
+        for notation in of_side.values()
+        for axis in (*parse_axes(notation)[0], parse_axes(notation)[1])
         for factor in axis
     )
     for name in names:
         value = relation.values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             sizes[name] = value
-    for name, text in texts[0].items():
-        _solve(name, parse_axes(text)[0], shapes[name], sizes, relation.values)
+    for name, notation in texts[0].items():
+        _solve(name, parse_axes(notation)[0], shapes[name], sizes, relation.values)
     if lacking := [name for name in names if name not in sizes]:
         raise LookupError(lacking[0])
     space = [*names]
-    found = tuple(
-        {name: _arrangement(text, space, sizes, relation.values) for name, text in of_side.items()}
+    arranged = tuple(
+        {
+            name: _arrangement(notation, space, sizes, relation.values)
+            for name, notation in of_side.items()
+        }
         for of_side in texts
     )
-    for name, arrangement in found[0].items():
+    for name, arrangement in arranged[0].items():
         if arrangement.shape != shapes[name]:
             expected = format_shape(arrangement.shape)
             raise ValueError(f"{name} is {format_shape(shapes[name])}, expected {expected}")
-    for of_side in found:
+    for of_side in arranged:
         _require_tiles(of_side, [sizes[name] for name in space])
-    return found[0], found[1]
+    return arranged[0], arranged[1]
 
 
-def _choose(text: str, ndim: int) -> str:
+def _choose(notation: str, ndim: int) -> str:
     """Return the axes of a tensor with so many, of several that it may have."""
-    texts = [part.strip() for part in text.split("|")]
+    texts = [part.strip() for part in notation.split("|")]
     return next((part for part in texts if len(parse_axes(part)[0]) == ndim), texts[0])
 
 
-def _written(text: str, relation: Relation) -> str:
-    texts = text.split("|")
+def _written(notation: str, relation: Relation) -> str:
+    texts = notation.split("|")
     number = evaluate(relation.written, relation.values) if texts[1:] else 0
     if not isinstance(number, int) or not 0 <= number < len(texts):
         raise ValueError(
@@ -570,14 +580,14 @@ def _written(text: str, relation: Relation) -> str:
     return texts[number].strip()
 
 
-def _at(text: str, default: int, values: Mapping[str, Value]) -> int:
-    if not text:
+def _at(expression: str, default: int, values: Mapping[str, Value]) -> int:
+    if not expression:
         return default
-    value = evaluate(text, values)
+    value = evaluate(expression, values)
     if value is None:
-        raise LookupError(text)
+        raise LookupError(expression)
     if not isinstance(value, int):
-        raise ValueError(f"{text} is {value!r}, and no number")
+        raise ValueError(f"{expression} is {value!r}, and no number")
     return value
 
 
@@ -618,9 +628,9 @@ def _solve(
 
 
 def _arrangement(
-    text: str, space: Sequence[str], sizes: Mapping[str, int], values: Mapping[str, Value]
+    notation: str, space: Sequence[str], sizes: Mapping[str, int], values: Mapping[str, Value]
 ) -> Arrangement:
-    axes, rest = parse_axes(text)
+    axes, rest = parse_axes(notation)
     place = {name: number for number, name in enumerate(space)}
     start, stop = [0] * len(space), [sizes[name] for name in space]
     mentioned = set[str]()
@@ -629,7 +639,7 @@ def _arrangement(
         start[number], stop[number] = _ends(factor, sizes[factor.name], values)
         mentioned.add(factor.name)
     if absent := [name for name in space if name not in mentioned and sizes[name] > 1]:
-        raise ValueError(f"{text!r} does not say which part of {absent[0]} it has")
+        raise ValueError(f"{notation!r} does not say which part of {absent[0]} it has")
     numbers = tuple(tuple(place[factor.name] for factor in axis) for axis in axes)
     return Arrangement(numbers, Region(tuple(start), tuple(stop)))
 

@@ -233,10 +233,10 @@ def _boxes(start: int, stop: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[
         yield ((last, last + 1), *box)
 
 
-def common(one: Region, other: Region) -> Region | None:
+def common(a: Region, b: Region) -> Region | None:
     """Return the elements that two boxes share; None for none."""
-    start = tuple(map(max, one.start, other.start))
-    stop = tuple(map(min, one.stop, other.stop))
+    start = tuple(map(max, a.start, b.start))
+    stop = tuple(map(min, a.stop, b.stop))
     return Region(start, stop) if all(map(int.__lt__, start, stop)) else None
 
 
