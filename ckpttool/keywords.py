@@ -403,7 +403,7 @@ class AuditKeywords(TypedDict, total=False):
         Option(
             "Expect the layers, experts, heads and words that config.json tells of.",
             kind="config",
-            metavar="FILE",
+            metavar="PATH",
             is_safety=True,
         ),
     ]

@@ -423,6 +423,6 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "new strategy": OutputPath("new_strategy.ckpt"),
     "n": whole_number(1),
     "card": OutputPath("card.json"),
-    "config": Existing("the config.json of a model"),
+    "config": Existing("the config.json of a model, or its folder"),
     "reference": Existing("a checkpoint, or its index"),
 }

@@ -23,7 +23,7 @@ from ckpttool.checks.missing import find_nothing
 from ckpttool.concurrency import OpenCount, OpenProgress, no_count
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.formats.local import is_file, is_folder
-from ckpttool.formats.weight_index import is_index_name, read_index_file
+from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name, read_index_file
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor
@@ -37,10 +37,11 @@ from ckpttool.operations.tensor_diff import (
     TensorDifference,
     compare_headers,
     diff,
+    fold_alike,
     full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
-from ckpttool.wording import count, fold_subtrees, format_shape
+from ckpttool.wording import count, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.operations.card import Card
@@ -133,7 +134,7 @@ def load_audited(
         reference = attempt(REFERENCE, like)
     config = None
     if options.config is not None:
-        config = attempt("config", partial(_read_config, os.fspath(options.config)))
+        config = attempt("config", partial(_load_config, os.fspath(options.config)))
     if options != AuditOptions() and loaded and find_strategy:
         attempt("full", partial(_require_full, loaded))
     card = None if options.card is None else os.fspath(options.card)
@@ -143,11 +144,17 @@ def load_audited(
     raise_all(error.on_side(what) if what == REFERENCE else error for what, error in errors)
     assert loaded is not None, "its error was raised"
     catalog, strategy, _ = loaded
-    root = Path(catalog.root)
-    beside = (root if is_folder(root) else root.parent) / "config.json"
-    if config is None and catalog.is_merged and is_file(beside):
-        config = Attempts()("", partial(_read_config, str(beside), is_typed=False))
+    config = _config_beside(catalog) if config is None and catalog.is_merged else config
     return catalog, strategy, Audit(reference, config, card)
+
+
+def _config_beside(catalog: Catalog) -> Config | None:
+    """Read the configuration of a model of Hugging Face; other files may lie beside any."""
+    from ckpttool.strategy_files.recipe_files import find_config
+
+    name, beside = Path(catalog.root).name, find_config(catalog.root)
+    is_model = is_folder(catalog.root) or name == SINGLE_FILE or is_index_name(name)
+    return _load_config(beside, is_typed=False) if beside and is_model else None
 
 
 def _require_free(path: str, loaded: Loaded | None, overwrite: bool) -> None:
@@ -158,10 +165,10 @@ def _require_free(path: str, loaded: Loaded | None, overwrite: bool) -> None:
         raise PlanError(problems)
 
 
-def _read_config(path: str, is_typed: bool = True) -> Config:
-    from ckpttool.operations.model_config import read_config  # late, as most have none
+def _load_config(path: str, is_typed: bool = True) -> Config:
+    from ckpttool.operations.model_config import load_config  # late, as most have none
 
-    return read_config(path, is_typed)
+    return load_config(path, is_typed)
 
 
 def _require_full(loaded: Loaded, hint: str = "-s STRATEGY") -> None:
@@ -300,18 +307,12 @@ def _wanted_of(like: Reference, checkpoint: Checkpoint) -> Metas:
 def _unlike(
     differences: Iterable[TensorDifference], names: Iterable[str], reference: str
 ) -> Iterator[Diagnostic]:
-    """Yield the differences, a pattern of names each."""
-    alike: dict[tuple[Kind, str], list[str]] = {}
-    for tensor in differences:
+    named: dict[str, Diagnostic] = {}
+    for tensor in sorted(differences, key=lambda tensor: [*_SAYS].index(tensor.kind)):
         kind, facts = tensor.kind, f"the reference is {reference}"
         if tensor.a is not None and tensor.b is not None and kind in ("dtype", "shape"):
             a, b = tensor.a, tensor.b
             pair = (a.dtype, b.dtype) if kind == "dtype" else map(format_shape, (a.shape, b.shape))
             facts = "{}, expected {}".format(*pair)
-        alike.setdefault((kind, facts), []).append(tensor.name)
-    for said, words in _SAYS.items():
-        verb, _, rest = words.partition(" ")
-        for (kind, facts), members in alike.items():
-            for folded, number in fold_subtrees(members, names) if kind == said else ():
-                message = f"{folded}: {count(number, 'tensor', verb)} {rest}"
-                yield Diagnostic("unlike", message, facts=facts)
+        named[tensor.name] = Diagnostic("unlike", _SAYS[kind], facts=facts)
+    return fold_alike(named, names)

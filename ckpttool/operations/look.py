@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -30,7 +29,6 @@ from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.discovery.scan import CheckpointFiles
 from ckpttool.formats import read_indexes
-from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
@@ -212,10 +210,9 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
     from ckpttool.checks.replicas import find_differing_copies
-    from ckpttool.strategy_files.recipe_files import CONFIG, read_config
+    from ckpttool.strategy_files.recipe_files import find_config, read_config
 
-    beside = Path(checkpoint.catalog.root, CONFIG)
-    if not recipe.config and is_file(beside):
+    if not recipe.config and (beside := find_config(checkpoint.catalog.root)):
         recipe = replace(recipe, config=read_config(beside))
     made, notes, copies = rearrange(checkpoint, recipe)
     if differing := [*find_differing_copies(copies, executor)]:

@@ -8,21 +8,24 @@ explains is a doubt and nothing wrong; so is what no number in the configuration
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ckpttool.formats.strict_json import read_json_object
+from ckpttool.formats.local import is_file, is_folder
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations.tensor_diff import Metas
+from ckpttool.operations.tensor_diff import Metas, fold_alike
 from ckpttool.problems import Diagnostic, PlanError, join_clauses
-from ckpttool.wording import MOST_RANGES, count, fold_subtrees, format_numbers, format_shape
+from ckpttool.strategy_files.recipe_files import CONFIG, read_config
+from ckpttool.wording import MOST_RANGES, count, format_numbers, format_shape
 
-MAX_CONFIG_BYTES = 16 << 20
 MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
 
 # Keys of one meaning; the first that the configuration has counts.
@@ -32,6 +35,9 @@ _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
+_WIDTH = ("intermediate_size_mlp", "intermediate_size")
+_WIDTH_OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+_MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # the last leads back
 
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.
 _EVERY = re.compile(r"_(step|freq|interval|period)$")
@@ -39,6 +45,7 @@ _BY_LAYER = re.compile(r"layer|block|ratio|pattern|freq|idx|indices")
 
 _LAYER = re.compile(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
 _EXPERT = re.compile(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
+_ROUTER = re.compile(r"(?:^|\.)(?!shared)\w*(?:gate|router)\.(?:.*\.)?weight$")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding_)?w\w*$"
 )
@@ -54,51 +61,57 @@ class Config(Struct, frozen=True):
     values: Mapping[str, object]
     is_typed: bool = True
 
+    def key(self, *keys: str) -> str:
+        """Return the first key that has a value; "" for none."""
+        return next((key for key in keys if self.values.get(key) is not None), "")
+
     def number(self, *keys: str) -> int | None:
-        """Return the number of the first key that there is."""
-        numbers = (self.values.get(key) for key in keys)
-        return next((n for n in numbers if isinstance(n, int) and not isinstance(n, bool)), None)
+        """Return the number of the first key that has a value."""
+        value = self.values.get(self.key(*keys))
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def read_config(path: str, is_typed: bool = True) -> Config:
-    """Read a configuration, of models with several parts that of the language model.
+def load_config(path: str, is_typed: bool = True) -> Config:
+    """Read a configuration, a file or that of a folder.
 
     Raises
     ------
     FormatError, PlanError
         The file is not JSON, or says nothing of layers.
     """
-    document = read_json_object(path, MAX_CONFIG_BYTES)
-    parts = sorted(document.items(), key=lambda item: _OTHER_STACKS.search(item[0]) is not None)
-    for values in (document, *(value for _, value in parts if isinstance(value, dict))):
-        config = Config(path, {**document, **values}, is_typed)
+    file = os.fspath(Path(path, CONFIG)) if is_folder(path) else path
+    message, facts, hint = f"no {CONFIG}", "", f"the {CONFIG} of the model"
+    if is_file(file):
+        config = Config(file, read_config(file), is_typed)
         sizes = (config.number(*_LAYERS) or 0, (config.number(*_EXPERTS) or 0) + 1)
-        if any(key in values for key in _LAYERS) and all(0 < n <= MAX_NUMBER for n in sizes):
+        if all(0 < number <= MAX_NUMBER for number in sizes):
             return config
-    facts = f"expected {_LAYERS[0]}, a number from 1 to {MAX_NUMBER}, and no more experts"
-    hint = "the config.json of the model"
-    problem = Diagnostic("source", "no number of layers", hint, (), facts, where=path)
-    raise PlanError([problem])
-
-
-class _Finding(Struct, frozen=True):
-    """What contradicts the configuration; or ``is_doubt``, what nothing explains."""
-
-    message: str
-    facts: str = ""
-    is_doubt: bool = False
+        message = "no number of layers"
+        facts = f"expected {_LAYERS[0]}, a number from 1 to {MAX_NUMBER}, and no more experts"
+    raise PlanError([Diagnostic("source", message, hint, (), facts, where=path)])
 
 
 def compare_config(config: Config, metas: Metas) -> Iterator[Diagnostic]:
     """Yield what of a model is not as its configuration says, and what cannot be known."""
     weights = {n: meta for n, meta in metas.items() if parse_name(n).parameter is None}
     for finding in _Model(config, weights).findings():
-        if not config.is_typed and not finding.is_doubt:
+        if config.is_typed:
+            yield finding
+        elif finding.code != "doubt":
             facts = join_clauses(finding.facts, f"by {config.path}")
-            yield Diagnostic("config", finding.message, facts=facts)
-        elif config.is_typed:
-            code = "doubt" if finding.is_doubt else "unlike_config"
-            yield Diagnostic(code, finding.message, facts=finding.facts)
+            yield replace(finding, code="config", facts=facts)
+
+
+def _wrong(message: str, facts: str = "") -> Diagnostic:
+    return Diagnostic("unlike_config", message, facts=facts)
+
+
+def _doubt(message: str, facts: str = "") -> Diagnostic:
+    return Diagnostic("doubt", message, facts=facts)
+
+
+def _unfit(facts: str, is_sure: bool = True) -> Diagnostic:
+    return (_wrong if is_sure else _doubt)("have another shape", facts)
 
 
 class _Model:
@@ -114,7 +127,7 @@ class _Model:
         self.mtp_wanted = config.number(*_MTP) or 0
         self.stack = max(stacks, key=lambda it: self._rank(it, stacks[it]), default="")
         self.layers: Mapping[int, set[str]] = stacks.get(self.stack, {})
-        self.lost: dict[str, str] = {}  # names that are missing, and why they should be there
+        self.named: dict[str, Diagnostic] = {}  # name to what is wrong with it
         self.outside = [name for name in metas if not name.startswith(self.stack or "\0")]
         self.kinds = _kinds(config, self.layers_wanted)
         quantized = config.values.get("quantization_config")
@@ -125,58 +138,74 @@ class _Model:
         is_other = "mtp" in stack or _OTHER_STACKS.search(stack.removesuffix("encoder.layer."))
         return not is_other, sum(map(len, layers.values()))
 
-    def findings(self) -> Iterator[_Finding]:
+    def findings(self) -> Iterator[Diagnostic]:
         yield from self._layers()
         yield from self._mtp()
         yield from self._experts()
         yield from self._vocabulary()
         yield from self._scales()
-        for facts in dict.fromkeys(self.lost.values()):
-            names = [name for name, why in self.lost.items() if why == facts]
-            for folded, number in fold_subtrees(names, {**self.metas, **self.lost}):
-                yield _Finding(f"{folded}: {count(number, 'tensor', 'are')} missing", facts)
+        self._mlps()
         if self.is_packed:
-            method = self.quantized.get("quant_method")
-            message = "shapes are not compared with the configuration"
-            yield _Finding(message, f"weights are packed: {method}", is_doubt=True)
+            facts = f"weights are packed: {self.quantized.get('quant_method')}"
+            yield _doubt("shapes are not compared with the configuration", facts)
         else:
-            yield from self._heads()
+            yield from self._sizes()
+            self._shapes()
+        yield from fold_alike(self.named, self.metas)
+
+    def _name(self, names: Iterable[str], problem: Diagnostic) -> None:
+        """Note what is wrong with tensors, unless something else is."""
+        for name in sorted(names):
+            self.named.setdefault(name, problem)
+
+    def _lose(self, names: Iterable[str], facts: str) -> None:
+        self._name((name for name in names if name not in self.metas), _wrong("are missing", facts))
 
     def _pattern(self, numbers: Iterable[int]) -> str:
         shown = format_numbers(numbers, MOST_RANGES, ",")
         return f"{self.stack}{shown if shown.isdigit() else f'{{{shown}}}'}.*"
 
-    def _layers(self) -> Iterator[_Finding]:
+    def _layers(self) -> Iterator[Diagnostic]:
         """Compare the number of layers, and the names of the layers of a kind."""
         wanted = range(self.layers_wanted)
-        told = f"the configuration has {count(len(wanted), 'layer')}"
+        facts = f"the configuration has {count(len(wanted), 'layer')}"
         if lost := sorted({*wanted} - self.layers.keys()):
-            verb = "is" if len(lost) == 1 else "are"
-            yield _Finding(
-                f"{self._pattern(lost)}: {count(len(lost), 'layer')} {verb} missing", told
-            )
+            layers = count(len(lost), "layer", "are")
+            yield _wrong(f"{self._pattern(lost)}: {layers} missing", facts)
         if more := [n for n in sorted(self.layers) if n >= len(wanted) + self.mtp_wanted]:
-            yield _Finding(f"{self._pattern(more)}: {count(len(more), 'layer')} too many", told)
+            yield _wrong(f"{self._pattern(more)}: {count(len(more), 'layer')} too many", facts)
         alone: list[int] = []
         for kind in dict.fromkeys(self.kinds):
             alike = [n for n in wanted if self.kinds[n] == kind and n in self.layers]
             holders = Counter(name for n in alike for name in self.layers[n])
             usual = {name for name, number in holders.items() if 2 * number >= len(alike)}
             alone += alike if len(alike) == 1 else ()
-            odd = [f"{self.stack}{n}.{it}" for n in alike for it in self.layers[n] - usual]
-            for folded, number in fold_subtrees(sorted(odd), self.metas):
-                message = f"{folded}: {count(number, 'tensor')} that most layers lack"
-                yield _Finding(message, "no key of the configuration explains it", is_doubt=True)
             for n in alike:
+                odd = (f"{self.stack}{n}.{name}" for name in self.layers[n] - usual)
+                unexplained = "most layers lack them, and no key of the configuration explains it"
+                self._name(odd, _doubt("are in some layers only", unexplained))
                 names = usual | self._of_experts(usual | self.layers[n])
-                lost_names = [f"{self.stack}{n}.{name}" for name in names - self.layers[n]]
+                lost_names = (f"{self.stack}{n}.{name}" for name in names)
                 self._lose(lost_names, "other layers, or experts, of the kind have them")
         if alone:
             message = f"{self._pattern(alone)}: no other layer is of its kind"
-            yield _Finding(message, "so nothing shows what it should have", is_doubt=True)
+            yield _doubt(message, "so nothing shows what it should have")
 
-    def _lose(self, names: Iterable[str], facts: str) -> None:
-        self.lost = {**dict.fromkeys(sorted(names), facts), **self.lost}
+    def _shapes(self) -> None:
+        """Compare the shapes of the layers of a kind, and of all experts in them."""
+        alike: dict[object, dict[tuple[int, ...], list[str]]] = {}
+        for n, names in self.layers.items():
+            for name in names:
+                if meta := self.metas[f"{self.stack}{n}.{name}"]:
+                    key = self._kind(n), _EXPERT.sub(r"\1.*.\3", name)
+                    alike.setdefault(key, {}).setdefault(meta.shape, []).append(meta.name)
+        for shapes in alike.values():
+            usual = max(shapes, key=lambda shape: len(shapes[shape]))
+            is_usual = 2 * len(shapes[usual]) > sum(map(len, shapes.values()))
+            for shape in shapes.keys() - {usual}:
+                others = f"other layers, or experts, of the kind have {format_shape(usual)}"
+                facts = f"{format_shape(shape)}; {others}"
+                self._name(shapes[shape], _unfit(facts, is_usual))
 
     def _of_experts(self, names: Iterable[str]) -> set[str]:
         """Return the names that all experts of a layer should have, by those of some."""
@@ -188,26 +217,27 @@ class _Model:
         usual = [key for key, number in suffixes.items() if 2 * number >= most]
         return {f"{prefix}.{n}.{suffix}" for prefix, suffix in usual for n in numbers}
 
-    def _experts(self) -> Iterator[_Finding]:
+    def _experts(self) -> Iterator[Diagnostic]:
         wanted = self.config.number(*_EXPERTS)
         if not wanted or wanted == 1:
             return
         of_experts = [name for name in self.metas if "expert" in name]
         told = f"the configuration has {wanted} experts"
         if not of_experts:
-            yield _Finding("no expert is there", told)
+            yield _wrong("no expert is there", told)
         matches = [match for name in of_experts if (match := _EXPERT.fullmatch(name))]
         if more := {int(match[2]) for match in matches} - {*range(wanted)}:
-            yield _Finding(
-                f"experts {format_numbers(more, MOST_RANGES)}: more than there should be", told
-            )
+            numbers = format_numbers(more, MOST_RANGES)
+            yield _wrong(f"experts {numbers}: more than there should be", told)
         fused = [name for name in of_experts if re.search(r"experts\.[a-z]\w*$", name)]
         for name in fused:
             meta = self.metas[name]
             if meta is not None and meta.shape and meta.shape[0] % wanted:
-                yield _Finding(f"{name}: axis 0 does not hold the experts", _facts(meta, told))
+                yield _wrong(f"{name}: axis 0 does not hold the experts", _facts(meta, told))
+        if of_experts and not any(map(_ROUTER.search, self.metas)):
+            yield _wrong("no router of the experts is there", "for example mlp.gate.weight")
 
-    def _mtp(self) -> Iterator[_Finding]:
+    def _mtp(self) -> Iterator[Diagnostic]:
         """Compare the layers that predict further tokens: behind the others, or a stack."""
         numbers = range(self.layers_wanted, self.layers_wanted + self.mtp_wanted)
         there = [n for n in numbers if n in self.layers]
@@ -217,7 +247,7 @@ class _Model:
             last = {*last, *self._of_experts(last), *_OF_MTP}
             expected = {f"{self.stack}{n}.{it}" for n in there for it in last}
             facts = "an MTP layer has them beside those of the last layer"
-            self._lose(expected - self.metas.keys(), facts)
+            self._lose(expected, facts)
         elsewhere = {
             int(match[1] or 0)
             for name in self.outside
@@ -226,9 +256,9 @@ class _Model:
         missing = len(numbers) - len(there or elsewhere)
         if missing > 0:
             noun = count(missing, "MTP layer", "are")
-            yield _Finding(f"{noun} missing", told)
+            yield _wrong(f"{noun} missing", told)
 
-    def _vocabulary(self) -> Iterator[_Finding]:
+    def _vocabulary(self) -> Iterator[Diagnostic]:
         """Compare the embedding, the output head and the final norm."""
         rows, hidden = self.config.number("vocab_size"), self.config.number(*_HIDDEN)
         outside = [name for name in self.outside if not _OTHER_STACKS.search(name)]
@@ -239,37 +269,37 @@ class _Model:
         classes = str(self.config.values.get("architectures") or "CausalLM")
         has_head = re.search("CausalLM|LMHead|Conditional", classes) is not None
         if not embeddings and not (tied and heads):
-            yield _Finding("the embedding of the vocabulary is missing", "for example embed_tokens")
+            yield _wrong("the embedding of the vocabulary is missing", "for example embed_tokens")
         if not heads and tied is None and has_head:
             message = "no output head: the embedding may be tied to it"
             facts = "the configuration lacks tie_word_embeddings"
-            yield _Finding(message, facts, is_doubt=True)
+            yield _doubt(message, facts)
         elif not heads and not tied and has_head:
             message = "the output head is missing, for example lm_head.weight"
-            yield _Finding(message, "tie_word_embeddings is false")
+            yield _wrong(message, "tie_word_embeddings is false")
         has_norms = any("norm" in name.lower() for name in set().union(*self.layers.values()))
         if has_norms and not any("norm" in name.lower() for name in self.outside):
-            yield _Finding("the norm behind the last layer is missing", "layers have norms")
+            yield _wrong("the norm behind the last layer is missing", "layers have norms")
         for name in (*embeddings, *heads):
             meta = self.metas[name]
             if meta is None or len(meta.shape) != 2 or rows is None or self.is_packed:
                 continue
+            facts = _facts(meta, f"vocab_size {rows}")
             if meta.shape[0] < rows:
-                yield _Finding(f"{name}: another shape", _facts(meta, f"vocab_size {rows}"))
+                self._name([name], _unfit(facts))
             elif meta.shape[0] > rows:
-                message = f"{name}: more rows than words, perhaps padded"
-                yield _Finding(message, _facts(meta, f"vocab_size {rows}"), is_doubt=True)
+                self._name([name], _doubt("have more rows than words, perhaps padded", facts))
 
-    def _scales(self) -> Iterator[_Finding]:
+    def _scales(self) -> Iterator[Diagnostic]:
         """Compare Float8 weights, and their scales, with ``quantization_config``."""
         float8 = [n for n, meta in self.metas.items() if meta and meta.dtype in FLOAT8]
         scales = [n for n in self.metas if n.endswith(("weight_scale_inv", "weight_scale"))]
         is_fp8 = self.quantized.get("quant_method") == "fp8"
         if is_fp8 and not float8 and None not in self.metas.values():
-            yield _Finding("no weight is Float8", "quantization_config says fp8")
+            yield _wrong("no weight is Float8", "quantization_config says fp8")
         if (float8 or scales) and not self.quantized:
             facts = f"{count(len(float8), 'Float8 weight')}, {count(len(scales), 'scale')}"
-            yield _Finding("weights are quantized, and no quantization_config says how", facts)
+            yield _wrong("weights are quantized, and no quantization_config says how", facts)
         bare = (name.removesuffix("weight") + "scale" for name in float8)
         lost = [
             f"{name}_scale_inv"
@@ -278,51 +308,58 @@ class _Model:
         ]
         self._lose(lost, "Float8 weights mean nothing without their scales")
 
-    def _heads(self) -> Iterator[_Finding]:
-        """Compare the rows of attention weights with the numbers of heads."""
-        number, config = self.config.number, self.config.values
-        heads, hidden = number(*_HEADS), number(*_HIDDEN)
-        if not heads:
-            return
-        others = [key for key in config if key.endswith("head_dim") and key != "head_dim"]
-        size = number("head_dim") or (hidden and hidden // heads)
-        groups = heads if number(*_KV_HEADS) is None else number(*_KV_HEADS) or heads
-        sizes: dict[str, tuple[int, int]] = {}  # suffix to axis and its size
-        if number("kv_lora_rank") and number("v_head_dim"):
-            nope, rope, value = (
-                number(f"{key}_head_dim") or 0 for key in ("qk_nope", "qk_rope", "v")
-            )
-            queries = (0, heads * (nope + rope))
-            sizes = {"q_proj": queries, "q_b_proj": queries, "o_proj": (1, heads * value)}
-            sizes["kv_b_proj"] = (0, heads * (nope + value))
-        elif size and not others:
-            gate = 1 + bool(config.get("attn_output_gate"))
-            sizes = {"q_proj": (0, gate * heads * size), "o_proj": (1, heads * size)}
-            sizes |= dict.fromkeys(("k_proj", "v_proj"), (0, groups * size))
-            if number(*_KV_HEADS) is not None:
+    def _mlps(self) -> None:
+        """Find the weight that leads back of an MLP with the other two."""
+        for gate, up, down in _MLPS:
+            ends = f".{gate}.weight", f".{up}.weight", f".{down}.weight"
+            of_gate = (n.removesuffix(ends[0]) for n in self.metas if n.endswith(ends[0]))
+            both = (module for module in of_gate if module + ends[1] in self.metas)
+            self._lose((module + ends[2] for module in both), f"{gate} and {up} are there")
+
+    def _sizes(self) -> Iterator[Diagnostic]:
+        """Compare the weights of attention and of MLPs with the sizes in the configuration."""
+        config, of_heads = self.config, dict[str, tuple[int, int]]()  # to axis and size
+        heads, groups = config.number(*_HEADS) or 0, config.number(*_KV_HEADS)
+        size = config.number("head_dim") or (config.number(*_HIDDEN) or 0) // max(heads, 1)
+        others = [key for key in config.values if key.endswith("head_dim") and key != "head_dim"]
+        in_all = heads + 2 * (groups or heads)
+        facts = f"{heads} heads, {groups or heads} of keys and values"
+        if heads and config.number("kv_lora_rank") and config.number("v_head_dim"):
+            sizes = (config.number(f"{key}_head_dim") or 0 for key in ("qk_nope", "qk_rope", "v"))
+            nope, rope, value = sizes
+            of_heads = dict.fromkeys(("q_proj", "q_b_proj"), (0, heads * (nope + rope)))
+            of_heads |= {"kv_b_proj": (0, heads * (nope + value)), "o_proj": (1, heads * value)}
+        elif heads and others:
+            unlike = f"it has several sizes of heads: {others[0]}"
+            yield _doubt("heads are not compared with the configuration", unlike)
+        elif heads and size:
+            gate = 1 + bool(config.values.get("attn_output_gate"))
+            of_heads = {"q_proj": (0, gate * heads * size), "o_proj": (1, heads * size)}
+            of_heads |= dict.fromkeys(("k_proj", "v_proj"), (0, (groups or heads) * size))
+            if groups is not None:
                 fused = ("linear_qkv", "qkv_proj", "query_key_value")
-                sizes |= dict.fromkeys(fused, (0, (heads + 2 * groups) * size))
-        elif others:
-            message = "heads are not compared with the configuration"
-            yield _Finding(message, f"it has several sizes of heads: {others[0]}", is_doubt=True)
-        told = f"{heads} heads, {groups} of keys and values"
-        told += f", {size} elements each" if size and not others else ""
-        wrong: dict[tuple[str, bool], list[str]] = defaultdict(list)
-        for name in set().union(*self.layers.values()):
-            module, _, kind = name.rpartition(".")
-            if kind != "weight" or (module := module.rpartition(".")[2]) not in sizes:
-                continue
-            axis, expected = sizes[module]
-            there = {n: self.metas.get(f"{self.stack}{n}.{name}") for n in self.layers}
-            metas = {n: meta for n, meta in there.items() if meta and len(meta.shape) == 2}
-            fitting = {self._kind(n) for n, meta in metas.items() if meta.shape[axis] == expected}
-            for n, meta in metas.items():
-                if meta.shape[axis] != expected:  # perhaps another attention, of its own kind
-                    facts = f"{_facts(meta, f'expected {expected} in axis {axis}')}: {told}"
-                    wrong[facts, bool(fitting) and self._kind(n) not in fitting].append(meta.name)
-        for (facts, is_doubt), tensors in wrong.items():
-            for folded, _ in fold_subtrees(tensors, self.metas):
-                yield _Finding(f"{folded}: heads do not fit", facts, is_doubt)
+                of_heads |= dict.fromkeys(fused, (0, in_all * size))
+            facts += f", {size} elements each"
+        names = set[str]().union(*self.layers.values())
+        for name in names:
+            parent, _, module = name.removesuffix(".weight").rpartition(".")
+            mlp: tuple[str, ...] = next((it for it in _MLPS if module in it), ())
+            parts = {f"{parent}.{part}.weight" for part in mlp}
+            if name in parts and len(parts & names) > 1 and "share" not in name:
+                key = config.key(*(_WIDTH_OF_EXPERTS if "expert" in name else _WIDTH))
+                self._fit(name, int(module == mlp[-1]), config.number(key), key)
+            elif name.endswith(".weight") and module in of_heads:
+                self._fit(name, *of_heads[module], facts)
+
+    def _fit(self, name: str, axis: int, size: int | None, why: str) -> None:
+        """Compare an axis of a weight in all layers that have it; None for an unknown size."""
+        there = {n: self.metas.get(f"{self.stack}{n}.{name}") for n in self.layers}
+        metas = {n: meta for n, meta in there.items() if meta and len(meta.shape) == 2}
+        fitting = {self._kind(n) for n, meta in metas.items() if meta.shape[axis] == size}
+        for n, meta in metas.items() if size is not None else ():
+            if meta.shape[axis] != size:  # perhaps another attention, of its own kind
+                facts = f"{_facts(meta, f'expected {size} in axis {axis}')}: {why}"
+                self._name([meta.name], _unfit(facts, not fitting or self._kind(n) in fitting))
 
     def _kind(self, layer: int) -> object:
         return self.kinds[min(layer, self.layers_wanted - 1)]  # MTP layers are as the last one

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from shlex import quote
@@ -56,7 +56,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import count, fold_names, format_bytes
+from ckpttool.wording import count, fold_names, fold_subtrees, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 Metas: TypeAlias = Mapping[str, TensorMeta | None]  # None if only the name is known
@@ -483,6 +483,20 @@ def _merged_error(catalog: Catalog, other: str) -> PlanError:
     hint = f"{quote(path)} in place of {quote(catalog.root)}"
     facts = "it is a folder with the file of one rank"
     return PlanError([Diagnostic("source", message, hint=hint, facts=facts, where=catalog.root)])
+
+
+def fold_alike(named: Mapping[str, Diagnostic], names: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield what is wrong with tensors, a pattern of names each.
+
+    ``named`` says it of each, with a verb first.  A pattern has no other of ``names``.
+    """
+    alike: dict[Diagnostic, list[str]] = {}
+    for name, problem in named.items():
+        alike.setdefault(problem, []).append(name)
+    for problem, members in alike.items():
+        verb, _, rest = problem.message.partition(" ")
+        for folded, number in fold_subtrees(members, {*named, *names}):
+            yield replace(problem, message=f"{folded}: {count(number, 'tensor', verb)} {rest}")
 
 
 def full_outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:

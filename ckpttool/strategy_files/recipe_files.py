@@ -13,14 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from ckpttool.formats.local import is_file, read_file, stat_file
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.local import is_file, is_folder, read_file, stat_file
+from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.recipes import Recipe, UsedRecipe, Value
-from ckpttool.problems import FormatError, RulesError, StrategyError
+from ckpttool.problems import RulesError, StrategyError
 from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
 from ckpttool.wording import any_of, nearest, shorten
 
 CONFIG = "config.json"
+MAX_CONFIG_BYTES = 16 << 20
+_LANGUAGE = ("text_config", "llm_config", "language_config")  # beside the parts for images
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
@@ -65,16 +67,24 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     return UsedRecipe(recipe, path, values, config, home)
 
 
+def find_config(path: str | os.PathLike[str]) -> str | None:
+    """Return the ``config.json`` in a folder, or beside a file; None if there is none."""
+    folder = path if is_folder(path) else Path(path).parent
+    config = os.fspath(Path(folder, CONFIG))
+    return config if is_file(config) else None
+
+
 def read_config(path: str | os.PathLike[str]) -> Mapping[str, Value]:
-    """Return the configuration of a model; its ``text_config`` if it has several parts."""
-    try:
-        config = parse_json(read_file(os.fspath(path)))
-    except ValueError as error:
-        raise FormatError(os.fspath(path), 0, str(error)) from error
-    if not isinstance(config, dict):
-        raise FormatError(os.fspath(path), 0, "not an object of a model's configuration")
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else config
+    """Return the configuration of a model; of several parts that of the language model.
+
+    Raises
+    ------
+    FormatError
+        The file is not a JSON object, or too large.
+    """
+    config = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
+    inner = next((part for key in _LANGUAGE if isinstance(part := config.get(key), dict)), {})
+    return {**config, **inner}
 
 
 def _read(path: str) -> Recipe:

@@ -56,7 +56,23 @@ def model_of(layers: int = LAYERS, dense: int = 2, mtp: int = 1) -> dict[str, Te
     return {name: TensorMeta(name, "BFloat16", shape) for name, shape in shapes.items()}
 
 
+def without(ending):
+    return {name: meta for name, meta in GATED.items() if not name.endswith(ending)}
+
+
+def transposed(metas, ending):
+    return {
+        name: TensorMeta(name, meta.dtype, meta.shape[:: -1 if name.endswith(ending) else 1])
+        for name, meta in metas.items()
+    }
+
+
 FULL = model_of()
+GATED = {**FULL}  # with all three weights of an MLP
+for gate in [name for name in FULL if name.endswith("gate_proj.weight")]:
+    up = gate.replace("gate_proj", "up_proj")
+    GATED[up] = TensorMeta(up, "BFloat16", FULL[gate].shape)
+WIDTHS = {"intermediate_size": 5, "moe_intermediate_size": 5}
 CONFIG = {**BASE, "num_nextn_predict_layers": 1, **OF_KINDS["first_k_dense_replace"]}
 
 
@@ -104,7 +120,7 @@ def test_a_tensor_that_is_not_as_in_the_reference_is_named(name, change, said):
 
 @pytest.mark.parametrize("key", OF_KINDS)
 def test_a_complete_model_is_as_its_configuration_says(key):
-    assert found(FULL, {**BASE, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
+    assert found(GATED, {**BASE, **WIDTHS, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
     assert found(model_of(mtp=0), {**BASE, **OF_KINDS[key]}) == []
 
 
@@ -117,9 +133,18 @@ def test_a_complete_model_is_as_its_configuration_says(key):
         (FULL, {"num_hidden_layers": 4}, ["model.layers.{5,6}.*: 2 layers too many"]),
         (FULL, {"n_routed_experts": 6}, ["experts.{4,5}.*: 16 tensors are missing"]),
         (FULL, {"n_routed_experts": 3}, ["experts 3: more than there should be"]),
-        (FULL, {"vocab_size": 17}, ["embed_tokens", "lm_head.weight: another shape"]),
+        (FULL, {"vocab_size": 17}, ["embed_tokens", "lm_head.weight: 1 tensor has another shape"]),
         (FULL, {"head_dim": 2}, ["q_proj", "k_proj", "v_proj", "o_proj"]),
         (FULL, {"quantization_config": {"quant_method": "fp8"}}, ["no weight is Float8"]),
+        (
+            *(without("down_proj.weight"), {}),
+            ["{2-6}.mlp.experts.{0-3}.down_proj.weight: 20 tensors are", "{0,1}.mlp.down_proj"],
+        ),
+        (without("mlp.gate.weight"), {}, ["no router of the experts"]),
+        (transposed(FULL, "4.mlp.experts.2.down_proj.weight"), {}, ["1 tensor has another shape"]),
+        (transposed(FULL, "down_proj.weight"), WIDTHS, ["20 tensors have", "2 tensors have"]),
+        (GATED, {**WIDTHS, "intermediate_size": 6}, ["mlp.down_proj.weight: 2 tensors have"]),
+        (GATED, {**WIDTHS, "moe_intermediate_size": 6}, ["gate_proj.weight: 20 tensors have"]),
     ],
 )
 def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expected):
@@ -130,9 +155,10 @@ def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expect
 @pytest.mark.parametrize(
     ("metas", "config", "doubt"),
     [
-        (FULL, {"first_k_dense_replace": 0}, "that most layers lack"),
+        (FULL, {"first_k_dense_replace": 0}, "in some layers only"),
         (FULL, {"vocab_size": 13}, "perhaps padded"),
         (FULL, {"qk_head_dim": 3}, "heads are not compared"),
+        (transposed(FULL, "s.1.mlp.down_proj.weight"), {}, "1 tensor has another shape"),
         (model_of(dense=1), {"first_k_dense_replace": 1}, "no other layer is of its kind"),
         (FULL, {"quantization_config": {"quant_method": "gptq"}}, "shapes are not compared"),
     ],

@@ -124,8 +124,9 @@ def test_a_tied_head_that_is_there_is_not_written(tmp_path):
     write_file(tmp_path / "hf" / "model.safetensors", doubled, "safetensors")
     made = to_mindformers(config, tensors, "qwen2", {"fc1": "interleaved", "attention": "grouped"})
     words = "qwen2:fc1=interleaved,attention=grouped"
-    run_well("merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe", words)
-    assert read(tmp_path / "m.ckpt") == made
+    for source in (tmp_path / "hf", tmp_path / "hf" / "model.safetensors"):
+        run_well("merge", source, "-o", tmp_path / "m.ckpt", "--recipe", words, "--overwrite")
+        assert read(tmp_path / "m.ckpt") == made
 
 
 def test_states_are_left_out_by_an_option_alone(tmp_path):
