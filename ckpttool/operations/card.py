@@ -81,7 +81,8 @@ class Card(Answer, frozen=True, kw_only=True):
     command, source, step
         The command, the checkpoint, and its step.
     made
-        How ckpttool made the files, as their headers say: version, source, strategies.
+        How ckpttool made the files, as their headers say: version, source, strategies,
+        types, recipe, rows of the vocabulary.
     digest
         The SHA-256 of the lines: equal for a sharded checkpoint and its merge.
     tensors, elements, nbytes, types

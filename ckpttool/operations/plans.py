@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +38,9 @@ from ckpttool.problems import CkptToolError, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.typed import NotInTarget
+
+if TYPE_CHECKING:
+    from ckpttool.model.recipes import UsedRecipe
 
 _LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
 
@@ -128,11 +132,22 @@ def _provenance_of(
         "src_strategy": _hash_strategy(src) or kept.get(f"{PROVENANCE}src_strategy"),
         "dst_strategy": _hash_strategy(dst),
     }
+    options = checkpoint.options.tensors
+    changes = {
+        "dtype": " ".join(sorted(cast.text for cast in options.casts)),
+        "recipe": "" if options.recipe is None else _name_recipe(options.recipe),
+        "pad_vocab": str(options.pad_vocab or ""),
+        "cut_vocab": str(options.cut_vocab or ""),
+    }
     if files == "kept":
-        attrs |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", "dtype")}
-    if casts := checkpoint.options.tensors.casts:
-        attrs["dtype"] = " ".join(sorted(cast.text for cast in casts))
+        attrs |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", *changes)}
+    attrs |= {key: text for key, text in changes.items() if text}
     return {f"{PROVENANCE}{key}": value for key, value in attrs.items() if value}
+
+
+def _name_recipe(used: UsedRecipe) -> str:
+    given = (f"{key}={value}" for key, value in sorted(used.given.items()))
+    return " ".join((used.recipe.recipe, str(used.recipe.version), *given))
 
 
 def _hash_strategy(strategy: Strategy | None) -> str | None:

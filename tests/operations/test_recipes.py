@@ -50,6 +50,9 @@ def test_a_model_goes_there_and_back(tmp_path, model, recipe, choices, ranks):
     ckpttool.merge(tmp_path / "ms", strategy, back, recipe=words, hf_config=tmp_path / "hf")
     assert read(back / "model.safetensors") == tensors
     assert json.loads((back / "config.json").read_text()) == config
+    (made,) = ckpttool.scan(back).files.values()
+    asked = sorted(f"{key}={value}" for key, value in choices.items())
+    assert made.attrs["ckpttool.recipe"].split() == [recipe, "1", *asked]
 
 
 def problems_of(shapes, recipe, config):
