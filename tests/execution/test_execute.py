@@ -24,6 +24,7 @@ from ckpttool.execution.execute import _failure, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, header_of, read_index, suffix_of
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.operations.look import Subject
 from ckpttool.operations.verification import verify
 from ckpttool.problems import CombinedError, FormatError
 from ckpttool.storage import region_io
@@ -419,5 +420,6 @@ def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch
                 expected = expected.astype(np.float16)
             assert cast[tensor].array().tobytes() == expected.tobytes()
     strategy = ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")])
-    done = verify(ckpttool.scan(str(tmp_path / "out")), strategy, deep=True, crc=True)
+    source = Subject(ckpttool.scan(str(tmp_path / "out")), strategy)
+    done = verify(source, deep=True, crc=True)
     assert [finding.code for finding in done.findings] == []
