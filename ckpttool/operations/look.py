@@ -210,7 +210,7 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
     from ckpttool.checks.replicas import find_differing_copies
-    from ckpttool.strategy_files.recipe_files import find_config, read_config
+    from ckpttool.strategy_files.config_files import find_config, read_config
 
     if not recipe.config and (beside := find_config(checkpoint.catalog.root)):
         recipe = replace(recipe, config=read_config(beside))

@@ -23,7 +23,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.tensor_diff import Metas, fold_alike
 from ckpttool.problems import Diagnostic, PlanError, join_clauses
-from ckpttool.strategy_files.recipe_files import CONFIG, read_config
+from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.wording import MOST_RANGES, count, format_numbers, format_shape
 
 MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
@@ -376,7 +376,7 @@ def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
         by_layer: list[object] = []
         if isinstance(value, str) and "pattern" in key and len(value) == layers:
             by_layer = [*value]
-        elif isinstance(value, list) and _BY_LAYER.search(key):
+        elif isinstance(value, list) and (len(value) == layers or _BY_LAYER.search(key)):
             is_each = len(value) >= layers
             by_layer = [repr(value[n]) if is_each else n in value for n in range(layers)]
         elif isinstance(value, int) and 0 < value < layers and key not in (*_LAYERS, *_MTP):

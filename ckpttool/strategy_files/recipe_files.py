@@ -1,4 +1,4 @@
-"""Files with recipes (``--recipe``), and the configurations of models.
+"""Files with recipes (``--recipe``).
 
 A file is YAML with the fields of `ckpttool.model.recipes.Recipe`; some come with the package.  One
 may extend another that does, whose rules are then its first.
@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from ckpttool.formats.local import is_file, is_folder, read_file, stat_file
-from ckpttool.formats.strict_json import read_json_object
+from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.recipes import Recipe, UsedRecipe, Value
 from ckpttool.problems import RulesError, StrategyError
+from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
 from ckpttool.wording import any_of, nearest, shorten
 
-CONFIG = "config.json"
-MAX_CONFIG_BYTES = 16 << 20
-_LANGUAGE = ("text_config", "llm_config", "language_config")  # beside the parts for images
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
@@ -65,26 +61,6 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)
-
-
-def find_config(path: str | os.PathLike[str]) -> str | None:
-    """Return the ``config.json`` in a folder, or beside a file; None if there is none."""
-    folder = path if is_folder(path) else Path(path).parent
-    config = os.fspath(Path(folder, CONFIG))
-    return config if is_file(config) else None
-
-
-def read_config(path: str | os.PathLike[str]) -> Mapping[str, Value]:
-    """Return the configuration of a model; of several parts that of the language model.
-
-    Raises
-    ------
-    FormatError
-        The file is not a JSON object, or too large.
-    """
-    config = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
-    inner = next((part for key in _LANGUAGE if isinstance(part := config.get(key), dict)), {})
-    return {**config, **inner}
 
 
 def _read(path: str) -> Recipe:
