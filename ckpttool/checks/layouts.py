@@ -17,6 +17,7 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.checkpoint.presence import ranks_without_file, shows_deduplication
 from ckpttool.model.belonging import owners_of
+from ckpttool.model.joining import format_states
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor
@@ -97,14 +98,12 @@ def _kind(name: str, checkpoint: Checkpoint) -> str:
 def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield notes on tensors whose layout the strategy omits or lists wrongly."""
     tensors, listing = checkpoint.tensors, checkpoint.listing
-    following = [
-        f"{tensor.name} (as {tensor.parameter})"
-        for tensor in tensors
-        if tensor.parameter is not None
-    ]
+    following = {
+        tensor.name: tensor.parameter for tensor in tensors if tensor.parameter is not None
+    }
     if following:
         message = f"{count(len(following), 'optimizer state', 'are')} sharded like the parameter"
-        facts = f"not in {listing}: {shorten(following, 3)}"
+        facts = f"not in {listing}, {format_states(following)}"
         yield Diagnostic("follows", message, facts=facts)
     if corrected := [tensor.name for tensor in checkpoint.records if tensor.is_corrected]:
         message = f"{count(len(corrected), 'parameter', 'are')} sharded as shapes show, "

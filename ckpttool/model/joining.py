@@ -6,7 +6,7 @@ tell what is state, not the names that happen to be there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
@@ -32,6 +32,18 @@ def format_names(names: Iterable[str], most: int = 3) -> str:
     folded = (name for name, _ in fold_names(dict.fromkeys(others, "")))
     states = ", with their states" if len(others) < len(parameters) else ""
     return f"{shorten(folded, most)}{states}"
+
+
+def format_states(parameters: Mapping[str, str]) -> str:
+    """Return states, which ``parameters`` maps to their parameters, for a message.
+
+    Examples
+    --------
+    >>> format_states({"adam_m.l.0.w": "l.0.w", "adam_v.l.0.w": "l.0.w", "adam_m.l.1.w": "l.1.w"})
+    'of l.{0,1}.w: adam_m., adam_v.'
+    """
+    kinds = dict.fromkeys(name.removesuffix(of) for name, of in parameters.items())
+    return f"of {format_names(dict.fromkeys(parameters.values()))}: {shorten(kinds, 3)}"
 
 
 def join_alike(diagnostics: Iterable[Diagnostic], document: str = "--json") -> list[Diagnostic]:

@@ -42,7 +42,7 @@ from ckpttool.formats.weight_index import (
     shard_file_name,
 )
 from ckpttool.model.belonging import WEIGHT, count_roles, find_belongings
-from ckpttool.model.joining import format_names
+from ckpttool.model.joining import format_names, format_states
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.names import (
@@ -385,17 +385,22 @@ class _LayoutChooser:
         if self.corrected:
             message = "the target strategy lacks their optimizer shard; sharded like the parameters"
             yield Diagnostic("corrected", f"{message}: {_name(self.corrected, 'optimizer state')}")
-        followed = [f"{name} as {self.owners[name]}" for name in self.not_listed.followed]
+        followed, full, dropped = (
+            self.not_listed.followed,
+            self.not_listed.full,
+            self.not_listed.dropped,
+        )
+        states = format_states({name: self.owners[name] for name in followed})
         kinds = (
-            ("follows", "sharded like their parameters", followed, "optimizer state"),
-            ("undivided", "written in full to every rank", self.not_listed.full, "parameter"),
-            ("dropped", "left out", self.not_listed.dropped, "parameter"),
+            ("follows", "sharded like their parameters", states, "optimizer state"),
+            ("undivided", "written in full to every rank", format_names(full), "parameter"),
+            ("dropped", "left out", format_names(dropped), "parameter"),
         )
         sizes = self.not_listed.sizes.values()
         for (code, verb, names, noun), (number, nbytes) in zip(kinds, sizes, strict=True):
             if number:
                 size = f"{count(number, noun)}, {format_bytes(nbytes)}"
-                message = f"not in the target strategy, {verb}: {size} ({format_names(names)})"
+                message = f"not in the target strategy, {verb}: {size} ({names})"
                 yield Diagnostic(code, message)
 
 
