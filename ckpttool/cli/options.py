@@ -428,9 +428,9 @@ class ReportOptions(Struct, frozen=True):
         ``"text"``, or ``"github"`` for annotations of a workflow.
     """
 
-    as_json: bool
-    quiet: bool
-    debug: bool
+    as_json: bool = False
+    quiet: bool = False
+    debug: bool = False
     verbose: bool = False
     limit: int | None = None
     dry_run: bool = False

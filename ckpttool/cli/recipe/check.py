@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @options.resolve_options(
     *("replicated", "include", "exclude"), *("weights_only", "recipe", "hf_config")
 )
-@options.report_options()
+@options.report_options("quiet", "debug", "progress")
 def check(source: Side, resolve: ResolveOptions, report: ReportOptions) -> None:
     """Say what a recipe makes of a checkpoint."""
     from ckpttool.execution.executors import default_jobs
