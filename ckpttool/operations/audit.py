@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from shlex import join, quote
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -28,10 +29,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError
-from ckpttool.operations.card import Card, describe, destination_problems, hash_tensors, read_card
 from ckpttool.operations.load import Attempts, Loaded, Source, has_own_strategy, load
 from ckpttool.operations.look import Sight, resolve
-from ckpttool.operations.model_config import Config, compare_config, load_config
 from ckpttool.operations.tensor_diff import (
     Kind,
     Metas,
@@ -42,8 +41,11 @@ from ckpttool.operations.tensor_diff import (
     full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
-from ckpttool.strategy_files.config_files import find_config
 from ckpttool.wording import count, format_shape
+
+if TYPE_CHECKING:
+    from ckpttool.operations.card import Card
+    from ckpttool.operations.model_config import Config
 
 REFERENCE = "reference"  # the side of its problems
 _SAYS: Mapping[Kind, str] = {  # the gravest first
@@ -132,7 +134,7 @@ def load_audited(
         reference = attempt(REFERENCE, like)
     config = None
     if options.config is not None:
-        config = attempt("config", partial(load_config, os.fspath(options.config)))
+        config = attempt("config", partial(_load_config, os.fspath(options.config)))
     if options != AuditOptions() and loaded and find_strategy:
         attempt("full", partial(_require_full, loaded))
     card = None if options.card is None else os.fspath(options.card)
@@ -148,17 +150,27 @@ def load_audited(
 
 def _config_beside(catalog: Catalog) -> Config | None:
     """Read the configuration of a model of Hugging Face; None if that of a folder is another's."""
+    from ckpttool.strategy_files.config_files import find_config
+
     name, beside = Path(catalog.root).name, find_config(catalog.root)
     is_model = is_folder(catalog.root) or name == SINGLE_FILE or is_index_name(name)
     if not beside or not is_model:
         return None
-    return Attempts()("", partial(load_config, beside, is_typed=False))
+    return Attempts()("", partial(_load_config, beside, is_typed=False))
 
 
 def _require_free(path: str, loaded: Loaded | None, overwrite: bool) -> None:
+    from ckpttool.operations.card import destination_problems  # late, as most write none
+
     inputs = loaded[0].paths if loaded else ()
     if problems := [*destination_problems(path, inputs, overwrite)]:
         raise PlanError(problems)
+
+
+def _load_config(path: str, is_typed: bool = True) -> Config:
+    from ckpttool.operations.model_config import load_config  # late, as most have none
+
+    return load_config(path, is_typed)
 
 
 def _require_full(loaded: Loaded, hint: str = "-s STRATEGY") -> None:
@@ -177,6 +189,8 @@ def _read_reference(path: str, beside: Source) -> Reference:
         if files and not any(is_file(Path(path).parent / file) for file in files):
             return Reference(path, dict.fromkeys(index.files))
     elif Path(path).suffix == ".json" and is_file(path):
+        from ckpttool.operations.card import read_card
+
         contents = read_card(path).contents
         metas: Metas = {it.name: it.meta for it in contents}
         return Reference(path, metas, digests={it.name: it.sha256 for it in contents})
@@ -224,8 +238,12 @@ def audit_checkpoint(
     is_wrong, digests = bool(found.errors), dict[str, str]()
     here = _metas_of(checkpoint)
     if audit.config is not None:
+        from ckpttool.operations.model_config import compare_config  # late, as most have none
+
         found.add(*compare_config(audit.config, _metas_of(checkpoint.whole)))
     if not is_wrong and (audit.card or (deep and like and like.digests)):
+        from ckpttool.operations.card import hash_tensors
+
         digests = hash_tensors([*full_outputs(checkpoint)], executor, open_progress)
     differences: list[TensorDifference] = []
     if like is not None:
@@ -250,6 +268,8 @@ def audit_checkpoint(
         message = "no card is written of a checkpoint with errors"
         found.add(Diagnostic("doubt", message, where=audit.card))
     elif audit.card is not None:
+        from ckpttool.operations.card import describe
+
         card = describe(checkpoint, digests, join((*_words(checkpoint), "--card", audit.card)))
     return Audited(None if like is None else tuple(differences), card)
 

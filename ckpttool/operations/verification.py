@@ -41,7 +41,6 @@ from ckpttool.model.slicing import Unlisted
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Digest, Document, Reported
 from ckpttool.operations.audit import Audit, audit_checkpoint
-from ckpttool.operations.card import write
 from ckpttool.operations.look import Subject, look
 from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
@@ -235,6 +234,8 @@ def verify(
         compared += "; full shapes come from the strategy alone"
     report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
     if audited.card is not None and audit.card is not None:
+        from ckpttool.operations.card import write  # late, as most write none
+
         write(audited.card, audit.card)
         report = replace(report, card=audit.card, digest=audited.card.digest)
     like = None if audit.like is None else audit.like.path
