@@ -218,20 +218,13 @@ def _hides_tensors(error: FormatError) -> bool:
     return not error.remains.are_all_known or None in error.remains.lost.values()
 
 
-class Audited(Struct, frozen=True):
-    """How a checkpoint differs from a reference, and its card; None if these are not wanted."""
-
-    differences: tuple[TensorDifference, ...] | None = None
-    card: Card | None = None
-
-
 def audit_checkpoint(
     audit: Audit, sight: Sight, deep: bool, executor: Executor, open_progress: OpenProgress
-) -> Audited:
-    """Compare a checkpoint with what is expected, and describe it; ``sight.found`` gets the rest.
+) -> tuple[tuple[TensorDifference, ...] | None, Card | None]:
+    """Return how a checkpoint differs from a reference, and its card; None if not wanted.
 
-    ``deep`` compares values, too, if both sides have them.  Values of a checkpoint with errors are
-    neither compared nor described.
+    ``sight.found`` gets what is wrong.  ``deep`` compares values, too, if both sides have them.
+    Values of a checkpoint with errors are neither compared nor described.
     """
     like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"
@@ -271,7 +264,7 @@ def audit_checkpoint(
         from ckpttool.operations.card import describe
 
         card = describe(checkpoint, digests, join((*_words(checkpoint), "--card", audit.card)))
-    return Audited(None if like is None else tuple(differences), card)
+    return None if like is None else tuple(differences), card
 
 
 def _words(checkpoint: Checkpoint) -> Iterator[str]:

@@ -159,10 +159,7 @@ def describe(checkpoint: Checkpoint, digests: Mapping[str, str], command: str) -
 
 
 def _digest(contents: Iterable[CardTensor]) -> str:
-    state = hashlib.sha256()
-    for tensor in contents:
-        state.update(tensor.line)
-    return f"sha256:{state.hexdigest()}"
+    return f"sha256:{hashlib.sha256(b''.join(tensor.line for tensor in contents)).hexdigest()}"
 
 
 def read_card(path: str) -> Card:
@@ -178,8 +175,8 @@ def read_card(path: str) -> Card:
         _ = [tensor.meta for tensor in card.contents]  # which refuses impossible ones
     except ValueError as error:
         raise FormatError(path, None, "neither an index nor a card", facts=str(error)) from error
-    if card.digest != _digest(card.contents):
-        facts = f"expected {card.digest}, found {_digest(card.contents)}"
+    if card.digest != (digest := _digest(card.contents)):
+        facts = f"expected {card.digest}, found {digest}"
         raise FormatError(path, None, "the lines of the card have another digest", facts=facts)
     return card
 
@@ -228,11 +225,10 @@ def _page(card: Card) -> str:
     types = (
         f"{each.tensors} {name} ({format_bytes(each.nbytes)})" for name, each in card.types.items()
     )
-    made = (f"{name} {word}" for name, word in card.made.items())
     facts = {
         "command": card.command,
         "step": card.step or "",
-        "made": ", ".join(made),
+        "made": ", ".join(map(" ".join, card.made.items())),
         "contents": f"{card.tensors} tensors, {card.elements} elements: {', '.join(types)}",
         "digest": card.digest,
         "written by": f"ckpttool {card.ckpttool}",

@@ -185,11 +185,11 @@ class _Model:
                 unexplained = "most layers lack them, and no key of the configuration explains it"
                 self._name(odd, _doubt("are in some layers only", unexplained))
                 names = usual | self._of_experts(usual | self.layers[n])
-                lost_names = (f"{self.stack}{n}.{name}" for name in names)
-                self._lose(lost_names, "other layers, or experts, of the kind have them")
+                full_names = (f"{self.stack}{n}.{name}" for name in names)
+                self._lose(full_names, "other layers, or experts, of the kind have them")
         if alone:
-            message = f"{self._pattern(alone)}: no other layer is of its kind"
-            yield _doubt(message, "so nothing shows what it should have")
+            facts = "so nothing shows what it should have"
+            yield _doubt(f"{self._pattern(alone)}: no other layer is of its kind", facts)
 
     def _shapes(self) -> None:
         """Compare the shapes of the layers of a kind, and of all experts in them."""
@@ -229,10 +229,8 @@ class _Model:
         if more := {int(match[2]) for match in matches} - {*range(wanted)}:
             numbers = format_numbers(more, MOST_RANGES)
             yield _wrong(f"experts {numbers}: more than there should be", told)
-        fused = [name for name in of_experts if re.search(r"experts\.[a-z]\w*$", name)]
-        for name in fused:
-            meta = self.metas[name]
-            if meta is not None and meta.shape and meta.shape[0] % wanted:
+        for name in filter(re.compile(r"experts\.[a-z]\w*$").search, of_experts):
+            if (meta := self.metas[name]) and meta.shape and meta.shape[0] % wanted:
                 yield _wrong(f"{name}: axis 0 does not hold the experts", _facts(meta, told))
         if of_experts and not any(map(_ROUTER.search, self.metas)):
             yield _wrong("no router of the experts is there", "for example mlp.gate.weight")
@@ -241,22 +239,19 @@ class _Model:
         """Compare the layers that predict further tokens: behind the others, or a stack."""
         numbers = range(self.layers_wanted, self.layers_wanted + self.mtp_wanted)
         there = [n for n in numbers if n in self.layers]
-        told = f"the configuration has {self.mtp_wanted} of them"
         if there:
             last = self.layers.get(self.layers_wanted - 1, set())
             last = {*last, *self._of_experts(last), *_OF_MTP}
-            expected = {f"{self.stack}{n}.{it}" for n in there for it in last}
-            facts = "an MTP layer has them beside those of the last layer"
-            self._lose(expected, facts)
+            expected = (f"{self.stack}{n}.{name}" for n in there for name in last)
+            self._lose(expected, "an MTP layer has them beside those of the last layer")
         elsewhere = {
             int(match[1] or 0)
             for name in self.outside
             if (match := re.search(r"(?:^|\.)mtp\w*\.(?:\D+\.)?(?:(\d{1,7})\.)?", name))
         }
-        missing = len(numbers) - len(there or elsewhere)
-        if missing > 0:
-            noun = count(missing, "MTP layer", "are")
-            yield _wrong(f"{noun} missing", told)
+        if (missing := len(numbers) - len(there or elsewhere)) > 0:
+            layers = count(missing, "MTP layer", "are")
+            yield _wrong(f"{layers} missing", f"the configuration has {self.mtp_wanted} of them")
 
     def _vocabulary(self) -> Iterator[Diagnostic]:
         """Compare the embedding, the output head and the final norm."""
@@ -271,12 +266,11 @@ class _Model:
         if not embeddings and not (tied and heads):
             yield _wrong("the embedding of the vocabulary is missing", "for example embed_tokens")
         if not heads and tied is None and has_head:
-            message = "no output head: the embedding may be tied to it"
             facts = "the configuration lacks tie_word_embeddings"
-            yield _doubt(message, facts)
+            yield _doubt("no output head: the embedding may be tied to it", facts)
         elif not heads and not tied and has_head:
-            message = "the output head is missing, for example lm_head.weight"
-            yield _wrong(message, "tie_word_embeddings is false")
+            facts = "for example lm_head.weight; tie_word_embeddings is false"
+            yield _wrong("the output head is missing", facts)
         has_norms = any("norm" in name.lower() for name in set().union(*self.layers.values()))
         if has_norms and not any("norm" in name.lower() for name in self.outside):
             yield _wrong("the norm behind the last layer is missing", "layers have norms")
@@ -300,13 +294,10 @@ class _Model:
         if (float8 or scales) and not self.quantized:
             facts = f"{count(len(float8), 'Float8 weight')}, {count(len(scales), 'scale')}"
             yield _wrong("weights are quantized, and no quantization_config says how", facts)
-        bare = (name.removesuffix("weight") + "scale" for name in float8)
-        lost = [
-            f"{name}_scale_inv"
-            for name, other in zip(float8, bare, strict=True)
-            if not {f"{name}_scale_inv", f"{name}_scale", other} & self.metas.keys()
-        ]
-        self._lose(lost, "Float8 weights mean nothing without their scales")
+        ends = ("weight_scale_inv", "weight_scale", "scale")
+        for module in (name.removesuffix("weight") for name in float8):
+            if not any(module + end in self.metas for end in ends):
+                self._lose([module + ends[0]], "Float8 weights mean nothing without their scales")
 
     def _mlps(self) -> None:
         """Find the weight that leads back of an MLP with the other two."""
@@ -322,7 +313,6 @@ class _Model:
         heads, groups = config.number(*_HEADS) or 0, config.number(*_KV_HEADS)
         size = config.number("head_dim") or (config.number(*_HIDDEN) or 0) // max(heads, 1)
         others = [key for key in config.values if key.endswith("head_dim") and key != "head_dim"]
-        in_all = heads + 2 * (groups or heads)
         facts = f"{heads} heads, {groups or heads} of keys and values"
         if heads and config.number("kv_lora_rank") and config.number("v_head_dim"):
             sizes = (config.number(f"{key}_head_dim") or 0 for key in ("qk_nope", "qk_rope", "v"))
@@ -338,7 +328,7 @@ class _Model:
             of_heads |= dict.fromkeys(("k_proj", "v_proj"), (0, (groups or heads) * size))
             if groups is not None:
                 fused = ("linear_qkv", "qkv_proj", "query_key_value")
-                of_heads |= dict.fromkeys(fused, (0, in_all * size))
+                of_heads |= dict.fromkeys(fused, (0, (heads + 2 * (groups or heads)) * size))
             facts += f", {size} elements each"
         names = set[str]().union(*self.layers.values())
         for name in names:

@@ -218,7 +218,7 @@ def verify(
         if sight.checkpoint is not None and sight.checkpoint.misfits:
             raise PlanError(sight.checkpoint.misfits)
         raise_all(diagnostics.failures)
-        audited = audit_checkpoint(audit, sight, deep, executor, open_progress)
+        differences, card = audit_checkpoint(audit, sight, deep, executor, open_progress)
     checkpoint = sight.checkpoint
     assert checkpoint is not None, "else there is an error"
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
@@ -233,13 +233,13 @@ def verify(
     elif any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
         compared += "; full shapes come from the strategy alone"
     report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
-    if audited.card is not None and audit.card is not None:
+    if card is not None and audit.card is not None:
         from ckpttool.operations.card import write  # late, as most write none
 
-        write(audited.card, audit.card)
-        report = replace(report, card=audit.card, digest=audited.card.digest)
+        write(card, audit.card)
+        report = replace(report, card=audit.card, digest=card.digest)
     like = None if audit.like is None else audit.like.path
-    return replace(report, like=like, differences=audited.differences)
+    return replace(report, like=like, differences=differences)
 
 
 def _compared(
