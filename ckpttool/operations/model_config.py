@@ -195,14 +195,14 @@ class _Model:
         """Compare the shapes of the layers of a kind, and of all experts in them."""
         alike: dict[object, dict[tuple[int, ...], list[str]]] = {}
         for n, names in self.layers.items():
-            for name in names:
+            for name in sorted(names):
                 if meta := self.metas[f"{self.stack}{n}.{name}"]:
                     key = self._kind(n), _EXPERT.sub(r"\1.*.\3", name)
                     alike.setdefault(key, {}).setdefault(meta.shape, []).append(meta.name)
         for shapes in alike.values():
             usual = max(shapes, key=lambda shape: len(shapes[shape]))
             is_usual = 2 * len(shapes[usual]) > sum(map(len, shapes.values()))
-            for shape in shapes.keys() - {usual}:
+            for shape in (shape for shape in shapes if shape != usual):
                 others = f"other layers, or experts, of the kind have {format_shape(usual)}"
                 facts = f"{format_shape(shape)}; {others}"
                 self._name(shapes[shape], _unfit(facts, is_usual))
@@ -331,7 +331,7 @@ class _Model:
                 of_heads |= dict.fromkeys(fused, (0, (heads + 2 * (groups or heads)) * size))
             facts += f", {size} elements each"
         names = set[str]().union(*self.layers.values())
-        for name in names:
+        for name in sorted(names):
             parent, _, module = name.removesuffix(".weight").rpartition(".")
             mlp: tuple[str, ...] = next((it for it in _MLPS if module in it), ())
             parts = {f"{parent}.{part}.weight" for part in mlp}
