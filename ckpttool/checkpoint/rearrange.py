@@ -57,7 +57,7 @@ def rearrange(
             continue
         if questions:
             given = ",".join(f"{name}={value}" for name, value in used.given.items())
-            hint = f"--recipe {used.typed}:{given}, if these are the values"
+            hint = f"--recipe '{used.typed}:{given}', if these are the values"
             message, facts = "names do not tell how weights are laid out", "; ".join(questions)
             where = checkpoint.catalog.root
             problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)

@@ -132,6 +132,8 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
     if strategy is None:
         catalogs = [source.catalog for source in inputs]
         is_model = _becomes_model(order.resolve.tensors.recipe, catalogs)
+        if order.command == "convert" and not catalogs[0].is_merged:
+            is_model = None  # which is refused
         if is_model or order.command != "convert" or not _is_folder(catalogs[0], order.output):
             order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
         if is_model is None:
