@@ -109,7 +109,7 @@ class _Rearranging:
             missing += absent
             if not absent:
                 self._add(relation)
-        self._add_copies()
+        self._add_copies(missing)
         self._report(missing)
         if self._problems:
             raise PlanError(self._problems)
@@ -173,10 +173,13 @@ class _Rearranging:
         recipe, values = self._used.recipe, self._used.values
         return recipe.written_as(name, values) if self._side else name
 
-    def _add_copies(self) -> None:
+    def _add_copies(self, missing: list[str]) -> None:
         news = {new: old for old, new in self._called.items()}
         for name, of, is_written in self._copies:
-            if self._side:
+            if self._side and name not in self._stored:
+                if is_written and name not in self._checkpoint.left_out:
+                    missing.append(name)
+            elif self._side:
                 self._check_copy(name, of)
             elif not is_written:
                 continue
@@ -193,9 +196,9 @@ class _Rearranging:
 
     def _check_copy(self, name: str, of: str) -> None:
         """Take a tensor for the copy of another, if they may be equal."""
-        copy, tensor = self._stored.get(name), self._stored.get(of)
-        if copy is None or tensor is None:
-            return
+        copy, tensor = self._stored[name], self._stored.get(of)
+        if tensor is None:
+            return  # which is told
         self._used_names.add(name)
         self.copies.append((copy, tensor))
         both = (copy.meta, tensor.meta)

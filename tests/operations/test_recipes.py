@@ -55,11 +55,11 @@ def test_a_model_goes_there_and_back(tmp_path, model, recipe, choices, ranks):
     assert made.attrs["ckpttool.recipe"].split() == [recipe, "1", *asked]
 
 
-def problems_of(shapes, recipe, config):
+def problems_of(shapes, used):
     """Return what is wrong if a file has tensors of these types and shapes."""
     checkpoint = checkpoint_in_memory(catalog_of({0: shapes}), None)
     try:
-        _, notes, _ = rearrange(checkpoint, replace(read_recipe(recipe), config=config))
+        _, notes, _ = rearrange(checkpoint, used)
     except PlanError as error:
         return [*error.diagnostics]
     return [*notes]
@@ -104,20 +104,20 @@ def test_whatever_changes_in_one_tensor_is_named(model, number):
             continue
         config, tensors = load_model(model)
         made = to_mindformers(config, tensors, recipe, choices)
-        words = option(recipe, choices)
+        used = replace(read_recipe(option(recipe, choices)), config=config)
         sides = [
             {name: (entry.dtype, entry.shape) for name, entry in side.items()}
             for side in (tensors, made)
         ]
         for shapes in sides:
-            found = problems_of(shapes, words, config)
+            found = problems_of(shapes, used)
             assert [problem.code for problem in found] == ["recipe_used"]
             for _ in range(number // 8):
                 changed, names = mutate(shapes, chance)
-                found = problems_of(changed, words, config)
+                found = problems_of(changed, used)
                 told = " ".join(f"{problem.message} {problem.facts}" for problem in found)
                 assert {problem.code for problem in found} == {"recipe"}, (names, told)
-                names |= set(map(read_recipe(words).recipe.spelled, names))
+                names |= set(map(used.recipe.spelled, names))
                 assert any(name in told for name in names), (names, told)
 
 
