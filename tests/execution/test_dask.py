@@ -110,7 +110,7 @@ def test_an_average_is_that_of_this_host_and_a_nan_leaves_nothing(two_workers, t
 )
 def test_dask_writes_the_same_bytes(tmp_path, two_workers, output_format, form):
     run_well(*reshard_words(tmp_path / "here", output_format))
-    words = [*COMMAND, *reshard_words(tmp_path / "there", output_format), "--engine"]
+    words = [*COMMAND, *reshard_words(tmp_path / "there", output_format), "-q", "--engine"]
     code, errors = finish(start(*words, f"dask:{address_of(two_workers, form)}"))
     assert (code, errors) == (0, "")
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
