@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
-from ckpttool.model.choices import VOCABULARY
+from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
-from ckpttool.model.region import Arrangement, Region
+from ckpttool.model.region import Arrangement
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.wording import any_of, count, format_shape, shorten
@@ -144,7 +144,7 @@ class _Rearranging:
         try:
             given, wanted = arrange(relation, self._side, shapes)
         except ValueError as error:
-            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.recipe.recipe}`"
+            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.typed}`"
             problem = self._problem("a shape is not that of the rule", str(error), hint)
             self._problems.append(problem)
             return
@@ -164,6 +164,9 @@ class _Rearranging:
         (wanted_dtype,) = wanted_dtypes
         parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
         first = next(iter(sources.values()))
+        if twice := self._made.keys() & wanted.keys():
+            message = f"two rules make one tensor of {SIDES[1 - self._side]}"
+            self._problems.append(self._problem(message, shorten(twice, 3)))
         for name, arrangement in wanted.items():
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
@@ -187,8 +190,7 @@ class _Rearranging:
                 self._made[name] = replace(made, meta=replace(made.meta, name=name))
             elif of in news:
                 tensor = self._stored[news[of]]
-                axes = tuple((axis,) for axis in range(len(tensor.meta.shape)))
-                whole = Arrangement(axes, Region.whole(tensor.meta.shape))
+                whole = Arrangement.whole(tensor.meta.shape)
                 slicing = RearrangedSlicing(whole, (_part(tensor, whole),))
                 self._made[name] = _made_of(tensor, name, slicing)
             else:
@@ -209,7 +211,8 @@ class _Rearranging:
 
     def _report(self, missing: list[str]) -> None:
         recipe = self._used.recipe.recipe
-        unknown = {t.name for t in self._checkpoint.records} - self._stored.keys()
+        broken = {tensor.name for tensor in self._checkpoint.records} - self._stored.keys()
+        unknown = broken.union(map(self._used.recipe.spelled, broken))  # which a check tells
         if missing := [name for name in missing if name not in unknown]:
             message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
             self._problems.append(self._problem(message, format_names(missing)))
@@ -258,11 +261,7 @@ class _Rearranging:
             or self._checkpoint.options.tensors.vocabulary_rows
         ):
             return
-        rows = {
-            self._stored[old].meta.shape[0]
-            for old in self._called
-            if old.split(".")[-2:-1] in [[word] for word in VOCABULARY]
-        }
+        rows = {self._stored[old].meta.shape[0] for old in self._called if is_of_vocabulary(old)}
         for number in rows - {said}:
             message = f"the vocabulary has {number} rows, and the configuration says {said}"
             hint = f"--cut-vocab {said}" if number > said else "--hf-config of this model"

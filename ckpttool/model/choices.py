@@ -69,6 +69,15 @@ class Cast(Struct, frozen=True, dict=True):
 VOCABULARY = ("embed_tokens", "word_embeddings", "tok_embeddings", "lm_head", "output_layer")
 
 
+def is_of_vocabulary(name: str) -> bool:
+    """Return whether a name is usual for a tensor with a row for each word.
+
+    >>> is_of_vocabulary("model.embed_tokens.weight"), is_of_vocabulary("model.norm.weight")
+    (True, False)
+    """
+    return any(name.split(".")[-2:-1] == [word] for word in VOCABULARY)
+
+
 class Fusion(Struct, frozen=True):
     """Names of weights that each rank fused for itself, and the sizes of their parts."""
 

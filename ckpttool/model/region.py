@@ -154,6 +154,11 @@ class Arrangement(Struct, frozen=True):
     axes: tuple[tuple[int, ...], ...]
     box: Region
 
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Arrangement:
+        """Return the arrangement of a tensor whose axes are those of the space."""
+        return Arrangement(tuple((axis,) for axis in range(len(shape))), Region.whole(shape))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor."""

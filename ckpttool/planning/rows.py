@@ -15,7 +15,7 @@ from shlex import quote
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.model.choices import VOCABULARY
+from ckpttool.model.choices import VOCABULARY, is_of_vocabulary
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Arrangement, Region
@@ -71,15 +71,14 @@ def _moved(
     """Return a tensor of ``size`` rows along an axis, from runs: place, stored place, number."""
     assert not isinstance(tensor.slicing, RearrangedSlicing), "it is as files have it"
     shape = (*tensor.meta.shape[:axis], size, *tensor.meta.shape[axis + 1 :])
-    axes = tuple((number,) for number in range(len(shape)))
+    whole = Arrangement.whole(shape)
     parts = []
     for place, at, rows in runs:
         start, stop = [0] * len(shape), [*shape]
         start[axis], stop[axis] = place, place + rows
         box = Region(tuple(start), tuple(stop))
         begin = tuple(at if number == axis else 0 for number in range(len(shape)))
-        parts.append(Part(tensor.name, tensor.slicing, Arrangement(axes, box), begin))
-    whole = Arrangement(axes, Region.whole(shape))
+        parts.append(Part(tensor.name, tensor.slicing, Arrangement(whole.axes, box), begin))
     has_zeros = sum(rows for _, _, rows in runs) < size
     slicing = RearrangedSlicing(whole, tuple(parts), has_zeros)
     return replace(
@@ -158,7 +157,7 @@ class RowChanges:
             return any(
                 pattern.matches(each) for pattern in self._patterns for each in (name, owner)
             )
-        return owner.split(".")[-2:-1] in [[word] for word in VOCABULARY]
+        return is_of_vocabulary(owner)
 
     def _rows_for(self, before: int) -> int | None:
         """Return the rows that take the place of so many; None if they cannot."""

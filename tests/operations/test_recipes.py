@@ -298,6 +298,10 @@ BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and 
     "rules: [{axes: H, names: {decoder.final_layernorm.weight: model.norm2.weight}}]": (
         *(5, "two rules take one tensor"),
     ),
+    "rules: [{mindspore: {decoder.final_layernorm.weight: H}, huggingface: {b: H}},"
+    " {mindspore: {decoder.layers.0.input_layernorm.weight: H}, huggingface: {b: H}}]": (
+        *(5, "two rules make one tensor of Hugging Face"),
+    ),
     "rules: [{axes: H, names: {'decoder.{nope}.weight': b}}]": (5, "needs nope"),
     "rules: [{axes: H, names: {'decoder.{.weight': b}}]": (4, "a hole that is not closed"),
     "rules: [{huggingface: {a: H}}]": (4, "a rule has neither names"),
