@@ -110,7 +110,7 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
-_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "vocab")  # nothing for a comparison
+_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab")  # nothing for a comparison
 _OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # nothing for who looks
 
 BAR_SECONDS = 1  # a shorter phase shows no bar

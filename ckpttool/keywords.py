@@ -15,7 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict, Union, get_args
 
 from ckpttool.formats import FORMATS
-from ckpttool.typed import PREFIX, ManifestChoice, NotInTarget, OnOverflow, UnlistedChoice
+from ckpttool.typed import (
+    PREFIX,
+    ManifestChoice,
+    NotInTarget,
+    OnOverflow,
+    PadWith,
+    UnlistedChoice,
+)
 from ckpttool.wording import any_of
 
 if TYPE_CHECKING:
@@ -196,10 +203,19 @@ class TensorKeywords(ChoiceKeywords, total=False):
     ]
     pad_vocab: Annotated[
         str | int | None,
-        Option("Rows of embedding and head: N or multiple:K; new ones are zero.", kind="rows"),
+        Option("Rows of embedding and head: N or multiple:K.", kind="rows"),
     ]
     cut_vocab: Annotated[
         str | int | None, Option("Keep the first N rows of embedding and head.", kind="n")
+    ]
+    pad_with: Annotated[
+        PadWith,
+        Option(
+            "What the rows that --pad-vocab adds are: zero, or the mean of the others.",
+            choices=get_args(PadWith),
+            metavar="HOW",
+            default="zero",
+        ),
     ]
     vocab: Annotated[
         str | Collection[str],

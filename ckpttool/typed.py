@@ -20,6 +20,7 @@ from ckpttool.wording import parse_numbers
 ManifestChoice = Literal["samples", "all", "ignore"]
 NotInTarget = Literal["follow", "full", "drop"]
 OnOverflow = Literal["error", "inf"]
+PadWith = Literal["zero", "mean"]
 UnlistedChoice = Literal["rank", "first", "drop"]
 
 PREFIX = "checkpoint_"  # of the files of ranks

@@ -520,7 +520,7 @@ def test_keywords_are_the_fields_of_the_options():
     reading |= {"rename_file", "reverse", "hf_config"}
     assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "recipe", "hf_config"}
-    of_outputs |= {"dtype", "on_overflow", "fused", "pad_vocab", "cut_vocab", "vocab"}
+    of_outputs |= {"dtype", "on_overflow", "fused", "pad_vocab", "cut_vocab", "pad_with", "vocab"}
     assert {*names_of(VerifyKeywords)} == reading - of_outputs
     assert {*names_of(AuditKeywords), "overwrite"} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)

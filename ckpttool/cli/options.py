@@ -490,6 +490,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
         require_flag("--recipe", ["hf_config"])
     if of_tensors.get("pad_vocab") and of_tensors.get("cut_vocab"):
         raise excluding("--pad-vocab", "--cut-vocab")
+    if "pad_vocab" in values and not of_tensors.get("pad_vocab"):
+        require_flag("--pad-vocab", ["pad_with"])
     if of_tensors.get("vocab") and not (of_tensors.get("pad_vocab") or of_tensors.get("cut_vocab")):
         require_flag("--pad-vocab or --cut-vocab", ["vocab"])
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
@@ -546,7 +548,7 @@ source_options = OptionGroup(
 )
 OF_CHOICE = keywords.names_of(keywords.ChoiceKeywords)
 OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
-OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "vocab")  # what moves rows of outputs
+OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab")  # what moves rows of outputs
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",

@@ -21,7 +21,7 @@ from ckpttool.model.patterns import Pattern, unmatched_problems
 from ckpttool.model.renames import Rename, parse_renames
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.typed import OnOverflow, require_choice
+from ckpttool.typed import OnOverflow, PadWith, require_choice
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class TensorOptions(Struct, frozen=True, dict=True):
     fused
         Weights that each rank fused for itself, such as ``"linear_fc1=2"``; see `Fusion`.
     pad_vocab, cut_vocab
-        Rows of embedding and head: so many, or ``"multiple:64"``; the new ones are zero.
+        Rows of embedding and head: so many, or ``"multiple:64"``.
+    pad_with
+        What the new rows are: zero, or the mean of the others; those of states are zero.
     vocab
         Patterns of the names of these, in place of the usual names.
 
@@ -173,6 +175,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
     fused: Collection[str] = ()
     pad_vocab: str | int | None = None
     cut_vocab: str | int | None = None
+    pad_with: PadWith = "zero"
     vocab: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -191,6 +194,9 @@ class TensorOptions(Struct, frozen=True, dict=True):
         if self.recipe is not None and self.renames:
             raise ValueError("a recipe gives all names, so there are no rules for names beside it")
         require_choice("on_overflow", self.on_overflow, get_args(OnOverflow))
+        require_choice("pad_with", self.pad_with, get_args(PadWith))
+        if self.pad_with != "zero" and self.pad_vocab is None:
+            raise ValueError("pad_with is for the rows of pad_vocab")
 
     @cached_property
     def included(self) -> tuple[Pattern, ...]:

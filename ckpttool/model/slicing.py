@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise, product
 from operator import add, mul, sub
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -482,23 +482,33 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
     arrangement
         The elements of the tensor.
     parts
-        The tensors that have them; each element is in exactly one, or is zero if ``has_zeros``.
+        The tensors that have them; each element is in exactly one, or is padding.
+    padding
+        What the elements are that no part has: zero, or in each column the mean of the rows of the
+        only part, which come first.  "" if there are none.
     """
 
     arrangement: Arrangement
     parts: tuple[Part, ...]
-    has_zeros: bool = False
+    padding: Literal["", "zero", "mean"] = ""
 
     @property
     def key(self) -> Hashable:
         """See `LayoutSlicing`."""
         parts = ((it.slicing.key, it.arrangement, it.start) for it in self.parts)
-        return self.arrangement, self.has_zeros, tuple(parts)
+        return self.arrangement, self.padding, tuple(parts)
 
     @property
     def distribution_key(self) -> Hashable:
         """See `LayoutSlicing`."""
         return tuple(part.slicing.distribution_key for part in self.parts)
+
+    def averaged(self, region: Region) -> Region | None:
+        """Return the elements whose means are rows of a region; None if it has no such row."""
+        kept = self.parts[0].arrangement.box.stop[0] if self.padding == "mean" else region.stop[0]
+        if region.stop[0] <= kept:
+            return None
+        return Region((0, *region.start[1:]), (kept, *region.stop[1:]))
 
     def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
         """See `LayoutSlicing`."""
@@ -549,7 +559,7 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
     def excerpt(self, region: Region) -> RearrangedSlicing:
         """See `LayoutSlicing`."""
         wanted: dict[int, list[Region]] = {}
-        for number, box in self._wanted(region):
+        for number, box in self._wanted(self.averaged(region) or region):
             wanted.setdefault(number, []).append(self.parts[number].arrangement.bounds(box))
         parts = []
         for number, of_part in wanted.items():

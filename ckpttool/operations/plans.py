@@ -138,6 +138,7 @@ def _provenance_of(
         "recipe": "" if options.recipe is None else _name_recipe(options.recipe),
         "pad_vocab": str(options.pad_vocab or ""),
         "cut_vocab": str(options.cut_vocab or ""),
+        "pad_with": options.pad_with if options.pad_with != "zero" else "",
     }
     if files == "kept":
         attrs |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", *changes)}

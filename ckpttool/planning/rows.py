@@ -2,8 +2,8 @@
 
 Ranks that each fused their own parts hold ``[gate_0; up_0]``, ``[gate_1; up_1]``.  For another
 number of slices the rows are regrouped (`regroup`).  A vocabulary that does not divide over the
-ranks of a target is padded with rows of zeros, or its padding is cut off (`resize`).  Both are runs
-of rows of the stored tensor, in another place.
+ranks of a target is padded with rows of zeros or of means, or its padding is cut off (`resize`).
+Both are runs of rows of the stored tensor, in another place.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.model.choices import VOCABULARY, is_of_vocabulary
+from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing
 from ckpttool.planning.fused_weights import count_cuts
 from ckpttool.problems import Diagnostic
+from ckpttool.typed import PadWith
 from ckpttool.wording import any_of, count, shorten
 
 
@@ -59,14 +61,18 @@ def _runs(size: int, parts: Sequence[int], slices: int) -> Iterator[tuple[int, i
             place += part * unit
 
 
-def resize(tensor: FullTensor, rows: int) -> FullTensor:
-    """Return a tensor with so many rows; those that it lacks are zero."""
+def resize(tensor: FullTensor, rows: int, padding: PadWith = "zero") -> FullTensor:
+    """Return a tensor with so many rows; new ones are zero, or the mean of the others."""
     kept = min(rows, tensor.meta.shape[0])
-    return _moved(tensor, 0, rows, [(0, 0, kept)])
+    return _moved(tensor, 0, rows, [(0, 0, kept)], padding)
 
 
 def _moved(
-    tensor: FullTensor, axis: int, size: int, runs: Sequence[tuple[int, int, int]]
+    tensor: FullTensor,
+    axis: int,
+    size: int,
+    runs: Sequence[tuple[int, int, int]],
+    padding: PadWith = "zero",
 ) -> FullTensor:
     """Return a tensor of ``size`` rows along an axis, from runs: place, stored place, number."""
     assert not isinstance(tensor.slicing, RearrangedSlicing), "it is as files have it"
@@ -79,8 +85,8 @@ def _moved(
         box = Region(tuple(start), tuple(stop))
         begin = tuple(at if number == axis else 0 for number in range(len(shape)))
         parts.append(Part(tensor.name, tensor.slicing, Arrangement(whole.axes, box), begin))
-    has_zeros = sum(rows for _, _, rows in runs) < size
-    slicing = RearrangedSlicing(whole, tuple(parts), has_zeros)
+    is_padded = sum(rows for _, _, rows in runs) < size
+    slicing = RearrangedSlicing(whole, tuple(parts), padding if is_padded else "")
     return replace(
         tensor, meta=tensor.meta.of_shape(shape), slicing=slicing, copies=(), incomplete=()
     )
@@ -97,6 +103,7 @@ class RowChanges:
         self._patterns = options.vocabulary
         self._where = checkpoint.catalog.root
         self._resized: dict[str, int] = {}  # rows that there were, by name
+        self._averaged: dict[str, None] = {}  # names of those whose new rows are means
         self._others: dict[str, int] = {}  # those of other matrices
         self._unlike: dict[str, str] = {}
         self._met = set[str]()
@@ -114,7 +121,18 @@ class RowChanges:
         after = self._rows_for(before)
         if after is None or after == before or not self._may_move(tensor):
             return tensor
-        return resize(tensor, after)
+        return resize(tensor, after, "mean" if before and self._is_averaged(tensor) else "zero")
+
+    def _is_averaged(self, tensor: FullTensor) -> bool:
+        """Return whether new rows are means: of weights and their copies, as states begin at 0."""
+        name = tensor.name
+        is_weight = self._checkpoint.belonging(name).is_trained or name.startswith("main_param.")
+        if not is_weight or self._checkpoint.options.tensors.pad_with == "zero":
+            return False
+        if tensor.meta.dtype not in CASTABLE:
+            self._unlike[name] = f"rows in {tensor.meta.dtype} have no mean"
+        self._averaged[name] = None
+        return True
 
     def regrouped(self, tensor: FullTensor, layouts: Sequence[Layout]) -> FullTensor:
         """Return a tensor with its rows as the slices of a target fuse them."""
@@ -203,6 +221,8 @@ class RowChanges:
                 yield self._problem(message, tensors, f"{other} {number}")
             elif after != before:
                 message = f"{count(len(names), 'tensor')} with {after} rows, not {before}"
+                if self._averaged:
+                    tensors += f"; new rows are means in {format_names(self._averaged)}"
                 yield Diagnostic("resized", message, facts=tensors, where=self._where)
             if alike := [name for name, rows in self._others.items() if rows == before]:
                 message = f"{count(len(alike), 'other tensor', 'have')} {before} rows, too"

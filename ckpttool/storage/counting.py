@@ -13,10 +13,10 @@ from typing import ParamSpec, TypeVar
 
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
-from ckpttool.model.plan import Term
+from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, split_at_extents
+from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, read_rows, split_at_extents
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +34,7 @@ class CountingFiles(FlatFiles):
         self.scratch_peak = 0
         self._requests = self._nbytes = 0
         self._used: Counter[Origin] = Counter()
+        self._padded: OutputTensor | None = None
 
     def __enter__(self) -> CountingFiles:
         return self
@@ -69,6 +70,13 @@ class CountingFiles(FlatFiles):
         taken = super()._take_scratch(nbytes)
         self.scratch_peak = max(self.scratch_peak, self.scratch_used)
         return taken
+
+    def pad(self, out: Bytes, rows: OutputTensor) -> None:
+        """Count the reads of rows whose mean is wanted."""
+        if self._padded != rows:
+            self._padded = rows
+            for _ in read_rows(self, rows):
+                pass
 
     def _compute_nothing(self, *args: object, **kwargs: object) -> None: ...
 

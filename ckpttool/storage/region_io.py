@@ -54,9 +54,12 @@ MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several
 
 def rounding_bytes(tensor: OutputTensor | Transfer) -> int:
     """Return the bytes of the buffers of a worker that casts or averages a tensor; 0 for none."""
+    of_means = 0
+    if isinstance(slicing := tensor.source.slicing, RearrangedSlicing) and slicing.padding:
+        of_means = (slicing.padding == "mean") * (CAST_BUFFER_BYTES + 2 * SUM_BYTES + STAGE_BYTES)
     if not tensor.is_cast:
-        return 0
-    return CAST_BUFFER_BYTES if is_copy(tensor.terms) else CAST_BUFFER_BYTES + SUM_BYTES
+        return of_means
+    return of_means + CAST_BUFFER_BYTES + (0 if is_copy(tensor.terms) else SUM_BYTES)
 
 
 class FlatFiles:
@@ -83,6 +86,7 @@ class FlatFiles:
         self._stage: Bytes | None = None
         self._sum: WeightedSum | None = None
         self.caster: Caster | None = None
+        self._means: tuple[OutputTensor, Bytes] | None = None
 
     def __enter__(self) -> FlatFiles:
         return self
@@ -240,6 +244,30 @@ class FlatFiles:
         """Make all elements zero."""
         out[...] = 0
 
+    def pad(self, out: Bytes, rows: OutputTensor) -> None:
+        """Make each row the mean of ``rows``; these are read once for all bands of a tensor."""
+        if self._means is None or self._means[0] != rows:
+            self._means = rows, self.average(rows)
+        out[...] = self._means[1]
+
+    def average(self, tensor: OutputTensor) -> Bytes:
+        """Return the mean of the rows of a tensor; they are added in their order, in Float64.
+
+        It is rounded once.  Other buffers are used, since moves of this tensor are planned already.
+        """
+        meta, mean = tensor.meta, WeightedSum()
+        with FlatFiles(STAGE_BYTES) as files:
+            mean.start(prod(meta.shape[1:]))
+            for rows in read_rows(files, tensor):
+                for row in rows:
+                    mean.add(row, meta.dtype, 1.0)
+            total = mean.total / meta.shape[0]
+            data = total.view(np.uint8)
+            if meta.dtype != "Float64":
+                data = np.empty(len(total) * meta.itemsize, np.uint8)
+                files.cast(total.view(np.uint8), "Float64", data, meta.dtype)
+        return data.reshape(*meta.shape[1:], meta.itemsize)
+
     def forget(self) -> None:
         """Clear the scratch buffer."""
         self._cached.clear()
@@ -347,6 +375,20 @@ class _Clear(NamedTuple):
         files.clear(self.out)
 
 
+class _Pad(NamedTuple):
+    """Rows of a band that are means; ``rows`` are the elements of the full tensor that they are of.
+
+    They come last: what they are the means of are rows as they are written.
+    """
+
+    out: Bytes
+    rows: Region
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        meta = tensor.meta.of_shape(self.rows.shape)
+        files.pad(self.out, OutputTensor(meta, self.rows, tensor.terms))
+
+
 class _Cast(NamedTuple):
     """A cast of elements that were read."""
 
@@ -402,7 +444,7 @@ class _TakeSum(NamedTuple):
             raise _value_error(files, tensor, self.part, at)
 
 
-BandStep: TypeAlias = PieceRead | _Clear | _Cast | _StartSum | _Add | _Multiply | _TakeSum
+BandStep: TypeAlias = PieceRead | _Clear | _Pad | _Cast | _StartSum | _Add | _Multiply | _TakeSum
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -453,6 +495,23 @@ def plan_band(
             data = files.stage(part.size * stored.itemsize)
             yield from _plan_pieces(files, tensor, 0, part, data)
             yield _Cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
+    slicing = tensor.source.slicing
+    if isinstance(slicing, RearrangedSlicing) and slicing.padding == "mean":
+        for part in band.bands(SUM_SIZE):
+            region = part.moved_by(tensor.region.start)
+            if (rows := slicing.averaged(region)) is not None:
+                kept = max(0, rows.stop[0] - region.start[0])
+                yield _Pad(out[_within(part, band)][kept:], rows)
+
+
+def read_rows(files: FlatFiles, tensor: OutputTensor) -> Iterator[Bytes]:
+    """Yield the rows of a tensor, a few at a time; a row has `SUM_SIZE` elements at most."""
+    meta = tensor.meta
+    buffer = np.empty(SUM_SIZE * meta.itemsize, np.uint8)
+    for band in Region.whole(meta.shape).bands(SUM_SIZE):
+        data = buffer[: band.size * meta.itemsize]
+        read_band(files, tensor, band, data.reshape(*band.shape, meta.itemsize))
+        yield data.reshape(band.shape[0], -1)
 
 
 def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) -> SourceValueError:
@@ -487,8 +546,8 @@ def _plan_pieces(
     meta, slicing = term.source.meta, term.source.slicing
     band, origin = term.locate(band, tensor.region.start)
     out = out.reshape(*band.shape, meta.itemsize)
-    filled, has_zeros = 0, isinstance(slicing, RearrangedSlicing) and slicing.has_zeros
-    if has_zeros:
+    filled, is_padded = 0, isinstance(slicing, RearrangedSlicing) and slicing.padding != ""
+    if is_padded:
         yield _Clear(out)
     for place, src, dst in slicing.stretches(band, origin):
         _, holder = slicing.find(place)
@@ -500,7 +559,7 @@ def _plan_pieces(
             number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
         )
         filled += runs.nbytes
-    assert filled == out.nbytes or has_zeros, f"{band}: {filled} of {out.nbytes} bytes"
+    assert filled == out.nbytes or is_padded, f"{band}: {filled} of {out.nbytes} bytes"
 
 
 def _within(region: Region, band: Region) -> tuple[slice, ...]:

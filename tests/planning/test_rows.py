@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ckpttool
 from tests.support.checkpoints import cut, noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
-from tests.support.readers import read, read_ranks
+from tests.support.readers import Entry, read, read_ranks
 
 PARTS = {"linear_fc1=2": (1, 1), "w_qkv=q:4,k:2,v:2": (4, 2, 2), "*.w_qkv.*=q:1,k:1,v:2": (1, 1, 2)}
 
@@ -23,9 +24,11 @@ def fused_by(ranks, parts, whole):
     return np.concatenate([block[rank] for rank in range(ranks) for block in blocks])
 
 
-def strategy_of(path, ranks, names):
-    item = {"dev_matrix": [ranks], "tensor_map": [0, -1]}
-    path.write_text(json.dumps({"parallel_layout_item": dict.fromkeys(names, item)}))
+def strategy_of(path, ranks, names, columns=1):
+    maps = {name: [1, 0] if name.endswith("weight") else [1] for name in names}
+    matrix = [ranks // columns, columns]
+    items = {name: {"dev_matrix": matrix, "tensor_map": of} for name, of in maps.items()}
+    path.write_text(json.dumps({"parallel_layout_item": items}))
     return path
 
 
@@ -111,11 +114,84 @@ def test_state_of_a_named_tensor_follows_and_others_are_told(tmp_path):
     assert run(*words, "--vocab", "wte.weight", "--strict", "--overwrite").exit_code == 5
 
 
+TYPES = {"Float64": "f8", "Float32": "f4", "Float16": "f2", "BFloat16": ml_dtypes.bfloat16}
+
+
+def entry(dtype, array):
+    return Entry(dtype, array.shape, array.tobytes())
+
+
+def normal(name, dtype, shape):
+    """Return a tensor of usual numbers, the same in every run."""
+    numbers = np.random.default_rng(list(name.encode())).standard_normal(shape)
+    return entry(dtype, numbers.astype(TYPES[dtype]))
+
+
+def with_means(stored, rows):
+    """Return an entry whose new rows are the mean of the others, added in order in Float64."""
+    array, total = np.frombuffer(stored.data, TYPES[stored.dtype]).reshape(stored.shape), 0.0
+    for row in array:
+        total = total + row.astype(np.float64)
+    mean = total / len(array)
+    if stored.dtype == "BFloat16":  # by way of Float32 it would be rounded twice
+        exponent = np.frexp(mean)[1] - 8
+        mean = np.ldexp(np.rint(np.ldexp(mean, -exponent)), exponent)
+    more = np.broadcast_to(mean.astype(array.dtype), (rows - len(array), *array.shape[1:]))
+    return entry(stored.dtype, np.concatenate([array, more]))
+
+
+WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight", "main_param.lm_head.weight")
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_new_rows_are_the_mean_of_the_others(tmp_path, monkeypatch, dtype, ranks):
+    monkeypatch.setattr("ckpttool.storage.region_io.SUM_SIZE", 60)  # several bands of rows
+    full = {name: normal(name, dtype, (60, 6)) for name in WEIGHTS}
+    full["lm_head.bias"] = normal("bias", dtype, (60,))
+    states = {"adam_m.lm_head.weight": normal("adam", "Float32", (60, 6))}
+    wanted = {name: with_means(stored, 132) for name, stored in full.items()}
+    wanted |= {name: resized(stored, 132) for name, stored in states.items()}
+    src = strategy_of(tmp_path / "3.json", 3, wanted)
+    dst = strategy_of(tmp_path / f"{ranks}.json", ranks, wanted, columns=-(-ranks // 3))
+    write_ranks(tmp_path / "src", cut(full | states, ckpttool.read_strategy(src)), "ckpt")
+    words = [tmp_path / "src", "-s", src, "--pad-vocab", "132", "--pad-with", "mean"]
+    done = run_well("merge", *words, "-o", tmp_path / "m.safetensors")
+    assert "new rows are means in" in message(done)
+    assert read(tmp_path / "m.safetensors") == wanted
+    (made,) = ckpttool.scan(tmp_path / "m.safetensors").files.values()
+    assert made.attrs["ckpttool.pad_with"] == "mean"
+    words += ["-d", dst, "-o", tmp_path / "dst", "--format", "ckpt"]
+    run_well("reshard", *words, "--engine", "processes:2")
+    assert read_ranks(tmp_path / "dst") == cut(wanted, ckpttool.read_strategy(dst))
+    for rank in range(ranks):  # each by itself reads all rows
+        run_well("reshard", *words, "--overwrite", "--rank", rank)
+    assert read_ranks(tmp_path / "dst") == cut(wanted, ckpttool.read_strategy(dst))
+
+
+def test_new_rows_are_the_mean_of_rows_as_they_are_written(tmp_path):
+    full = {name: normal(name, "Float32", (61, 6)) for name in WEIGHTS[:2]}
+    write_file(tmp_path / "m.ckpt", full, "ckpt")
+    words = ["--pad-vocab", "64", "--pad-with", "mean"]
+    cast = ["--dtype", "bf16"]
+    run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "once.ckpt", *words, *cast)
+    run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "cast.ckpt", *cast)
+    run_well("merge", tmp_path / "cast.ckpt", "-o", tmp_path / "twice.ckpt", *words)
+    assert read(tmp_path / "once.ckpt") == read(tmp_path / "twice.ckpt")
+    counted = [
+        ckpttool.merge(tmp_path / "m.ckpt", None, tmp_path / "no.ckpt", dry_run=True, **more)
+        for more in ({}, {"pad_vocab": 64, "pad_with": "mean"})
+    ]
+    less, more = (one.dry_run.reads.nbytes for one in counted)
+    assert more - less == sum(len(stored.data) for stored in full.values())
+
+
 MISTAKES = {
     ("--pad-vocab", "40"): "has 61 rows, and 40 are wanted",
     ("--cut-vocab", "64"): "has 61 rows, and 64 are wanted",
     ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
     ("--pad-vocab", "64", "--vocab", "wte.*"): "'wte.*' is no tensor",
+    ("--pad-vocab", "64", "--pad-with", "mean", "--vocab", "count"): "rows in Int32 have no mean",
     ("--fused", "*.weight=2", "--fused", "lm_head=2"): "one of *.weight or lm_head at most",
     ("--fused", "linear_fc1=2"): "no fused weight is called linear_fc1",
 }
@@ -124,6 +200,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("typed", "said"), MISTAKES.items())
 def test_what_cannot_be_is_said_before_the_first_byte(tmp_path, typed, said):
     full = {name: noise(name, "Float32", shape) for name, shape in MODEL.items()}
+    full["count"] = noise("count", "Int32", (61, 6))
     write_file(tmp_path / "m.ckpt", full, "ckpt")
     result = run("merge", tmp_path / "m.ckpt", "-o", tmp_path / "out.ckpt", *typed)
     assert (result.exit_code, (tmp_path / "out.ckpt").exists()) == (5, False)
