@@ -175,7 +175,7 @@ class Rearranged(Struct, frozen=True):
     called
         Old to new name of the tensors that keep their axes.
     dtypes
-        The element types that the recipe asks for, by the names of the records.
+        The element types of tensors with other axes, by their names.
     """
 
     left_out: Mapping[str, int]
@@ -332,6 +332,8 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         options = self.options.tensors
         if self.rearranged is not None and meta.name in self.rearranged.dtypes:
             return self.rearranged.dtypes[meta.name]
+        if (used := options.recipe) and (given := used.dtypes.get(used.recipe.spelled(meta.name))):
+            return given
         if not options.casts:
             return meta.dtype
         return options.dtype_of(meta, self.belonging(meta.name))

@@ -150,8 +150,6 @@ class _Rearranging:
             return
         if relation.is_same:
             (old,), (self._called[old],) = stored, others
-            if relation.dtype:
-                self._dtypes[old] = relation.dtype
             return
         wanted_dtypes = {self._checkpoint.wanted_dtype(tensor.meta) for tensor in sources.values()}
         if len(wanted_dtypes) > 1:

@@ -691,6 +691,15 @@ class UsedRecipe(Struct, frozen=True, dict=True):
         return tuple(self.recipe.relations(self.values))
 
     @cached_property
+    def dtypes(self) -> Mapping[str, str]:
+        """The element types that rules give to tensors, by their names on both sides."""
+        rules = tuple(rule for rule in self.recipe.rules if rule.dtype)
+        with suppress(LookupError, ValueError):  # who uses the rules says what is wrong
+            relations = replace(self.recipe, rules=rules).relations(self.values)
+            return {name: it.dtype for it in relations for side in it.sides for name in side}
+        return {}
+
+    @cached_property
     def names(self) -> tuple[frozenset[str], frozenset[str]]:
         """The names of both sides, in the order of `SIDES`."""
         ours, theirs = (

@@ -163,6 +163,7 @@ def look(
     try:
         if error is not None:
             raise error
+        options = _with_config(options, catalog.root)
         with open_progress(0, "sampling"):
             steps = partial(
                 resolving,
@@ -198,6 +199,16 @@ def look(
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
+def _with_config(options: ResolveOptions, path: str) -> ResolveOptions:
+    """Return the options, with the configuration beside a checkpoint if a recipe has no other."""
+    if (recipe := options.tensors.recipe) is None or recipe.config:
+        return options
+    from ckpttool.strategy_files.config_files import find_config, read_config
+
+    config = {} if (beside := find_config(path)) is None else read_config(beside)
+    return replace(options, tensors=replace(options.tensors, recipe=replace(recipe, config=config)))
+
+
 def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) -> Checkpoint:
     """Return the checkpoint as a recipe makes it, if the user names one.
 
@@ -210,10 +221,7 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
         return checkpoint
     from ckpttool.checkpoint.rearrange import rearrange
     from ckpttool.checks.replicas import find_differing_copies
-    from ckpttool.strategy_files.config_files import find_config, read_config
 
-    if not recipe.config and (beside := find_config(checkpoint.catalog.root)):
-        recipe = replace(recipe, config=read_config(beside))
     made, notes, copies = rearrange(checkpoint, recipe)
     if differing := [*find_differing_copies(copies, executor)]:
         raise PlanError(differing)

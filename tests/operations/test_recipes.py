@@ -366,3 +366,19 @@ def test_a_malformed_recipe_is_an_error_of_its_file(tmp_path, line):
     result = run(*words, "--recipe", tmp_path / "mine.yaml")
     assert result.exit_code == 4, message(result)
     assert said in message(result)
+
+
+def test_what_a_recipe_keeps_wide_is_not_told_to_be_narrowed(tmp_path):
+    choices = {"fc1": "contiguous", "mla": "separate", "mode": "pynative"}
+    _, tensors = write_model(tmp_path / "hf", "deepseek-v3-mtp")
+    assert {it.dtype for name, it in tensors.items() if "mlp.gate." in name} == {"Float32"}
+    words = ["--recipe", option("deepseek-v3", choices), "--dtype", "bf16"]
+    done = run_well("merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", *words)
+    told = message(done)
+    routers = ", ".join(f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2, 3))
+    assert f"cast from Float32, while most weights are BFloat16: {routers} Try" in told
+    kept = {
+        name: it.dtype for name, it in read(tmp_path / "m.ckpt").items() if "mlp.router" in name
+    }
+    assert {kept[name] for name in kept if name.endswith("weight")} == {"BFloat16"}
+    assert "BFloat16" not in {kept[name] for name in kept if name.endswith("bias")}
