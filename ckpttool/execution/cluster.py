@@ -33,7 +33,7 @@ from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.schedule import Batch
-from ckpttool.formats import get_format
+from ckpttool.formats import get_format, header_of
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import Plan
@@ -334,7 +334,7 @@ def _write(task: FileTask, path: str) -> Filled:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
-        index = create(path, fd, output)
+        index = create(path, fd, header_of(output))
         filled: list[Filled] = []
         for fill_task in task.batch.tasks([index]):
             _require_claim(task.claim)

@@ -319,7 +319,7 @@ class CastStats(Struct, frozen=True):
         return ", ".join(losses) or "nothing was lost"
 
 
-class OutputEntry(Struct, frozen=True):
+class OutputEntry(Struct, frozen=True, omit_defaults=True):
     """A complete output, as a manifest lists it; ``path`` is relative to the manifest's folder.
 
     ``cast`` is what casts did to the slices that no output of a lower rank has; None without casts.

@@ -444,7 +444,10 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         )
         return
     absent = [name for name in strategy.layouts if name not in names]
-    called = (*strategy.layouts, *checkpoint.renamed.values())  # states have parameters there
+    if not absent:
+        return
+    # States have parameters there.
+    called = dict.fromkeys((*strategy.layouts, *checkpoint.renamed.values()))
     belongings = find_belongings(called, checkpoint.whole.metas)
     weights = {name for name in absent if belongings.get(name, WEIGHT) == WEIGHT}
     lost = checkpoint.options.tensors.choose(weights, belongings)  # the user left out the others

@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ckpttool.formats import get_format, header_of, read_as
-from ckpttool.formats.base import Header
-from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
+from ckpttool.formats.base import Header, HeaderDigest
+from ckpttool.formats.local import (
+    ABSENT,
+    as_stamp,
+    claimed_file,
+    describe_os_error,
+    open_source,
+)
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
@@ -177,7 +183,9 @@ class PartialFile(TemporaryFile):
     def __init__(self, output: OutputFile, *, goes_on: bool = False) -> None:
         super().__init__(output, header_of(output).index.nbytes if goes_on else None)
         try:
-            self.index = create(str(self._path), self._fd, output, is_left=self.is_left)
+            header = header_of(output)
+            self.index = create(str(self._path), self._fd, header, is_left=self.is_left)
+            self._header = HeaderDigest.of(header)
         except BaseException as error:
             clean_up(error, self.discard)
             raise
@@ -187,7 +195,7 @@ class PartialFile(TemporaryFile):
         sync_contents(self._fd)
 
     def seal(self, cache: HeaderCache, crc: int | None = None) -> int:
-        """Sync the complete file, read its header back, and return its size in bytes.
+        """Sync the complete file, verify its header, and return its size in bytes.
 
         ``crc`` is the checksum to store in the file, if any; for ``cache`` see `verify_header`.
 
@@ -202,7 +210,7 @@ class PartialFile(TemporaryFile):
         os.fsync(self._fd)
         require_name(self._path, self._fd)
         self.index = replace(self.index, tensors={})  # they take memory, and are written
-        return verify_header(self.index.file, self._output, cache)
+        return verify_header(self.index.file, self._output, cache, self._header)
 
     def rename(self) -> None:
         """Give the sealed file the name of the output, and release the lock."""
@@ -387,13 +395,12 @@ def is_finished(path: Path) -> bool:
     return is_there(path.with_name(f"{path.name}.{MANIFEST}"))
 
 
-def create(path: str, fd: int, output: OutputFile, *, is_left: bool = False) -> FileIndex:
+def create(path: str, fd: int, header: Header, *, is_left: bool = False) -> FileIndex:
     """Write the header of an output into a file, and reserve the space of the whole.
 
     A full disk is thus reported before the copy starts.  A file that a killed run has left keeps
     the contents of its tensors.
     """
-    header = header_of(output)
     if is_left:
         for start, gap in zip(header.starts, header.gaps, strict=True):
             _write_at(fd, start, gap)
@@ -440,16 +447,23 @@ def stamp_at(path: Path) -> FileStamp | None:
         raise
 
 
-def verify_header(file: StoredFile, output: OutputFile, cache: HeaderCache) -> int:
+def verify_header(
+    file: StoredFile, output: OutputFile, cache: HeaderCache, planned: HeaderDigest | None = None
+) -> int:
     """Return the size of a file in bytes, after a check of its header.
 
-    ``cache`` has headers of other outputs; a file whose header equals one is not parsed.
+    A file with the header that was ``planned``, byte by byte, is not parsed.  Neither is one whose
+    header equals that of another output, which are in ``cache``.
 
     Raises
     ------
     VerifyError
         The header does not describe the tensors of the output.
     """
+    if planned is not None:
+        with open_source(file) as opened:
+            if planned.is_in(opened):
+                return planned.nbytes
     metas = output.metas
     cache.metas.update((meta.name, meta) for meta in metas)
     index = read_as(output.format, file, cache)

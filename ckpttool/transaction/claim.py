@@ -243,9 +243,10 @@ def _remove_replaced(record: Record) -> Iterator[Diagnostic]:
     """
     removed, left = list[str](), list[str]()
     manifest = ManifestFile.read(record.manifest)
-    known, names = manifest.provenance(), {output.path for output in manifest.outputs()}
+    names = {output.path for output in manifest.planned()}
 
     def is_as_listed(name: str, stamp: FileStamp | None, read: Callable[[], OutputEntry]) -> bool:
+        known = manifest.provenance()
         return bool(find_unchanged(record.folder, known, {name: stamp}, lambda _: [read()]))
 
     for name, entries in _older_entries(record, names).items():

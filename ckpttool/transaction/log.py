@@ -45,7 +45,12 @@ from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.transaction.sealed_files import opened, parse_entries, read_lines
+from ckpttool.transaction.sealed_files import (
+    opened,
+    parse_entries,
+    parse_planned,
+    read_lines,
+)
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 PIECE_BYTES = 1 << 20  # of a line that are read at a time
@@ -110,16 +115,6 @@ class _Done(Struct, frozen=True):
     """The outputs that a writer has written."""
 
     done: tuple[str, ...]
-
-
-class PlannedOutput(Struct, frozen=True):
-    """The rank of an output, and its path relative to the manifest."""
-
-    rank: int
-    path: str
-
-    def __post_init__(self) -> None:
-        require_below(self.path)
 
 
 class StampedOutput(Struct, frozen=True):
@@ -222,7 +217,7 @@ class Log(Struct):
                 reason = "not a log of ckpttool: it does not begin with a run"
                 raise FormatError(str(path), 0, reason)
             if line.startswith(ENTRY):
-                last = parse_entries(path, PlannedOutput, _without_tensors(line)).path
+                last = parse_planned(path, line).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 units.pop(last, None)
                 continue
@@ -246,11 +241,6 @@ class Log(Struct):
             log.done = parse_entries(path, _Done, line).done if line.startswith(DONE) else None
             last = None
         return log
-
-
-def _without_tensors(line: bytes) -> bytes:
-    head, tensors, _ = line.partition(b', "tensors": ')
-    return head + b"}" if tensors else line
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

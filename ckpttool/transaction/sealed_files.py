@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from ckpttool.model.manifest import (
     OutputEntry,
     Provenance,
     TensorEntry,
+    require_below,
 )
 from ckpttool.problems import (
     Diagnostic,
@@ -55,6 +56,16 @@ class Written(Struct, frozen=True):
     tensors: int
     is_kept: bool = False
     cast: CastStats | None = None
+
+
+class PlannedOutput(Struct, frozen=True):
+    """The rank of an output, and its path relative to the manifest."""
+
+    rank: int
+    path: str
+
+    def __post_init__(self) -> None:
+        require_below(self.path)
 
 
 class Manifest(Struct, frozen=True):
@@ -144,6 +155,12 @@ def parse_entries(path: Path, kind: type[T], line: bytes) -> T:
         raise FormatError(str(path), None, str(error)) from error
 
 
+def parse_planned(path: Path, line: bytes) -> PlannedOutput:
+    """Return what the line of an output says before its tensors, of which there may be many."""
+    at = line.find(b', "tensors": ')
+    return parse_entries(path, PlannedOutput, line if at < 0 else line[:at] + b"}")
+
+
 class _Schema(Struct, frozen=True):
     """The version of a sealed document."""
 
@@ -186,6 +203,10 @@ class SealedFile(Struct, frozen=True):
         """Return the provenance; a manifest has neither stamps of inputs nor a command."""
         return self.entries(Provenance)
 
+    def planned(self) -> Iterator[PlannedOutput]:
+        """Yield rank and path of the outputs; see `lines`."""
+        return self._parse_lines(parse_planned)
+
     def lines(self, kind: type[T]) -> Iterator[T]:
         """Yield the entries of the outputs.
 
@@ -194,9 +215,12 @@ class SealedFile(Struct, frozen=True):
         FormatError
             A line is no such JSON object, or the file has changed since it was verified.
         """
+        return self._parse_lines(lambda path, line: parse_entries(path, kind, line))
+
+    def _parse_lines(self, parse: Callable[[Path, bytes], T]) -> Iterator[T]:
         with opened(self.path) as file:
             for line, _ in pairwise(islice(_verified_lines(self.path, file), 1, None)):
-                yield parse_entries(self.path, kind, line.rstrip(b",\n"))
+                yield parse(self.path, line.rstrip(b",\n"))
 
 
 class ManifestFile(SealedFile, frozen=True):

@@ -115,7 +115,7 @@ class RecordedSet(Struct, frozen=True):
     def lists(self, paths: Iterable[str]) -> bool:
         """Return whether the manifest lists all these files."""
         folder = self.manifest.path.parent
-        outputs = {os.path.normpath(folder / output.path) for output in self.manifest.outputs()}
+        outputs = {os.path.normpath(folder / output.path) for output in self.manifest.planned()}
         return outputs.issuperset(map(os.path.normpath, paths))
 
     def find_files(self) -> tuple[str, ...]:

@@ -54,7 +54,6 @@ from ckpttool.transaction.log import (
     RECORD_SCHEMA,
     Log,
     LoggedOutput,
-    PlannedOutput,
     StampedOutput,
     UnitGroup,
     Writer,
@@ -169,7 +168,7 @@ class Record(Struct, frozen=True):
         names: dict[str, None] = {}
         for path in (self.manifest, *self.replaced()):
             with suppress(FileNotFoundError, FormatError):  # which says nothing of outputs
-                names |= {output.path: None for output in ManifestFile.read(path).outputs()}
+                names |= {output.path: None for output in ManifestFile.read(path).planned()}
         return list(names)
 
     def set_aside(self) -> None:
@@ -235,7 +234,7 @@ class RecordedPlan(Struct, frozen=True):
         """
         file = SealedFile.read(path)
         require_schema(path, file.entries(_RecordSchema).record)
-        outputs = {line.path: line.rank for line in file.lines(PlannedOutput)}
+        outputs = {line.path: line.rank for line in file.planned()}
         documents = file.entries(_Documents).documents
         return cls(file.entries(Writer), file.provenance(), outputs, documents)
 
