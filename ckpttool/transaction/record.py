@@ -10,7 +10,7 @@
 7. An output is kept if its stamp or its hashes are those in a log, in an entry of the same plan.
 8. `Transaction.record_units`: units are on disk in a file with its temporary name, which was
    synced.  The next run keeps those whose hashes are still those in the log.
-9. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
+9. `PartialFile.seal`: an output is on disk under its temporary name, with the planned header.
 10. `Transaction.record_complete` appends its entry to the log and syncs it.
 11. Before the first rename, the manifest of an older set goes to the record, and its stamps and
     documents are removed unless all its outputs have other names.

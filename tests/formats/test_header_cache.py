@@ -21,12 +21,15 @@ from ckpttool.formats import (
     read_indexes,
     suffix_of,
 )
+from ckpttool.formats.base import HeaderDigest
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.header_cache import HeaderCache
+from ckpttool.formats.local import ReadFile
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.tensors import SharedHeader, StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnreadableError
+from ckpttool.storage.files import write_header
 from tests.support.checkpoints import create_file
 from tests.support.file_bytes import record
 
@@ -108,6 +111,30 @@ def test_a_file_that_is_nearly_as_another_is_read_as_it_is(tmp_path, at):
             changed[i] ^= mask
             path.write_bytes(changed)
             assert outcome(str(path), cache) == outcome(str(path))
+
+
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+def test_any_other_byte_of_a_header_or_size_of_a_file_shows_in_its_digest(tmp_path, format):
+    header = get_format(format).index([TensorMeta("w", "Int8", (3,)), TensorMeta("e", "Int8", ())])
+    digest, path = HeaderDigest.of(header), tmp_path / "net"
+    with path.open("w+b") as file:
+        write_header(file.fileno(), header)
+    data = path.read_bytes()
+    contents = {
+        extent.offset + i
+        for tensor in header.index.tensors.values()
+        for extent in tensor.extents
+        for i in range(extent.nbytes)
+    }
+    assert len(contents) == 4
+    for i in range(len(data)):
+        path.write_bytes(data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :])
+        with ReadFile(path) as file:
+            assert digest.is_in(file) == (i in contents)
+    for other in (data[:-1], data + b"\0"):
+        path.write_bytes(other)
+        with ReadFile(path) as file:
+            assert not digest.is_in(file)
 
 
 def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monkeypatch):
