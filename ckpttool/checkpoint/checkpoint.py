@@ -176,11 +176,14 @@ class Rearranged(Struct, frozen=True):
         Old to new name of the tensors that keep their axes.
     dtypes
         The element types of tensors with other axes, by their names.
+    regrouped_by
+        Names of the fusions of weights that each rank of the source fused for itself.
     """
 
     left_out: Mapping[str, int]
     called: Mapping[str, str]
     dtypes: Mapping[str, str]
+    regrouped_by: frozenset[str] = frozenset()
 
 
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import add, sub
 
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
+from ckpttool.checkpoint.rows import RowChanges
 from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names
+from ckpttool.model.layout import Layout
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
@@ -91,6 +94,7 @@ class _Rearranging:
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
+        self._rows = RowChanges(checkpoint)
         self.copies: list[tuple[FullTensor, FullTensor]] = []
 
     def run(self) -> tuple[Checkpoint, Sequence[Diagnostic]]:
@@ -111,10 +115,12 @@ class _Rearranging:
                 self._add(relation)
         self._add_copies(missing)
         self._report(missing)
+        self._problems += self._rows.refused()
         if self._problems:
             raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]
-        rearranged = Rearranged(checkpoint.left_out, self._called, self._dtypes)
+        fused = frozenset(self._rows.regrouped_by)
+        rearranged = Rearranged(checkpoint.left_out, self._called, self._dtypes, fused)
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
         made = replace(
             checkpoint,
@@ -160,7 +166,11 @@ class _Rearranging:
             )
             return
         (wanted_dtype,) = wanted_dtypes
-        parts = [_part(sources[name], arrangement) for name, arrangement in given.items()]
+        parts = [
+            part
+            for name, arrangement in given.items()
+            for part in _parts(self._as_one_slice(sources[name]), arrangement)
+        ]
         first = next(iter(sources.values()))
         if twice := self._made.keys() & wanted.keys():
             message = f"two rules make one tensor of {SIDES[1 - self._side]}"
@@ -169,6 +179,10 @@ class _Rearranging:
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
             self._dtypes[name] = relation.dtype or wanted_dtype
+
+    def _as_one_slice(self, tensor: FullTensor) -> FullTensor:
+        """Return a tensor with whole parts, if each rank fused its own."""
+        return self._rows.regrouped(tensor, [Layout.unsharded(len(tensor.meta.shape))])
 
     def _written(self, name: str) -> str:
         recipe, values = self._used.recipe, self._used.values
@@ -189,7 +203,7 @@ class _Rearranging:
             elif of in news:
                 tensor = self._stored[news[of]]
                 whole = Arrangement.whole(tensor.meta.shape)
-                slicing = RearrangedSlicing(whole, (_part(tensor, whole),))
+                slicing = RearrangedSlicing(whole, tuple(_parts(tensor, whole)))
                 self._made[name] = _made_of(tensor, name, slicing)
             else:
                 self._problems.append(self._problem("a copy is of no tensor", f"{name}: {of}"))
@@ -270,9 +284,17 @@ class _Rearranging:
         return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
 
 
-def _part(tensor: FullTensor, arrangement: Arrangement) -> Part:
-    assert not isinstance(tensor.slicing, RearrangedSlicing), "it is in files"
-    return Part(tensor.name, tensor.slicing, arrangement)
+def _parts(tensor: FullTensor, arrangement: Arrangement) -> Iterator[Part]:
+    """Yield the parts of a tensor in a space: one, or the runs of rows that were regrouped."""
+    if not isinstance(tensor.slicing, RearrangedSlicing):
+        yield Part(tensor.name, tensor.slicing, arrangement)
+        return
+    for run in tensor.slicing.parts:
+        rows = run.arrangement.box
+        for box in arrangement.boxes(rows):
+            inside = map(sub, arrangement.index(box.start), rows.start)
+            start = tuple(map(add, run.start, inside))
+            yield Part(run.name, run.slicing, Arrangement(arrangement.axes, box), start)
 
 
 def _made_of(like: FullTensor, name: str, slicing: RearrangedSlicing) -> FullTensor:

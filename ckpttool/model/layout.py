@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations, islice, pairwise, product
 
@@ -254,6 +254,11 @@ class Layout(Struct, frozen=True, dict=True):
     def slice_counts(self) -> tuple[int, ...]:
         """Number of slices along each tensor axis, optimizer shard included."""
         return self._grid.slice_counts
+
+    def count_cuts(self, axes: Iterable[int]) -> tuple[int, ...]:
+        """Return the number of slices along tensor axes, without the optimizer shard."""
+        counts = replace(self, optimizer_shard=1).slice_counts
+        return tuple(counts[axis] for axis in axes)
 
     @property
     def replicas(self) -> int:

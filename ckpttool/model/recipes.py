@@ -27,6 +27,7 @@ from math import prod
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ckpttool.model.choices import Fusion
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.region import Arrangement, Region, common
 from ckpttool.wording import format_shape, shorten
@@ -339,6 +340,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         Those that are written if the choice ``mode`` is made so.
     unused
         Patterns of MindSpore's names that have no counterpart, with the reason.
+    fused
+        Names of weights that each rank fuses for itself, and their parts; see `Fusion`.
     """
 
     recipe: str
@@ -353,6 +356,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     spellings: Mapping[str, str] = {}
     modes: Mapping[str, Mapping[str, str]] = {}
     unused: Mapping[str, str] = {}
+    fused: Mapping[str, str] = {}
 
     def over(self, base: Recipe) -> Recipe:
         """Return the recipe with the rules of another before its own, and its own sizes."""
@@ -367,6 +371,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             spellings={**base.spellings, **self.spellings},
             modes={**base.modes, **self.modes},
             unused={**base.unused, **self.unused},
+            fused={**base.fused, **self.fused},
         )
 
     def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
@@ -433,7 +438,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def _expressions(self) -> Iterator[str]:
         """Yield all expressions; raise `ValueError` if holes or axes are malformed."""
         axes: list[str] = []
-        names: list[str] = []
+        names: list[str] = [*self.fused.values()]
         yield from self.sizes.values()
         for rule in self.rules:
             yield from (*rule.loops.values(), *rule.each.values(), *rule.sizes.values())
@@ -689,6 +694,12 @@ class UsedRecipe(Struct, frozen=True, dict=True):
     def relations(self) -> tuple[Relation, ...]:
         """The relations of all tensors; see `Recipe.relations`."""
         return tuple(self.recipe.relations(self.values))
+
+    @cached_property
+    def fusions(self) -> tuple[Fusion, ...]:
+        """The weights that each rank fuses for itself; raises as `relations` does."""
+        fused = self.recipe.fused.items()
+        return tuple(Fusion.parse(f"{name}={_fill(of, self.values)}") for name, of in fused)
 
     @cached_property
     def dtypes(self) -> Mapping[str, str]:

@@ -139,6 +139,10 @@ class Steps(Struct, frozen=True):
     shape: tuple[int, ...]
     along: tuple[tuple[int, int], ...]
 
+    def moved_by(self, offset: tuple[int, ...]) -> Steps:
+        """Return the elements moved by ``offset`` along each axis of the array."""
+        return Steps(tuple(map(add, self.start, offset)), self.shape, self.along)
+
 
 class Arrangement(Struct, frozen=True):
     """The elements of a tensor: a box of a space, whose axes are factors of those of the tensor.
@@ -158,6 +162,11 @@ class Arrangement(Struct, frozen=True):
     def whole(shape: tuple[int, ...]) -> Arrangement:
         """Return the arrangement of a tensor whose axes are those of the space."""
         return Arrangement(tuple((axis,) for axis in range(len(shape))), Region.whole(shape))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axes of the tensor are those of the space."""
+        return self.axes == tuple((axis,) for axis in range(self.box.ndim))
 
     @property
     def shape(self) -> tuple[int, ...]:

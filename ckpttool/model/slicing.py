@@ -263,7 +263,7 @@ class FullTensor(Struct, frozen=True, gc=False):
     def stored_names(self) -> tuple[str, ...]:
         """The names of the tensors in the files that hold its elements."""
         if isinstance(self.slicing, RearrangedSlicing):
-            return tuple(part.name for part in self.slicing.parts)
+            return self.slicing.stored_names
         return (self.name,)
 
     @property
@@ -462,11 +462,12 @@ class BoxSlicing(Struct, frozen=True):
 class Part(Struct, frozen=True, gc=False):
     """A tensor of the source, and those of its elements that are in the space of an arrangement.
 
-    ``start`` is the index in the tensor of the first of them; () is the first of all.
+    ``start`` is the index in the tensor of the first of them; () is the first of all.  A tensor
+    that is rearranged itself is part only of one whose axes are those of its own.
     """
 
     name: str
-    slicing: LayoutSlicing | BoxSlicing
+    slicing: Slicing
     arrangement: Arrangement
     start: tuple[int, ...] = ()
 
@@ -503,6 +504,17 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
         """See `LayoutSlicing`."""
         return tuple(part.slicing.distribution_key for part in self.parts)
 
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """The names of the tensors in the files, each once."""
+        inner = (
+            part.slicing.stored_names
+            if isinstance(part.slicing, RearrangedSlicing)
+            else (part.name,)
+            for part in self.parts
+        )
+        return tuple(dict.fromkeys(chain.from_iterable(inner)))
+
     def averaged(self, region: Region) -> Region | None:
         """Return the elements whose means are rows of a region; None if it has no such row."""
         kept = self.parts[0].arrangement.box.stop[0] if self.padding == "mean" else region.stop[0]
@@ -517,13 +529,20 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
 
     def stretches(
         self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[Hashable, View, Steps]]:
-        """See `LayoutSlicing`."""
+    ) -> Iterator[tuple[Hashable, Region | View, Region | Steps]]:
+        """See `LayoutSlicing`; regions, if the axes are those of the stored tensor."""
         steps = {factor: (axis, step) for factor, axis, step in self.arrangement.steps()}
         for number, wanted in self._wanted(within.moved_by(origin)):
             part, of_source = self.parts[number], self.parts[number].arrangement
             bounds = of_source.bounds(wanted)
             begin = part.start or (0,) * bounds.ndim
+            if self.arrangement.is_plain and of_source.is_plain:
+                first = tuple(map(sub, of_source.box.start, self.arrangement.box.start))
+                shift = tuple(map(sub, first, origin))
+                for place, src, dst in part.slicing.stretches(bounds, begin):
+                    yield (number, place), src, dst.moved_by(shift)
+                continue
+            assert not isinstance(part.slicing, RearrangedSlicing), "its axes are others"
             for place, in_slice, in_part in part.slicing.stretches(bounds, begin):
                 strides = strides_of(part.slicing.find(place)[1].meta.shape)
                 shift = tuple(map(sub, in_slice.start, in_part.start))

@@ -16,12 +16,9 @@ issue 2769), Megatron-DeepSpeed (``dense_h_to_4h``, issue 338), vLLM (``qkv_proj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from msgspec.structs import replace
-
-from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
@@ -77,8 +74,8 @@ def fused_notes(
         axes = fused_axes(name, len(transfer.meta.shape)) if transfer.meta.shape else ()
         if not axes or not isinstance(slicing, LayoutSlicing):
             continue
-        before = count_cuts(slicing.layout, axes)
-        after = {count_cuts(layout, axes) for layout in transfer.layouts}
+        before = slicing.layout.count_cuts(axes)
+        after = {layout.count_cuts(axes) for layout in transfer.layouts}
         may_be_fused_by_rank = (max(before) > 1 and not _is_of_training(src, name)) or (
             max(map(max, after)) > 1 and not _is_of_training(dst, name)
         )
@@ -91,15 +88,9 @@ def fused_notes(
         yield Diagnostic(
             "doubt",
             message,
-            hint="--fused NAME=PARTS; see `ckpttool help fused-weights`",
+            hint="--fused NAME=PARTS, or a recipe with fused:; see `ckpttool help fused-weights`",
             facts=facts,
         )
-
-
-def count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of slices along axes, without the optimizer shard."""
-    counts = replace(layout, optimizer_shard=1).slice_counts
-    return tuple(counts[axis] for axis in axes)
 
 
 def _is_of_training(strategy: Strategy | None, name: str) -> bool:

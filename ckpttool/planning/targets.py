@@ -64,7 +64,7 @@ from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, find_runs, format_bytes, format_ranks, shorten
 
 if TYPE_CHECKING:
-    from ckpttool.planning.rows import RowChanges
+    from ckpttool.checkpoint.rows import RowChanges
 
 _MOST_METADATA = 64 << 10  # of files that it makes larger than their limit; each file has all of it
 
@@ -273,9 +273,10 @@ def _find_transfers(
 def _row_changes(checkpoint: Checkpoint) -> RowChanges | None:
     """Return what the user wants of rows; None for nothing."""
     options = checkpoint.options.tensors
-    if not options.fusions and options.vocabulary_rows is None:
+    of_recipe = options.recipe and options.recipe.recipe.fused
+    if not (options.fusions or of_recipe) and options.vocabulary_rows is None:
         return None
-    from ckpttool.planning.rows import RowChanges
+    from ckpttool.checkpoint.rows import RowChanges
 
     return RowChanges(checkpoint)
 

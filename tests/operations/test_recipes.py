@@ -380,3 +380,50 @@ def test_what_a_recipe_keeps_wide_is_not_told_to_be_narrowed(tmp_path):
     made = read(tmp_path / "m.ckpt")
     for part, dtype in (("mlp.router.weight", "BFloat16"), ("mlp.expert_bias", "Float32")):
         assert {it.dtype for name, it in made.items() if name.endswith(part)} == {dtype}
+
+
+FUSED = """recipe: inference
+version: 1
+source: nobody
+extends: qwen3
+fused: {linear_fc1: "2", linear_qkv: "q:{heads},k:{g},v:{g}"}
+"""
+
+
+def fused_by(slices, sizes, entry):
+    """Return a weight as so many ranks fuse their own parts of it, one after another."""
+    whole, ends = entry.array(), np.cumsum(sizes)[:-1]
+    blocks = [np.split(block, slices) for block in np.split(whole, ends)]
+    rows = [block[rank] for rank in range(slices) for block in blocks]
+    return entry._replace(data=np.concatenate(rows).tobytes())
+
+
+@pytest.mark.parametrize("by", ["recipe", "option"])
+def test_what_each_rank_fused_is_regrouped_with_a_recipe(tmp_path, by):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "contiguous", "attention": "contiguous"}
+    full = to_mindformers(config, tensors, "qwen3", choices)
+    stored, items = {}, {}
+    for name, entry in full.items():
+        of = {"linear_fc1": (3, (9, 9), 0), "linear_qkv": (2, (48, 16, 16), 1)}
+        slices, sizes, device = of.get(name.split(".")[-2], (1, entry.shape[:1], -1))
+        stored[name] = fused_by(slices, sizes, entry)
+        axes = [device, *[-1] * (len(entry.shape) - 1)]
+        items[name] = {"dev_matrix": [2, 3], "tensor_map": axes}
+    strategy = tmp_path / "s.json"
+    strategy.write_text(json.dumps({"parallel_layout_item": items}))
+    ranks = cut(stored, ckpttool.read_strategy(strategy))
+    (tmp_path / "mine.yaml").write_text(FUSED)
+    base = tmp_path / "mine.yaml" if by == "recipe" else "qwen3"
+    words = ["--recipe", option(base, choices), "--hf-config", tmp_path / "hf"]
+    if by == "option":
+        words += ["--fused", "linear_fc1=2", "--fused", "linear_qkv=q:6,k:2,v:2"]
+    to_ranks = ["-d", strategy, "-o", tmp_path / "ms", "--format", "ckpt"]
+    run_well("split", tmp_path / "hf", *to_ranks, *words, "--engine", "processes:2")
+    assert read_ranks(tmp_path / "ms") == ranks
+    run_well("merge", tmp_path / "ms", "-s", strategy, "-o", tmp_path / "back", *words)
+    assert read(tmp_path / "back" / "model.safetensors") == tensors
+    said = run(
+        "merge", tmp_path / "ms", "-s", strategy, "-o", tmp_path / "b", *words, "--fused", "x=2"
+    )
+    assert (said.exit_code, "no fused weight is called x" in message(said)) == (5, True)

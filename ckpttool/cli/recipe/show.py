@@ -34,6 +34,7 @@ def show(recipe: str) -> None:
         f"asks {name}": [f"{any_of(choice.values)}: {choice.why}"]
         for name, choice in known.choices.items()
     }
+    facts |= {f"each rank fuses {name}": [parts] for name, parts in known.fused.items()}
     tables.print_facts(f"{known.recipe}, version {known.version}", facts)
     rows = [row for rule in known.rules for row in _rows(rule)]
     columns = ("MindSpore", "axes", "Hugging Face", "axes", "for", "if")

@@ -15,13 +15,12 @@ from shlex import quote
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.model.choices import VOCABULARY, is_of_vocabulary
+from ckpttool.model.choices import VOCABULARY, Fusion, is_of_vocabulary
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Arrangement, Region
-from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing
-from ckpttool.planning.fused_weights import count_cuts
+from ckpttool.model.slicing import BoxSlicing, FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.typed import PadWith
 from ckpttool.wording import any_of, count, shorten
@@ -75,7 +74,6 @@ def _moved(
     padding: PadWith = "zero",
 ) -> FullTensor:
     """Return a tensor of ``size`` rows along an axis, from runs: place, stored place, number."""
-    assert not isinstance(tensor.slicing, RearrangedSlicing), "it is as files have it"
     shape = (*tensor.meta.shape[:axis], size, *tensor.meta.shape[axis + 1 :])
     whole = Arrangement.whole(shape)
     parts = []
@@ -99,6 +97,7 @@ class RowChanges:
         options = checkpoint.options.tensors
         self._checkpoint = checkpoint
         self._fusions = options.fusions
+        self._of_recipe = () if options.recipe is None else options.recipe.fusions
         self._wanted = options.vocabulary_rows
         self._patterns = options.vocabulary
         self._where = checkpoint.catalog.root
@@ -106,7 +105,9 @@ class RowChanges:
         self._averaged: dict[str, None] = {}  # names of those whose new rows are means
         self._others: dict[str, int] = {}  # those of other matrices
         self._unlike: dict[str, str] = {}
-        self._met = set[str]()
+        done = checkpoint.rearranged
+        self._called = {} if done is None else done.called
+        self.regrouped_by: set[str] = set() if done is None else {*done.regrouped_by}
 
     def resized(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with the rows that the user wants of a vocabulary; others as they are."""
@@ -136,19 +137,24 @@ class RowChanges:
 
     def regrouped(self, tensor: FullTensor, layouts: Sequence[Layout]) -> FullTensor:
         """Return a tensor with its rows as the slices of a target fuse them."""
-        fusions = [fusion for fusion in self._fusions if fusion.pattern.matches(tensor.name)]
+        names = (tensor.name, self._called.get(tensor.name, tensor.name))
+        fusions = self._matching(self._fusions, names) or self._matching(self._of_recipe, names)
         if not fusions or not tensor.meta.shape:
             return tensor
-        self._met.update(fusion.name for fusion in fusions)
+        self.regrouped_by.update(fusion.name for fusion in fusions)
         if len(fusions) > 1:
-            names = any_of(fusion.name for fusion in fusions)
-            self._unlike[tensor.name] = f"one of {names} at most"
+            all_names = any_of(fusion.name for fusion in fusions)
+            self._unlike[tensor.name] = f"one of {all_names} at most"
         if len(fusions) > 1 or not self._may_move(tensor):
             return tensor
         axes = range(len(tensor.meta.shape))
-        before, after = (count_cuts(layout, axes) for layout in (tensor.layout, layouts[0]))
+        is_made = isinstance(tensor.slicing, RearrangedSlicing)  # with whole parts
+        before = (1,) * len(axes) if is_made else tensor.layout.count_cuts(axes)
+        after = layouts[0].count_cuts(axes)
         changed = [axis for axis in axes if before[axis] != after[axis]]
-        if len(changed) > 1 or any(count_cuts(layout, axes) != after for layout in layouts):
+        if is_made and tensor.name in self._resized:
+            self._unlike[tensor.name] = "it gets other rows as one of the vocabulary"
+        elif len(changed) > 1 or any(layout.count_cuts(axes) != after for layout in layouts):
             self._unlike[tensor.name] = "its slices change along several axes"
         elif changed:
             (axis,) = changed
@@ -165,9 +171,12 @@ class RowChanges:
             self._unlike[name] = "its Float8 scales are those of blocks of rows; --dtype first"
         elif tensor.own_ranks:
             self._unlike[name] = "each file is read by itself; merge or reshard, with -s"
-        elif not isinstance(tensor.slicing, LayoutSlicing):
-            self._unlike[name] = "a recipe makes it, or the checkpoint describes its slices"
+        elif isinstance(tensor.slicing, BoxSlicing):
+            self._unlike[name] = "the checkpoint describes its slices"
         return name not in self._unlike
+
+    def _matching(self, fusions: Sequence[Fusion], names: Sequence[str]) -> list[Fusion]:
+        return [it for it in fusions if any(map(it.pattern.matches, names))]
 
     def _is_of_vocabulary(self, name: str) -> bool:
         owner = self._checkpoint.belonging(name).of or name
@@ -186,14 +195,18 @@ class RowChanges:
 
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong, and what was done."""
-        for name, reason in self._unlike.items():
-            message = "its rows cannot be moved"
-            yield self._problem(message, reason, "the same without it", name)
-        if lacking := [it.name for it in self._fusions if it.name not in self._met]:
+        yield from self.refused()
+        if lacking := [it.name for it in self._fusions if it.name not in self.regrouped_by]:
             message = f"no fused weight is called {shorten(lacking)}"
             yield self._problem(message, "", "--fused with another name")
         if self._wanted is not None:
             yield from self._found_of_vocabulary(*self._wanted)
+
+    def refused(self) -> Iterator[Diagnostic]:
+        """Yield a problem for each tensor whose rows cannot move."""
+        for name, reason in self._unlike.items():
+            message = "its rows cannot be moved"
+            yield self._problem(message, reason, "the same without it", name)
 
     def _found_of_vocabulary(self, kind: str, number: int) -> Iterator[Diagnostic]:
         names = self._resized
