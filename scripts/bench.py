@@ -37,6 +37,7 @@ from benchmark.cases import (  # noqa: E402
     prepare_many,
     prepare_ranks,
     prepare_start,
+    prepare_two,
 )
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
@@ -153,6 +154,12 @@ def _program(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     help="A Python with MindSpore, to compare with.",
 )
 @click.option(
+    "--mergekit",
+    metavar="PYTHON",
+    callback=_program,
+    help="A Python with mergekit, to compare the average of two models with.",
+)
+@click.option(
     "--work", type=click.Path(file_okay=False), help="Folder for the files.  [default: temporary]"
 )
 @click.option("--keep", is_flag=True, help="Leave the checkpoints in the folder.")
@@ -179,6 +186,7 @@ def main(
     warm: bool,
     other: str | None,
     mindspore: str | None,
+    mergekit: str | None,
     work: str | None,
     keep: bool,
     json_path: str | None,
@@ -218,6 +226,12 @@ def main(
                 cases = prepare_averages(folder, model, Mesh(tp, axis=axis))
                 bench.run(cases, label(size), rounds)
                 shutil.rmtree(folder / "average")
+        if "average" in groups and mergekit is not None:
+            for size in sizes:
+                _check_space(folder, int(4 * size * GIB))
+                cases = prepare_two(folder, int(size * GIB), mergekit)
+                bench.run(cases, label(size), rounds)
+                shutil.rmtree(folder / "two")
         if "export" in groups:
             for size in sizes:
                 _check_space(folder, int(4 * size * GIB))

@@ -9,6 +9,7 @@ becomes the quiet NaN of its sign.  A number beyond the largest one becomes Inf,
 NumPy's own cast to Float16 takes 30 times as long for numbers near zero, and NumPy has no BFloat16.
 A cast of Float64 by way of Float32 would round twice.  So the bits are computed here:
 
+- Float64 to Float32 is what the processor rounds.
 - Float32 to BFloat16 cuts the lower half off, after an addition that carries into the upper half.
 - To fewer exponent bits, a power of two is added to the magnitude.  It is so large that the sum
   has as many bits below the magnitude's first one as the result; the processor rounds it.  The
@@ -164,8 +165,13 @@ class Caster:
         a, b, real = to.a, to.b, f"<f{to.a.bits // 8}"
         y, x_abs, power, bits = (self._row(number, a, len(x)) for number in range(4))
         shift, magnitude = a.of(to.shift), a.of(a.sign - 1)
-        is_cut = a.exponent == b.exponent
-        if is_cut:
+        is_cut, is_native = a.exponent == b.exponent, b.bits == 32
+        if is_native:
+            rounded: npt.NDArray[np.float32] = out.view("<f4")
+            np.copyto(rounded, x.view(real), casting="same_kind")
+            np.copyto(y.view(real), rounded)
+            before = x.view(real)
+        elif is_cut:
             np.right_shift(x, shift, out=y)
             y &= a.of(1)
             y += a.of((1 << to.shift - 1) - 1)
@@ -194,8 +200,9 @@ class Caster:
         np.subtract(before, error, out=error)
         y &= magnitude  # takes half the time of np.abs
         largest_error, infinite = error.max(), x[:0]
-        # A word that was cut to NaN or Inf is that far from its number.
-        if not np.isfinite(largest_error) if is_cut else int(x_abs.max()) >= to.overflow:
+        # What became NaN or Inf, or was, is that far from its number, if all exponents fit.
+        shows = is_native or is_cut
+        if not np.isfinite(largest_error) if shows else int(x_abs.max()) >= to.overflow:
             beyond = np.flatnonzero((x & magnitude) >= to.overflow)
             not_finite = x[beyond] & magnitude
             words = np.where(not_finite > a.infinity, b.of(b.quiet_nan), b.of(b.infinity))
@@ -267,7 +274,11 @@ def _widened(src: str) -> Words:
 def widen(x: Words, src: str, out: Float64s) -> None:
     """Write elements to ``out`` as Float64, which holds those of every type exactly."""
     with np.errstate(all="ignore"):  # signalling NaN
-        if FORMATS[src].bits == 16:
+        if src == "BFloat16":
+            words = x.astype("<u4")
+            words <<= np.uint32(16)
+            np.copyto(out, words.view("<f4"))
+        elif src == "Float16":
             np.take(_table(src, "Float64").words.view("<f8"), x, out=out, mode="wrap")
         else:
             np.copyto(out, x.view(f"<f{FORMATS[src].bits // 8}"))

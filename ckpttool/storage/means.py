@@ -24,26 +24,27 @@ class WeightedSum:
     def __init__(self) -> None:
         self._sum = np.empty(SUM_SIZE)
         self._added = np.empty(SUM_SIZE)
-        self.total = self._sum[:0]
+        self.total, self._is_empty = self._sum[:0], True
 
     def start(self, size: int) -> None:
         """Begin a sum of ``size`` elements."""
-        self.total = self._sum[:size]
-        self.total[:] = -0.0  # -0 and -0 is -0, as 0 and -0 is not
+        self.total, self._is_empty = self._sum[:size], True
 
     def add(self, data: Bytes, src: str, weight: float) -> None:
         """Add elements of a type, each multiplied by ``weight``; their number is that of the sum.
 
         NaN and Inf stay in the sum, as `find_not_finite` shows.
         """
-        added = self._added[: len(self.total)]
+        added = self.total if self._is_empty else self._added[: len(self.total)]
         with np.errstate(all="ignore"):
             if src in FORMATS:
                 widen(data.view(FORMATS[src].word), src, added)
             elif (numbers := decode(data, src)) is not None:
                 np.copyto(added, numbers)
             added *= weight
-            self.total += added
+            if not self._is_empty:
+                self.total += added
+        self._is_empty = False
 
     def multiply(self, scales: Float64s) -> None:
         """Multiply each element by its scale; NaN and Inf stay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from benchmark.model import (
     mixed_tensors,
     wide_model,
 )
+from ckpttool.model.manifest import MANIFEST
 
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
@@ -32,12 +34,24 @@ read_destination(Record.of(Path(sys.argv[1])))
 """
 # What the others are compared with.
 COPY, CLICK, NUMPY, LIBRARIES = "cp -r", "import click", "import numpy", "import numpy, h5py"
+SAFE_OPEN, MERGEKIT = "safe_open and NumPy, of two", "mergekit linear, of two"
 
 MINDSPORE = """
 import sys
 import mindspore
 src, src_strategy, dst, dst_strategy = sys.argv[1:]
 mindspore.transform_checkpoints(src, dst, "bench", src_strategy, dst_strategy or None)
+"""
+
+LOOP = """
+import sys
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+first, second, out = sys.argv[1:]
+with safe_open(first, "np") as a, safe_open(second, "np") as b:
+    half = np.float32(0.5)
+    save_file({name: (a.get_tensor(name) + b.get_tensor(name)) * half for name in a.keys()}, out)
 """
 
 PLAN = """
@@ -293,6 +307,40 @@ def prepare_averages(work: Path, model: Model, mesh: Mesh) -> list[Case]:
         Case(f"average of {AVERAGED}", average, out, one.name, all_of_four),
         few,
         Case(f"average of {AVERAGED} --weights-only", words, out, few.name, AVERAGED * of_weights),
+    ]
+
+
+def prepare_two(work: Path, nbytes: int, mergekit: str) -> list[Case]:
+    """Write two models as Hugging Face has them, of Float32; their averages by whoever makes them.
+
+    ``mergekit`` is a Python that has it, and so safetensors and NumPy for a loop over tensors.
+    """
+    folder = work / "two"
+    config, model = dense_model(nbytes // 2)  # which is of bfloat16
+    folder.mkdir()
+    like_llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps({**config, **like_llama}))
+    files = []
+    for seed, name in enumerate(("first", "second")):
+        write_checkpoint(folder / "ranks", model, Mesh(1), seed=seed)
+        files.append(folder / name / "model.safetensors")
+        files[-1].parent.mkdir()
+        source = (str(folder / "ranks"), "-s", str(strategy_path(folder / "ranks")))
+        words = (*CKPTTOOL, "merge", *source, "-o", str(files[-1]), "-q")
+        names = ("--recipe", "llama", "--hf-config", str(folder), "--dtype", "fp32:*")
+        subprocess.run((*words, *names), check=True, stdout=subprocess.DEVNULL)
+        shutil.rmtree(folder / "ranks")
+        files[-1].with_name(f"{files[-1].name}.{MANIFEST}").unlink()  # others make none
+    models = [{"model": str(one.parent), "parameters": {"weight": 0.5}} for one in files]
+    linear_of = {"merge_method": "linear", "dtype": "float32", "models": models}
+    (folder / "linear.yaml").write_text(json.dumps(linear_of))
+    linear = (str(Path(mergekit).with_name("mergekit-yaml")), str(folder / "linear.yaml"))
+    paths, out, home = list(map(str, files)), folder / "out.safetensors", folder / "out"
+    average = (*CKPTTOOL, "average", *paths, "-o", str(out), "-q")
+    return [
+        Case(SAFE_OPEN, (mergekit, "-c", LOOP, *paths, str(out)), out),
+        Case(MERGEKIT, (*linear, str(home), "--no-copy-tokenizer", "--quiet"), home),
+        Case("average of two", average, out, MERGEKIT),
     ]
 
 
