@@ -96,6 +96,7 @@ from ckpttool.wording import format_numbers, format_ranks, nearest
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ckpttool.model.adapters import Adapter
     from ckpttool.model.recipes import UsedRecipe
 
 Checkpoint: TypeAlias = CheckpointFiles  # what `scan` takes, or returns
@@ -110,7 +111,7 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
-_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab")  # nothing for a comparison
+_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # not for diff
 _OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # nothing for who looks
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
@@ -697,7 +698,8 @@ def _convert(
 ) -> Conversion:
     """Run, or estimate, a conversion."""
     given = _Keywords(verb, options)
-    resolving, run = given.take(ResolveOptions), given.take(RunOptions)
+    resolving = given.take(ResolveOptions, ("lora",) if verb == "average" else ())
+    run = given.take(RunOptions)
     output = given.take(OutputOptions)
     scanning = given.take(SourceOptions)
     given.end()
@@ -747,6 +749,8 @@ class _Keywords:
                 if name == "recipe":
                     self._names.add("hf_config")
                     taken["recipe"] = _recipe_of(taken.get(name), self._left.pop("hf_config", None))
+                if name == "lora":
+                    taken["lora"] = _adapters_of(taken.get(name, ()))
         return options(**taken)
 
     def source(self, src: Checkpoint, strategy: Layouts | None) -> Source:
@@ -797,6 +801,21 @@ def _recipe_of(recipe: object, folder: object) -> UsedRecipe | None:
     if not isinstance(folder, str | os.PathLike | None):
         raise ValueError(f"hf_config={folder!r}, expected the path of a folder")
     return read_recipe(os.fspath(recipe), folder)
+
+
+def _adapters_of(given: object) -> tuple[Adapter, ...]:
+    from ckpttool.discovery.adapters import read_adapter
+    from ckpttool.model.adapters import Adapter
+
+    adapters = list[Adapter]()
+    for adapter in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(adapter, Adapter):
+            adapters.append(adapter)
+        elif isinstance(adapter, str | os.PathLike):
+            adapters.append(read_adapter(os.fspath(adapter)))
+        else:
+            raise ValueError(f"lora={given!r}, expected a path such as 'adapter/' or 'adapter/:2'")
+    return tuple(adapters)
 
 
 def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:

@@ -225,6 +225,15 @@ class TensorKeywords(ChoiceKeywords, total=False):
             is_repeatable=True,
         ),
     ]
+    lora: Annotated[
+        Path | Sequence[Path],
+        Option(
+            "Add SCALE x B A to the weights: a file, or the folder of PEFT with its scale.",
+            kind="adapter",
+            metavar="ADAPTER[:SCALE]",
+            is_repeatable=True,
+        ),
+    ]
     dtype: Annotated[
         str | Collection[str],
         Option(

@@ -198,6 +198,8 @@ CODES: Mapping[str, Code] = {
     "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
     "recipe": _error("a recipe does not fit the tensors, or lacks a value"),
     "recipe_used": _note("how many tensors a recipe makes, and of which"),
+    "lora": _error("an adapter does not fit the weights, or lacks a scale"),
+    "lora_used": _note("how many weights an adapter changes", inspect=None, verify=None, diff=None),
     "not_resized": _warning(
         "tensors with as many rows as the vocabulary keep them", inspect=None, verify=None
     ),

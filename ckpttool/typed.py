@@ -217,6 +217,20 @@ class AveragedText(NamedTuple):
     weight: float | None = None
 
 
+def parse_scaled(typed: str) -> tuple[str, float | None]:
+    """Return a path and the number behind it; None for none.
+
+    Examples
+    --------
+    >>> parse_scaled("adapter/:2"), parse_scaled("c:run")
+    (('adapter/', 2.0), ('c:run', None))
+    """
+    head, colon, tail = typed.rpartition(":")
+    with suppress(ValueError):  # then the colon is part of a path
+        return (head, float(tail)) if colon else (typed, None)
+    return typed, None
+
+
 def parse_averaged(typed: str) -> AveragedText:
     """Return the parts of ``PATH[,strategy=FILE][,step=STEP][:WEIGHT]``.
 
@@ -227,11 +241,7 @@ def parse_averaged(typed: str) -> AveragedText:
     >>> parse_averaged("c:run")
     AveragedText(path='c:run', strategy=(), step=None, weight=None)
     """
-    head, colon, tail = typed.rpartition(":")
-    weight = None
-    if colon:
-        with suppress(ValueError):  # then the colon is part of a path
-            typed, weight = head, float(tail)
+    typed, weight = parse_scaled(typed)
     path, *parts = re.split(r",(?=strategy=|step=)", typed)
     given = [part.partition("=") for part in parts]
     steps = [value for key, _, value in given if key == "step"]

@@ -521,6 +521,7 @@ def test_keywords_are_the_fields_of_the_options():
     assert {*names_of(api.ReadKeywords)} == reading
     of_outputs = {"rename", "rename_file", "reverse", "recipe", "hf_config"}
     of_outputs |= {"dtype", "on_overflow", "fused", "pad_vocab", "cut_vocab", "pad_with", "vocab"}
+    of_outputs.add("lora")
     assert {*names_of(VerifyKeywords)} == reading - of_outputs
     assert {*names_of(AuditKeywords), "overwrite"} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)

@@ -75,7 +75,7 @@ inputs = options.OptionGroup(
     """,
 )
 @inputs()
-@options.resolve_options()
+@options.resolve_options(*(options.resolve_options.parameters.keys() - {"lora"}))
 @options.output_path(
     "path", "Output file; with -d, or --max-shard-size, a folder.", "mean.h5", "OUT"
 )

@@ -488,6 +488,10 @@ def _build_resolve(**values: Any) -> ResolveOptions:
         of_tensors["recipe"] = read_recipe(recipe, folder)
     elif folder:
         require_flag("--recipe", ["hf_config"])
+    if adapters := of_tensors.pop("lora", ()):
+        from ckpttool.discovery.adapters import read_adapter
+
+        of_tensors["lora"] = tuple(map(read_adapter, adapters))
     if of_tensors.get("pad_vocab") and of_tensors.get("cut_vocab"):
         raise excluding("--pad-vocab", "--cut-vocab")
     if "pad_vocab" in values and not of_tensors.get("pad_vocab"):
@@ -548,7 +552,7 @@ source_options = OptionGroup(
 )
 OF_CHOICE = keywords.names_of(keywords.ChoiceKeywords)
 OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
-OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab")  # what moves rows of outputs
+OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # only of outputs
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",

@@ -23,6 +23,7 @@ from ckpttool.typed import (
     parse_file_name,
     parse_rank_files,
     parse_rows,
+    parse_scaled,
     parse_steps,
     read_key,
 )
@@ -379,6 +380,12 @@ def parse_fused(value: str) -> str:
     return value
 
 
+def parse_adapter(value: str) -> str:
+    """Return the path of an adapter, perhaps with a scale; refuse one that does not exist."""
+    Existing("an adapter: a file, or the folder of PEFT").check(parse_scaled(value)[0])
+    return value
+
+
 def parse_vocabulary(value: str) -> str:
     """Return the rows of a vocabulary, as a number or ``multiple:K``."""
     if not re.fullmatch(r"(multiple:)?[1-9]\d{0,8}", value):
@@ -416,6 +423,7 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "type": Parsed("type", parse_cast),
     "model folder": Existing("the folder of a model, with its config.json"),
     "parts": Parsed("name=parts", parse_fused),
+    "adapter": Parsed("adapter", parse_adapter),
     "rows": Parsed("n", parse_vocabulary),
     "engine": Parsed("engine", parse_engine),
     "prefix": Parsed("prefix", parse_prefix),

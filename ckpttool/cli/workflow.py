@@ -103,7 +103,7 @@ def source_text(done: Conversion) -> str:
     """Return what was read, for people."""
     if done.averaged is not None:
         return count(len(done.averaged.inputs), "checkpoint")
-    (catalog,) = done.planned.inputs
+    (catalog,) = done.planned.checkpoints
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     return f"{files} at step {catalog.step}" if catalog.step else files
 

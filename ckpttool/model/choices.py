@@ -25,6 +25,7 @@ from ckpttool.typed import OnOverflow, PadWith, require_choice
 from ckpttool.wording import any_of, count, shorten
 
 if TYPE_CHECKING:
+    from ckpttool.model.adapters import Adapter
     from ckpttool.model.recipes import UsedRecipe
 
 
@@ -150,6 +151,8 @@ class TensorOptions(Struct, frozen=True, dict=True):
         What the new rows are: zero, or the mean of the others; those of states are zero.
     vocab
         Patterns of the names of these, in place of the usual names.
+    lora
+        Adapters, whose products are added to the weights.
 
     Raises
     ------
@@ -177,6 +180,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
     cut_vocab: str | int | None = None
     pad_with: PadWith = "zero"
     vocab: Collection[str] = ()
+    lora: tuple[Adapter, ...] = ()
 
     def __post_init__(self) -> None:
         examples = {"include": "lm_head.*", "exclude": "adam_*", "dtype": "bf16"}

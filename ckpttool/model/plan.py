@@ -34,7 +34,9 @@ class Term(Struct, frozen=True, gc=False):
 
     A term with a ``block`` is a scale and is not added: what was added before it is multiplied,
     each element by that of its block.  A block has so many elements of the output along each axis;
-    further axes are not cut into blocks.
+    further axes are not cut into blocks.  With a 0 it is a factor, the rows of a product (0 for the
+    last axis) or the columns of that (0 for the axis before): all indices of the source count
+    there.  The two follow each other, and their product times the weight of the second is added.
     """
 
     source: FullTensor  # a full tensor, with the stored name and element type
@@ -62,13 +64,25 @@ class Term(Struct, frozen=True, gc=False):
         """
         return self.source.slicing.overlaps(*self.locate(within, origin))
 
+    @property
+    def is_factor(self) -> bool:
+        """Whether it has the rows or the columns of a product."""
+        return self.block is not None and 0 in self.block
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has the rows of a product; the next term has the columns."""
+        return self.is_factor and self.block is not None and self.block[-1] == 0
+
     def elements(self, region: Region) -> Region:
         """Return the elements of the source that ``region`` of the full output tensor needs."""
         if self.block is None:
             return region
-        ends = [*zip(region.start, region.stop, self.block, strict=False)]
-        start = tuple(first // size for first, _, size in ends)
-        return Region(start, tuple(-(-last // size) for _, last, size in ends))
+        shape = self.source.meta.shape
+        ends = [*zip(region.start, region.stop, self.block, shape, strict=False)]
+        start = tuple(first // size if size else 0 for first, _, size, _ in ends)
+        stop = tuple(-(-last // size) if size else every for _, last, size, every in ends)
+        return Region(start, stop)
 
     def locate(self, within: Region, origin: tuple[int, ...]) -> tuple[Region, tuple[int, ...]]:
         """Return the elements of the source for ``within``, as a region and its origin there."""
@@ -84,7 +98,7 @@ def is_copy(terms: Sequence[Term]) -> bool:
 
 
 def last_source(terms: Sequence[Term]) -> FullTensor:
-    """Return the last source that is no scale; others have the same element type and full shape."""
+    """Return the last source whose elements are added; others have equal types and shapes."""
     return terms[-1 if terms[-1].block is None else 0].source
 
 
@@ -132,7 +146,7 @@ class OutputTensor(Struct, frozen=True, gc=False):
     @property
     def is_scaled(self) -> bool:
         """Whether elements are multiplied by the scale of their block."""
-        return self.terms[-1].block is not None
+        return self.terms[-1].block is not None and not self.terms[-1].is_factor
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """Return the `Term.pieces` of each term that fill ``within``, a region of the slice."""
@@ -327,7 +341,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
     Attributes
     ----------
     inputs
-        The checkpoints that are read; a `Term` says which of them has its source.
+        The checkpoints that are read, and after them adapters; a `Term` says which has its source.
     weights
         The weights of the inputs in means; none if there is one input.
     left_out
@@ -365,6 +379,11 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         sizes = self.sizes
         for rank, path in self.target.paths.items():
             yield (path, format_bytes(sizes[rank]))
+
+    @property
+    def checkpoints(self) -> tuple[Catalog, ...]:
+        """The inputs without adapters; what is not averaged is that of the last."""
+        return self.inputs[: len(self.weights) or 1]
 
     @property
     def is_own(self) -> bool:

@@ -113,6 +113,20 @@ class Region(Struct, frozen=True):
                     (*(index + 1 for index in outer), last, *self.stop[axis + 1 :]),
                 )
 
+    def tiles(self, rows: int, columns: int) -> Iterator[Region]:
+        """Yield boxes of at most so many rows and columns of its last two axes, in C order.
+
+        >>> [tile.shape for tile in Region((0, 0, 0), (1, 3, 2)).tiles(2, 2)]
+        [(1, 2, 2), (1, 1, 2)]
+        """
+        *_, low, left = self.start
+        *_, high, right = self.stop
+        for outer in _indices(self.start[:-2], self.stop[:-2]):
+            ends = tuple(index + 1 for index in outer)
+            for row, column in product(range(low, high, rows), range(left, right, columns)):
+                stop = (*ends, min(row + rows, high), min(column + columns, right))
+                yield Region((*outer, row, column), stop)
+
 
 class View(Struct, frozen=True):
     """Elements of a tensor in C order: from number ``first`` on, in steps of ``strides``."""

@@ -387,6 +387,11 @@ class BoxSlicing(Struct, frozen=True):
             raise ValueError(f"{len(self.cells)} cells in a grid of {self.slice_counts}")
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """See `LayoutSlicing`."""
+        return tuple(cut[-1] for cut in self.cuts)
+
+    @property
     def slice_counts(self) -> tuple[int, ...]:
         """Number of cells along each axis."""
         return tuple(len(cut) - 1 for cut in self.cuts)
@@ -456,7 +461,7 @@ class BoxSlicing(Struct, frozen=True):
 
     def bounds(self, rank: int) -> Region:
         """See `LayoutSlicing`; the full tensor, because a rank may have several boxes."""
-        return Region.whole(tuple(cut[-1] for cut in self.cuts))
+        return Region.whole(self.shape)
 
 
 class Part(Struct, frozen=True, gc=False):
@@ -492,6 +497,11 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
     arrangement: Arrangement
     parts: tuple[Part, ...]
     padding: Literal["", "zero", "mean"] = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `LayoutSlicing`."""
+        return self.arrangement.shape
 
     @property
     def key(self) -> Hashable:
@@ -604,7 +614,7 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
 
     def bounds(self, rank: int) -> Region:
         """See `LayoutSlicing`; the full tensor."""
-        return Region.whole(self.arrangement.shape)
+        return Region.whole(self.shape)
 
 
 class Description(Struct, frozen=True):

@@ -504,7 +504,7 @@ def describe_run(
             Output(file.rank, file.path, file.format, file.nbytes, file.tensors, file.is_kept)
             for file in outputs
         ),
-        step=plan.inputs[-1].step,
+        step=plan.checkpoints[-1].step,
         src_bytes=sum(file.nbytes for source in plan.inputs for file in source.files.values()),
         dst_bytes=sum(output.nbytes for output in outputs),
         seconds=round(seconds, 6),

@@ -86,7 +86,7 @@ def count_work(
             sum(len(document.data) for document in documents),
         ),
         work.tasks,
-        tuple(_supply(supply, bool(plan.weights)) for supply in work.supplies),
+        tuple(_supply(supply, len(plan.inputs) > 1) for supply in work.supplies),
         Memory(peak.nbytes, peak.engine),
         tuple(find_space(written)),
     )

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from ckpttool.checkpoint.from_manifest import with_names_of_files
 from ckpttool.checkpoint.interpret import Files
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.formats.local import is_visible, read_file
+from ckpttool.formats.local import is_visible, open_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Kept, Plan, Target
 from ckpttool.model.strategy import Strategy
@@ -42,6 +43,7 @@ from ckpttool.typed import NotInTarget
 if TYPE_CHECKING:
     from ckpttool.model.recipes import UsedRecipe
 
+_HASHED_BYTES = 1 << 20  # of an adapter at a time
 _LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
 
 
@@ -105,6 +107,7 @@ def plan_source(
                 provenance = _provenance_of(
                     *(sight.catalog, checkpoint, target.strategy, sight.source.files)
                 )
+                provenance |= _provenance_of_adapters(plan)
                 plan = replace(plan, provenance=provenance, listed=sight.listed, kept=kept)
         except CkptToolError as error:
             diagnostics.failures.append(error)
@@ -144,6 +147,24 @@ def _provenance_of(
         attrs |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", *changes)}
     attrs |= {key: text for key, text in changes.items() if text}
     return {f"{PROVENANCE}{key}": value for key, value in attrs.items() if value}
+
+
+def _provenance_of_adapters(plan: Plan) -> dict[str, str]:
+    """Return the name, the SHA-256 and the scales of each adapter."""
+    texts = []
+    for number, adapter in enumerate(plan.tensors.lora, 1):
+        state = hashlib.sha256()
+        for path in adapter.catalog.paths:
+            with open_file(path) as file:
+                for data in iter(partial(file.read, _HASHED_BYTES), b""):
+                    state.update(data)
+        terms = chain.from_iterable(transfer.terms for transfer in plan.transfers)
+        scales = {it.weight for it in terms if it.input == number and not it.has_rows}
+        name = Path(os.path.abspath(adapter.catalog.root)).name  # noqa: PTH100, it resolves ".."
+        texts.append(
+            f"{name} sha256:{state.hexdigest()} times {', '.join(map(repr, sorted(scales)))}"
+        )
+    return {f"{PROVENANCE}lora": "; ".join(texts)} if texts else {}
 
 
 def _name_recipe(used: UsedRecipe) -> str:
@@ -191,6 +212,7 @@ def files_to_read(job: Job, sights: Sequence[Sight]) -> Iterator[str]:
         catalog, checkpoint = sight.source.catalog, sight.checkpoint
         damaged = (error.path for error in catalog.damaged.values())
         yield from (*catalog.paths, *(path for path in damaged if is_visible(path)))
+        yield from chain(*(of.catalog.paths for of in sight.source.options.tensors.lora))
         strategies.append(sight.source.strategy if checkpoint is None else checkpoint.strategy)
     for strategy in strategies:
         yield from strategy.files if strategy is not None else ()

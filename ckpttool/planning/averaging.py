@@ -219,7 +219,7 @@ def _provenance(plans: Sequence[Plan], weights: Sequence[float]) -> dict[str, st
         attrs.pop(key, None)
     texts = []
     for plan, weight in zip(plans, weights, strict=True):
-        (catalog,) = plan.inputs
+        (catalog,) = plan.checkpoints
         name = Path(os.path.abspath(catalog.root)).name  # noqa: PTH100, it resolves ".."
         texts.append(f"{name}{f' at {catalog.step}' if catalog.step else ''}: {weight!r}")
     attrs[f"{PROVENANCE}average"] = ", ".join(texts)

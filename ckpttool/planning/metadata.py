@@ -31,7 +31,7 @@ _JSON_STRING = re.compile(r'"([^"\\]*)"')
 def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:
     """Return the plan with the metadata of its sources; note what is left out."""
     texts = defaultdict[str, set[str]](set)
-    for catalog in plan.inputs:
+    for catalog in plan.checkpoints:
         for file in catalog.files.values():
             for key, value in file.attrs.items():
                 if not _OF_ONE_FILE.fullmatch(key):

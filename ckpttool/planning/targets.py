@@ -103,7 +103,8 @@ def plan(
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for strategy in strategies for name in strategy.files)
     return Plan(
-        (replace(catalog),),  # without what was computed of it, which takes memory
+        # Without what was computed of it, which takes memory.
+        (replace(catalog), *(it.catalog for it in checkpoint.options.tensors.lora)),
         target,
         tuple(transfers),
         not_listed=not_listed,
@@ -260,6 +261,11 @@ def _find_transfers(
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*(() if rows is None else rows.found()))
+    if checkpoint.options.tensors.lora:
+        from ckpttool.planning.adapting import adapt
+
+        transfers, of_adapters = adapt(checkpoint, transfers)
+        diagnostics.add(*of_adapters)
     if not checkpoint.is_recorded:  # else ckpttool cut these slices from full tensors
         diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.source.name for transfer in transfers}  # of that name on other ranks
@@ -747,7 +753,7 @@ def number_files(plan: Plan, limit: int | None, path: Callable[[int | None, int]
 
 
 def _numbers_in_source(plan: Plan) -> list[int | None]:
-    (catalog,) = plan.inputs
+    (catalog,) = plan.checkpoints
     files = [
         None if transfer.source.name in catalog.common_tensors else transfer.source.layout.ranks[0]
         for transfer in plan.transfers

@@ -80,7 +80,7 @@ class CountingFiles(FlatFiles):
 
     def _compute_nothing(self, *args: object, **kwargs: object) -> None: ...
 
-    clear = cast = start_sum = add = multiply = take_sum = _compute_nothing
+    clear = cast = start_sum = add = multiply = add_product = take_sum = _compute_nothing
 
 
 class CountingExecutor(Executor):

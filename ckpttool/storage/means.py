@@ -1,21 +1,25 @@
-"""Weighted sums of elements in Float64.
+"""Weighted sums of elements in Float64, and of products of two matrices.
 
 An element is multiplied by the weight of its source and added, in the order of the sources, so the
-sum does not depend on where bands begin or on who computes them.  Rounding the sum is left to
+sum does not depend on where bands begin or on who computes them.  Nor do products: their terms are
+added one by one, in their order, as no library for matrices promises.  Rounding the sum is left to
 `ckpttool.storage.casting`, the weights to the plan.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ckpttool.model.plan import Term
 from ckpttool.model.region import Region
 from ckpttool.storage.casting import FORMATS, widen
-from ckpttool.storage.numbers import Bytes, Float64s, decode
+from ckpttool.storage.numbers import Bytes, Flags, Float64s, decode
 
 SUM_SIZE = 1 << 17  # most elements of a sum: 1 MiB
 SUM_BYTES = 3 * 8 * SUM_SIZE
+_BLOCK = 1 << 13  # elements of a product that are computed at a time, in a processor's cache
 
 
 class WeightedSum:
@@ -46,6 +50,30 @@ class WeightedSum:
                 self.total += added
         self._is_empty = False
 
+    def add_product(
+        self, rows: Float64s, columns: Float64s, weight: float, are_there: Sequence[Flags]
+    ) -> None:
+        """Add a product, multiplied by ``weight``; the sum has its elements.
+
+        ``are_there`` says which rows, and which columns, the product has at all.  Other elements of
+        the sum keep even the sign of a zero.
+        """
+        height, width = len(rows), columns.shape[1]
+        product = self._added[: height * width].reshape(height, width)
+        step = max(1, _BLOCK // width)
+        scratch = np.empty((min(step, height), width))
+        with np.errstate(all="ignore"):
+            for first in range(0, height, step):
+                block, of_block = product[first : first + step], rows[first : first + step]
+                added, block[...] = scratch[: len(block)], 0
+                for number, row in enumerate(columns):
+                    np.multiply(of_block[:, number, None], row, out=added)
+                    block += added
+            product *= weight
+            product[~are_there[0]] = -0.0
+            product[:, ~are_there[1]] = -0.0
+            self.total += product.reshape(-1)
+
     def multiply(self, scales: Float64s) -> None:
         """Multiply each element by its scale; NaN and Inf stay."""
         with np.errstate(all="ignore"):
@@ -71,8 +99,9 @@ def spread(data: Bytes, term: Term, region: Region) -> Float64s:
     return np.broadcast_to(scales, region.shape).reshape(-1)
 
 
-def first_number(data: Bytes, src: str) -> float:
-    """Return the first of some elements of a type."""
-    number: Float64s = np.empty(1)
-    widen(data.view(FORMATS[src].word)[:1], src, number)
-    return float(number[0])
+def find_numbers(data: Bytes, src: str) -> Float64s:
+    """Return the numbers of elements of a type."""
+    words = data.view(FORMATS[src].word)
+    numbers: Float64s = np.empty(len(words))
+    widen(words, src, numbers)
+    return numbers

@@ -14,7 +14,7 @@ import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import isqrt, prod
 from operator import mul
 from typing import NamedTuple, TypeAlias
 
@@ -32,8 +32,8 @@ from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
-from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, first_number, spread
-from ckpttool.storage.numbers import Bytes, copy_elements
+from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, find_numbers, spread
+from ckpttool.storage.numbers import Bytes, Flags, copy_elements
 from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
@@ -295,6 +295,17 @@ class FlatFiles:
         assert self._sum is not None, "the sum was begun"
         self._sum.multiply(spread(data, term, region))
 
+    def add_product(self, product: _AddProduct, terms: Sequence[Term]) -> None:
+        """Add the product of the rows and the columns that were read to the sum."""
+        assert self._sum is not None, "the sum was begun"
+        rows, columns = (
+            find_numbers(data, term.source.meta.dtype)
+            for data, term in zip(product.data, terms, strict=True)
+        )
+        rank = terms[0].source.meta.shape[-1]
+        shaped = rows.reshape(-1, rank), columns.reshape(rank, -1)
+        self._sum.add_product(*shaped, terms[1].weight, product.are_there)
+
     def take_sum(self, out: Bytes, dst: str, *, is_finite: bool) -> int | None:
         """Round the sum to an element type, once; ``out`` is as for `cast`.
 
@@ -432,6 +443,17 @@ class _Multiply(NamedTuple):
         files.multiply(self.data, tensor.terms[self.term], self.region)
 
 
+class _AddProduct(NamedTuple):
+    """Rows and columns that were read, whose product belongs to the sum; see `WeightedSum`."""
+
+    data: tuple[Bytes, Bytes]
+    term: int  # that of the rows
+    are_there: tuple[Flags, Flags]
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        files.add_product(self, tensor.terms[self.term : self.term + 2])
+
+
 class _TakeSum(NamedTuple):
     """The end of a sum, which is rounded; ``part`` are its elements."""
 
@@ -444,7 +466,9 @@ class _TakeSum(NamedTuple):
             raise _value_error(files, tensor, self.part, at)
 
 
-BandStep: TypeAlias = PieceRead | _Clear | _Pad | _Cast | _StartSum | _Add | _Multiply | _TakeSum
+BandStep: TypeAlias = (
+    PieceRead | _Clear | _Pad | _Cast | _StartSum | _Add | _Multiply | _AddProduct | _TakeSum
+)
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -477,9 +501,13 @@ def plan_band(
     """
     stored, wanted = tensor.terms[0].source.meta, tensor.meta
     if not is_copy(tensor.terms):
-        for part in band.bands(SUM_SIZE):
+        for part in _parts(tensor, band):
             yield _StartSum(part.size)
             for number, term in enumerate(tensor.terms):
+                if term.is_factor:
+                    if term.has_rows:
+                        yield from _plan_product(files, tensor, number, part)
+                    continue
                 size = term.locate(part, tensor.region.start)[0].size
                 data = files.stage(size * term.source.meta.itemsize)
                 yield from _plan_pieces(files, tensor, number, part, data)
@@ -514,20 +542,52 @@ def read_rows(files: FlatFiles, tensor: OutputTensor) -> Iterator[Bytes]:
         yield data.reshape(band.shape[0], -1)
 
 
+def _parts(tensor: OutputTensor, band: Region) -> Iterator[Region]:
+    """Return the parts of a band that are summed at a time; of a product those near a square."""
+    ranks = [term.source.meta.shape[-1] for term in tensor.terms if term.has_rows]
+    if not ranks:
+        return band.bands(SUM_SIZE)
+    lines = STAGE_BYTES // 8 // max(ranks) - 1  # rows and columns, which are read together
+    rows = min(band.shape[-2], lines // 2, isqrt(SUM_SIZE))
+    return band.tiles(rows, min(lines - rows, SUM_SIZE // rows))
+
+
+def _plan_product(
+    files: FlatFiles, tensor: OutputTensor, number: int, part: Region
+) -> Iterator[BandStep]:
+    """Yield how the product of two terms is added to a part; nothing where it has no elements."""
+    at, data, are_there = 0, [], []
+    for axis, term in zip((-1, -2), tensor.terms[number : number + 2], strict=True):
+        wanted, origin = term.locate(part, tensor.region.start)
+        stop = at + wanted.size * term.source.meta.itemsize
+        data.append(files.stage(stop)[at:])
+        at = -(-stop // 8) * 8  # where any type may lie
+        filled = np.zeros((*wanted.shape, 1), np.uint8)
+        for _, _, dst in term.source.slicing.stretches(wanted, origin):
+            assert isinstance(dst, Steps), "rows and columns are rearranged"
+            _step_through(filled, dst, wanted)[...] = 1
+        are_there.append(filled[..., 0].any(axis=axis).reshape(-1))
+    if all(flags.any() for flags in are_there):
+        for place, into in enumerate(data):
+            yield from _plan_pieces(files, tensor, number + place, part, into)
+        yield _AddProduct((data[0], data[1]), number, (are_there[0], are_there[1]))
+
+
 def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) -> SourceValueError:
     """Return the error of the element ``at`` of a part, whose sum is not finite."""
     index = np.unravel_index(at, part.shape)
     start = tuple(a + int(i) for a, i in zip(part.start, index, strict=True))
     element = Region(start, tuple(i + 1 for i in start))
     for i, term in enumerate(tensor.terms):
-        data = files.stage(term.source.meta.itemsize)
+        size = term.locate(element, tensor.region.start)[0].size
+        data = files.stage(size * term.source.meta.itemsize)
         for read in _plan_pieces(files, tensor, i, element, data):
             read.run(files, tensor)
-        number = first_number(data, term.source.meta.dtype)
-        if not np.isfinite(number):
-            (piece,) = term.pieces(element, tensor.region.start)
+        numbers = find_numbers(data, term.source.meta.dtype)
+        if not np.isfinite(numbers).all():
+            piece, *_ = term.pieces(element, tensor.region.start)
             where = [*element.moved_by(tensor.region.start).start]
-            what = "NaN" if np.isnan(number) else "Inf"
+            what = "NaN" if np.isnan(numbers).any() else "Inf"
             message = (
                 f"{piece.tensor.meta.name}: {what} at {where}, in the file of rank {piece.rank}"
             )

@@ -52,7 +52,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
     return Provenance(
         __version__,
         plan_digest(plan),
-        plan.inputs[-1].step,  # of what is not averaged
+        plan.checkpoints[-1].step,  # of what is not averaged
         tuple(
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 import ckpttool
 from ckpttool.cli.help import EXAMPLES
 from tests.support.checkpoints import cut, noise, write_file
@@ -75,6 +77,17 @@ def _write_qwen3(folder: Path) -> None:
     write_file(folder / "qwen3" / "model.safetensors", tensors, "safetensors")
     (folder / "qwen3" / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "qwen3" / "generation_config.json").write_text('{"do_sample": true}\n')
+    adapter: dict[str, Entry] = {}
+    for layer, part in product(range(3), "qv"):
+        module = f"model.layers.{layer}.self_attn.{part}_proj"
+        rows, columns = tensors[f"{module}.weight"].shape
+        random = np.random.default_rng([*module.encode()])
+        for side, shape in (("A", (4, columns)), ("B", (rows, 4))):
+            numbers = random.standard_normal(shape).astype("<f4")
+            adapter[f"base_model.model.{module}.lora_{side}.weight"] = entry_of(numbers)
+    write_file(folder / "qwen3_lora" / "adapter_model.safetensors", adapter, "safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "qwen3_lora" / "adapter_config.json").write_text(json.dumps(said) + "\n")
     choices = {"fc1": "interleaved", "attention": "grouped"}
     weights = to_mindformers(config, tensors, "qwen3", choices)
     layouts = ckpttool.read_strategy(write_strategy(folder / "qwen3_strategy.json", weights, 4))

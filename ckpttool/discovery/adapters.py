@@ -1,0 +1,54 @@
+"""The files of an adapter (``--lora``): its tensors, and the configuration beside them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import msgspec
+
+from ckpttool.discovery.scan import find
+from ckpttool.formats.local import is_file, is_folder
+from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.adapters import Adapter, AdapterConfig
+from ckpttool.model.catalog import Catalog
+from ckpttool.problems import Diagnostic, FormatError, PlanError
+from ckpttool.typed import parse_scaled
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_MAX_BYTES = 16 << 20
+
+
+def read_adapter(text: str) -> Adapter:
+    """Return an adapter from ``PATH`` or ``PATH:SCALE``: a file, or the folder that PEFT writes.
+
+    Raises
+    ------
+    PlanError
+        It is not one file of full tensors, or the scale is not finite.
+    FormatError
+        A file is malformed.
+    OSError
+        A file cannot be read.
+    """
+    path, scale = parse_scaled(text)
+    if scale is not None and not math.isfinite(scale):
+        message = f"the scale {scale:g} is not finite"
+        raise PlanError([Diagnostic("lora", message, hint="another number", where=path)])
+    inner = Path(path, _WEIGHTS)
+    catalog = find(os.fspath(inner) if is_file(inner) else path)
+    if not isinstance(catalog, Catalog) or not catalog.is_merged or catalog.damaged:
+        message, hint = "an adapter is one file of full tensors", "`ckpttool merge` it before"
+        raise PlanError([Diagnostic("lora", message, hint=hint, where=path)])
+    beside = Path(path if is_folder(path) else Path(path).parent, CONFIG)
+    return Adapter(catalog, _read_config(os.fspath(beside)) if is_file(beside) else None, scale)
+
+
+def _read_config(path: str) -> AdapterConfig:
+    document = read_json_object(path, _MAX_BYTES)
+    try:
+        return msgspec.convert(document, AdapterConfig)
+    except msgspec.ValidationError as error:
+        raise FormatError(path, None, str(error)) from error

@@ -1,0 +1,259 @@
+"""What adapters add to the weights of a plan (``--lora``).
+
+Each weight that an adapter names gets two more terms for a pair of its tensors: one has rows, the
+other columns, and their product is added.  If a recipe makes the output of several weights, rows
+and columns are rearranged as it rearranges those of the weights: all are seen in the space of its
+`Arrangement`, with one more axis, the rank of the product.  Weights of a stack, such as experts,
+share their terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.interpret import records_of_files
+from ckpttool.model.adapters import MAX_RANK, RANK, Adapter, AdapterTensor, LowRank
+from ckpttool.model.dtypes import CASTABLE
+from ckpttool.model.joining import format_names
+from ckpttool.model.plan import Term, Transfer
+from ckpttool.model.region import Arrangement, Region, common
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import any_of, count, format_shape, shorten
+
+
+def adapt(
+    checkpoint: Checkpoint, transfers: Sequence[Transfer]
+) -> tuple[list[Transfer], list[Diagnostic]]:
+    """Return the transfers with the terms of all adapters; what is wrong, and what was done."""
+    adapted, found = [*transfers], list[Diagnostic]()
+    for number, adapter in enumerate(checkpoint.options.tensors.lora, 1):
+        adapting = _Adapting(adapter, number, adapted)
+        adapted = [adapting.with_terms(transfer) for transfer in adapted]
+        found += adapting.found()
+    return adapted, found
+
+
+class _Place(NamedTuple):
+    """A weight that an adapter may name: where its elements are in a space, and its full shape."""
+
+    name: str
+    arrangement: Arrangement
+    start: tuple[int, ...]  # as of a `Part`
+    shape: tuple[int, ...]
+
+
+class _Product(NamedTuple):
+    """A pair of tensors and the place of their weight; ``is_turned`` if its columns become rows."""
+
+    pair: LowRank
+    place: _Place
+    is_turned: bool
+    rank: int
+    scale: float
+
+
+class _Refusal(NamedTuple):
+    """Why an adapter cannot be added."""
+
+    message: str
+    fact: str
+    hint: str = "an adapter of this model"
+
+
+class _Adapting:
+    def __init__(self, adapter: Adapter, number: int, transfers: Sequence[Transfer]) -> None:
+        self._adapter, self._input = adapter, number
+        self._tensors = {it.name: it for it in records_of_files(adapter.catalog, "full")}
+        self._pairs, self._lonely, self._others = adapter.named
+        # A copy that a recipe makes has the slicing of what it copies, and none of its names.
+        self._called = {
+            id(transfer.source.slicing): transfer.name
+            for transfer in transfers
+            if transfer.name in self._pairs
+        }
+        self._scales: dict[str, float] = {}  # by the weights that are used
+        self._refused: dict[_Refusal, None] = {}
+        self._met = set[str]()
+
+    def with_terms(self, transfer: Transfer) -> Transfer:
+        """Return a transfer with what the adapter adds to it."""
+        terms = [*transfer.terms]
+        for out, places in self._named(transfer):
+            slots: dict[Hashable, list[_Product]] = {}
+            for place in places:
+                self._met.add(place.name)
+                product = self._product(transfer.source, out, place)
+                if isinstance(product, _Refusal):
+                    self._refused[product] = None
+                else:
+                    slots.setdefault(self._slot(out, product), []).append(product)
+            for products in slots.values():
+                terms += self._terms(out, products)
+        return replace(transfer, terms=tuple(terms)) if terms[len(transfer.terms) :] else transfer
+
+    def _named(self, transfer: Transfer) -> Iterator[tuple[Arrangement, Sequence[_Place]]]:
+        """Yield the weights of an output that the adapter names: those of the source, or itself."""
+        slicing, shape = transfer.source.slicing, transfer.source.meta.shape
+        out = whole = Arrangement.whole(shape)
+        parts: tuple[Part, ...]
+        if isinstance(slicing, RearrangedSlicing):
+            out, parts = slicing.arrangement, slicing.parts
+        else:
+            parts = (Part(transfer.source.name, slicing, whole),)
+        places = []
+        for part in parts:
+            name = part.name if part.name in self._pairs else self._called.get(id(part.slicing))
+            if name is not None:
+                places.append(_Place(name, part.arrangement, part.start, part.slicing.shape))
+        yield out, places
+        name = self._called.get(id(slicing))
+        if name is not None and name not in (place.name for place in places):
+            yield whole, [_Place(name, whole, (), shape)]
+
+    def _product(self, weight: FullTensor, out: Arrangement, place: _Place) -> _Product | _Refusal:
+        """Return what is added to a weight, or why it does not fit."""
+        pair, shape, name = self._pairs[place.name], place.shape, place.name
+        sides = [(side.axes, self._tensors[side.name].meta) for side in (pair.rows, pair.columns)]
+        are_like = [len(axes) == len(meta.shape) for axes, meta in sides]
+        ranks = [meta.shape[axes.index(RANK)] for axes, meta in sides] if all(are_like) else [0]
+        rank = min(ranks)
+        if weight.meta.dtype not in CASTABLE:
+            message = f"nothing can be added to {weight.meta.dtype}"
+            return _Refusal(message, name, f"a base in {any_of(sorted(CASTABLE))}")
+        if weight.own_ranks:
+            message = "an adapter takes full tensors, and each file is read by itself"
+            return _Refusal(message, name, "merge or reshard, with -s")
+        if isinstance(weight.slicing, RearrangedSlicing) and weight.slicing.padding == "mean":
+            hint = "--lora in one run, and --pad-with in the next"
+            return _Refusal("nothing is added to a mean of rows", name, hint)
+        for axes, meta in sides:
+            is_like = len(shape) == pair.ndim
+            wanted = tuple(rank if axis == RANK else shape[axis] for axis in axes if is_like)
+            if meta.shape != wanted or not rank:
+                expected = format_shape(wanted) if is_like else f"a weight of {pair.ndim} axes"
+                fact = f"{meta.name} {format_shape(meta.shape)}, expected {expected}"
+                return _Refusal("a shape is not that of the weight", fact)
+            if meta.dtype not in CASTABLE or rank > MAX_RANK:
+                fact = f"{meta.name} {meta.dtype} {format_shape(meta.shape)}"
+                return _Refusal("this type or rank cannot be added", fact)
+        try:
+            scale = self._adapter.scale_of(pair.module, rank)
+        except LookupError:
+            hint = f"--lora {self._adapter.catalog.root}:SCALE, such as alpha / {rank}"
+            return _Refusal("nothing says the scale", "no lora_alpha in adapter_config.json", hint)
+        except ValueError as error:
+            return _Refusal("the rank is not that of the configuration", f"{name}: {error}")
+        is_turned = _is_turned(out, place.arrangement)
+        if is_turned is None:
+            message = "rows and columns become one axis, so nothing can be added"
+            return _Refusal(message, name, "--lora in one run, and --recipe in the next")
+        self._scales[name] = scale
+        return _Product(pair, place, is_turned, rank, scale)
+
+    def _slot(self, out: Arrangement, product: _Product) -> Hashable:
+        """Return a value that is equal for products that lie one behind the other in a stack."""
+        seen = _seen(out, product.place.arrangement)
+        spans = tuple((seen.start[it], seen.stop[it]) for it in chain(*out.axes[-2:]))
+        sides = product.pair.rows, product.pair.columns
+        dtypes = tuple(self._tensors[side.name].meta.dtype for side in sides)
+        return spans, dtypes, product.is_turned, product.rank, product.scale
+
+    def _terms(self, out: Arrangement, products: Sequence[_Product]) -> Iterator[Term]:
+        """Yield the terms of rows and of columns."""
+        *lead, rows, columns = out.axes
+        axes = (*lead, rows, (out.box.ndim,)), (*lead, (out.box.ndim,), columns)
+        ones = (1,) * len(lead)
+        for number, block in enumerate(((*ones, 1, 0), (*ones, 0, 1))):
+            source = self._side(out, axes[number], out.axes[-1 - number], number, products)
+            yield Term(source, products[0].scale if number else 1.0, self._input, block)
+
+    def _side(
+        self,
+        out: Arrangement,
+        axes: tuple[tuple[int, ...], ...],
+        lost: tuple[int, ...],
+        number: int,
+        products: Sequence[_Product],
+    ) -> FullTensor:
+        """Return the rows or the columns of products, which lack the factors of the other axis."""
+        first, rank = products[0], products[0].rank
+        seen, start, stop = _seen(out, first.place.arrangement), [*out.box.start], [*out.box.stop]
+        for factor in lost:
+            start[factor], stop[factor] = seen.start[factor], seen.start[factor] + 1
+        box = Region((*start, 0), (*stop, rank))
+        parts = [self._part(product, number, out.box.ndim) for product in products]
+        filled = sum(it.size for part in parts if (it := common(box, part.arrangement.box)))
+        slicing = RearrangedSlicing(
+            Arrangement(axes, box), tuple(parts), "zero" if filled < box.size else ""
+        )
+        like = self._tensors[parts[0].name]
+        shape = slicing.arrangement.shape
+        return replace(like, meta=like.meta.of_shape(shape), slicing=slicing)
+
+    def _part(self, product: _Product, number: int, rank_axis: int) -> Part:
+        """Return a tensor of the adapter as a part of rows (0) or columns (1)."""
+        place, pair = product.place, product.pair
+        side: AdapterTensor = (pair.rows, pair.columns)[number ^ product.is_turned]
+        of_weight = (*place.arrangement.axes, (rank_axis,))  # RANK is the last
+        starts = (*place.start, 0) if place.start else ()
+        box = place.arrangement.box
+        arrangement = Arrangement(
+            tuple(of_weight[axis] for axis in side.axes),
+            Region((*box.start, 0), (*box.stop, product.rank)),
+        )
+        slicing = self._tensors[side.name].slicing
+        assert isinstance(slicing, LayoutSlicing), "a file holds it in full"
+        return Part(
+            side.name, slicing, arrangement, tuple(starts[axis] for axis in side.axes if starts)
+        )
+
+    def found(self) -> Iterator[Diagnostic]:
+        """Yield what is wrong with the adapter, or what it changes."""
+        root, config, refused = self._adapter.catalog.root, self._adapter.config, [*self._refused]
+        if config is not None and config.refused:
+            refused.append(_Refusal("more than a product is to be added", config.refused))
+        for name, other in self._lonely.items():
+            refused.append(_Refusal(f"a tensor of the adapter is there without its {other}", name))
+        pairs = (pair for name, pair in self._pairs.items() if name not in self._met)
+        unused = [*chain.from_iterable((it.rows.name, it.columns.name) for it in pairs)]
+        if unused := [*self._others, *unused]:
+            message = f"{count(len(unused), 'tensor')} of the adapter would not be used"
+            refused.append(_Refusal(message, format_names(unused)))
+        elif not (self._pairs or self._lonely):
+            refused.append(_Refusal("the adapter has no tensors", ""))
+        facts: dict[tuple[str, str], list[str]] = {}
+        for refusal in refused:
+            facts.setdefault((refusal.message, refusal.hint), []).append(refusal.fact)
+        for (message, hint), of_message in facts.items():
+            text = shorten(dict.fromkeys(of_message), 3)
+            yield Diagnostic("lora", message, facts=text, hint=hint, where=root)
+        if not refused:
+            scales = shorten([f"{scale:g}" for scale in sorted({*self._scales.values()})], 3)
+            message = f"added to {count(len(self._scales), 'weight')}, times {scales}"
+            yield Diagnostic("lora_used", message, where=root)
+
+
+def _seen(out: Arrangement, of_weight: Arrangement) -> Region:
+    seen = common(out.box, of_weight.box)
+    assert seen is not None, "the output has elements of the weight"
+    return seen
+
+
+def _is_turned(out: Arrangement, of_weight: Arrangement) -> bool | None:
+    """Return whether columns of a weight become rows; None if one axis would have both."""
+    sizes = _seen(out, of_weight).shape
+    *_, rows, columns = ({it for it in axis if sizes[it] > 1} for axis in out.axes)
+    of_stack = {it for it in chain(*out.axes[:-2]) if sizes[it] > 1}
+    *_, of_rows, of_columns = map(frozenset, of_weight.axes)
+    if of_stack.isdisjoint(of_rows | of_columns):
+        if rows <= of_rows and columns <= of_columns:
+            return False
+        if rows <= of_columns and columns <= of_rows:
+            return True
+    return None

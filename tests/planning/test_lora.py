@@ -1,0 +1,439 @@
+"""Adapters that are added to weights: values, layouts, recipes, names, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpttool
+from tests.support.checkpoints import cut, write_file, write_ranks
+from tests.support.commands import message, run, run_well
+from tests.support.families import (
+    VARIANTS,
+    load_model,
+    option,
+    to_mindformers,
+    write_strategy,
+)
+from tests.support.readers import Entry, entry_of, read, read_ranks
+
+TYPES = {"Float64": "<f8", "Float32": "<f4", "Float16": "<f2"}
+SCALE = 0.75
+
+
+def rounded(numbers: np.ndarray, dtype: str) -> Entry:
+    """Return Float64 as a type, rounded once; BFloat16 has the first 8 bits of a number."""
+    if dtype != "BFloat16":
+        return entry_of(numbers.astype(TYPES[dtype]), dtype)
+    bits = np.ascontiguousarray(numbers).view("<u8")
+    bits = bits + ((1 << 44) - 1) + (bits >> 45 & 1)  # ties go to the even one
+    shorter = (bits >> 45 << 45).view("<f8").astype("<f4")
+    return entry_of((shorter.view("<u4") >> 16).astype("<u2"), dtype)
+
+
+def numbers_of(entry: Entry) -> np.ndarray:
+    if entry.dtype != "BFloat16":
+        return entry.array().astype("<f8")
+    return (entry.array().astype("<u4") << 16).view("<f4").astype("<f8")
+
+
+def some(name: str, shape: tuple[int, ...], dtype: str = "Float32") -> Entry:
+    """Return numbers near 1, the same in every run."""
+    return rounded(np.random.default_rng([*name.encode()]).standard_normal(shape), dtype)
+
+
+def added(weight: Entry, a: Entry, b: Entry, scale: float = SCALE) -> Entry:
+    """Return W + scale * B A in Float64, rounded once."""
+    numbers = numbers_of(weight) + scale * (numbers_of(b) @ numbers_of(a))
+    return rounded(numbers, weight.dtype)
+
+
+def write_adapter(path: Path, tensors: dict[str, Entry], **config: object) -> Path:
+    path.mkdir()
+    write_file(path / "adapter_model.safetensors", tensors, "safetensors")
+    if config:
+        (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
+
+
+def pair(module: str, shape: tuple[int, int], rank: int, dtype: str = "Float32"):
+    """Return A and B for a weight of a shape."""
+    rows, columns = shape
+    a, b = ((rank, columns), (rows, rank))
+    return some(f"{module} A", a, dtype), some(f"{module} B", b, dtype)
+
+
+def named(module: str, a: Entry, b: Entry) -> dict[str, Entry]:
+    start = f"base_model.model.{module}.lora_"
+    return {f"{start}A.weight": a, f"{start}B.weight": b}
+
+
+LAYOUTS = {  # of a weight with two axes, in JSON's words
+    "rows": {"dev_matrix": [4], "tensor_map": [0, -1]},
+    "columns": {"dev_matrix": [4], "tensor_map": [-1, 0]},
+    "both": {"dev_matrix": [2, 2], "tensor_map": [0, 1]},
+    "optimizer": {"dev_matrix": [2, 2], "tensor_map": [-1, 0], "opt_weight_shard_size": 2},
+    "replicas": {"dev_matrix": [4], "tensor_map": [-1, -1]},
+}
+
+
+def strategy(path: Path, name: str, layout: str) -> Path:
+    path.write_text(json.dumps({"parallel_layout_item": {name: LAYOUTS[layout]}}))
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["BFloat16", "Float16", "Float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_sum_is_that_of_numpy_in_float64_rounded_once(tmp_path, layout, dtype):
+    weight = some("weight", (412, 388), dtype)
+    a, b = pair("layer", (412, 388), 5, dtype)
+    expected = {"layer.weight": added(weight, a, b), "other.weight": weight}
+    src = strategy(tmp_path / "s.json", "layer.weight", layout)
+    source = {"layer.weight": weight, "other.weight": weight}
+    of_src = ckpttool.read_strategy(src)
+    write_ranks(tmp_path / "src", cut(source, of_src), "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('layer', a, b))}:{SCALE}"
+    ckpttool.merge(tmp_path / "src", src, tmp_path / "m.safetensors", lora=lora)
+    assert read(tmp_path / "m.safetensors") == expected
+    for other in LAYOUTS:
+        dst = strategy(tmp_path / f"{other}.json", "layer.weight", other)
+        out = tmp_path / f"to {other}"
+        ckpttool.reshard(tmp_path / "src", src, dst, out, lora=lora, format="ckpt")
+        assert read_ranks(out) == cut(expected, ckpttool.read_strategy(dst))
+    write_file(tmp_path / "full.ckpt", source, "ckpt")
+    ckpttool.convert(tmp_path / "full.ckpt", tmp_path / "c.h5", lora=lora)
+    assert read(tmp_path / "c.h5") == expected
+
+
+def finite_model(name: str) -> tuple[dict, dict[str, Entry]]:
+    """Return a model of Hugging Face with numbers in place of random bytes."""
+    config, tensors = load_model(name)
+    made = {key: some(key, it.shape, it.dtype) for key, it in tensors.items()}
+    copies = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}  # of MTP
+    for key in made:
+        for end, of in copies.items():
+            if key.endswith(f"{end}.weight"):
+                made[key] = made[f"{of}.weight"]
+    return config, made
+
+
+def adapted(tensors: dict[str, Entry], wanted) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Return tensors with an adapter for each matrix that is wanted, and this adapter."""
+    made, adapter = dict(tensors), {}
+    for number, (name, entry) in enumerate(tensors.items()):
+        if len(entry.shape) == 2 and name.endswith(".weight") and wanted(name):
+            module = name.removesuffix(".weight")
+            a, b = pair(module, entry.shape, 1 + number % 3)
+            made[name], adapter = added(entry, a, b), adapter | named(module, a, b)
+    return made, adapter
+
+
+MODELS_AND_RECIPES = [
+    pytest.param(*it, id=" ".join([it[0], it[1], *it[2].values()])) for it in VARIANTS
+]
+
+
+def is_adapted(name: str) -> bool:
+    """Return whether a test adapts a weight: not those of which there are copies."""
+    return "embed_tokens" not in name and "head" not in name
+
+
+@pytest.mark.parametrize(("model", "recipe", "choices"), MODELS_AND_RECIPES)
+def test_an_adapter_of_hugging_face_goes_through_a_recipe_both_ways(
+    tmp_path, model, recipe, choices
+):
+    config, tensors = finite_model(model)
+    result, adapter = adapted(tensors, is_adapted)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_file(folder / "model.safetensors", tensors, "safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    lora = f"{write_adapter(tmp_path / 'ad', adapter)}:{SCALE}"
+    words = option(recipe, choices)
+    before, after = (to_mindformers(config, it, recipe, choices) for it in (tensors, result))
+    path = write_strategy(tmp_path / "s.json", before, 2)
+    shards = ckpttool.read_strategy(path)
+    options = {"recipe": words, "hf_config": folder, "lora": lora}
+    ckpttool.split(folder, path, tmp_path / "to", format="ckpt", **options)
+    assert read_ranks(tmp_path / "to") == cut(after, shards)
+    write_ranks(tmp_path / "ms", cut(before, shards), "ckpt")
+    ckpttool.merge(tmp_path / "ms", path, tmp_path / "back", **options)
+    assert read(tmp_path / "back" / "model.safetensors") == result
+
+
+SPELLINGS = {
+    "graph": ("lora_A.weight", "lora_B.weight"),
+    "pynative": ("lora_a", "lora_b"),
+    "legacy": ("mindpet_delta_lora_a", "mindpet_delta_lora_b"),
+    "mindspeed": ("lora_A.default.weight", "lora_B.default.weight"),
+}
+
+
+def added_to_experts(weight: Entry, a: Entry, b: Entry) -> Entry:
+    numbers = numbers_of(weight) + SCALE * (numbers_of(a) @ numbers_of(b))
+    return rounded(numbers, weight.dtype)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe", "deepseek-v3", "glm4", "llama"])
+def test_an_adapter_with_names_of_mindformers_is_added_before_a_recipe(tmp_path, model, spelling):
+    variants = [it[1:] for it in VARIANTS if it[0] == model and "graph" not in it[2].values()]
+    recipe, choices = variants[0]
+    config, tensors = finite_model(model)
+    before = to_mindformers(config, tensors, recipe, choices)
+    result, adapter = dict(before), {}
+    for number, (name, entry) in enumerate(before.items()):
+        rank = 1 + number % 3
+        if name.endswith(("weight1", "weight2")):
+            experts, rows, columns = entry.shape
+            a, b = (
+                some(f"{name} a", (experts, rows, rank)),
+                some(f"{name} b", (experts, rank, columns)),
+            )
+            adapter |= {f"{name}_lora_a": a, f"{name}_lora_b": b}
+            result[name] = added_to_experts(entry, a, b)
+        elif len(entry.shape) == 2:
+            module = name.removesuffix(".weight")
+            if module == name:  # the embedding of old names
+                continue
+            a, b = pair(module, entry.shape, rank)
+            adapter |= dict(
+                zip((f"{module}.{it}" for it in SPELLINGS[spelling]), (a, b), strict=True)
+            )
+            result[name] = added(entry, a, b)
+    write_file(tmp_path / "adapter.ckpt", adapter, "ckpt")
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    path = write_strategy(tmp_path / "s.json", before, 2)
+    shards = ckpttool.read_strategy(path)
+    write_ranks(tmp_path / "before", cut(before, shards), "ckpt")
+    write_ranks(tmp_path / "after", cut(result, shards), "ckpt")
+    lora = f"{tmp_path / 'adapter.ckpt'}:{SCALE}"
+    ckpttool.merge(tmp_path / "before", path, tmp_path / "m.ckpt", lora=lora)
+    assert read(tmp_path / "m.ckpt") == result
+    options = {"recipe": option(recipe, choices), "hf_config": folder}
+    ckpttool.merge(tmp_path / "after", path, tmp_path / "e.safetensors", **options)
+    ckpttool.merge(tmp_path / "before", path, tmp_path / "g.safetensors", lora=lora, **options)
+    assert read(tmp_path / "g.safetensors") == read(tmp_path / "e.safetensors")
+
+
+def test_a_copy_gets_what_is_added_to_the_tensor_that_it_copies(tmp_path):
+    config, tensors = finite_model("deepseek-v3-mtp")
+    name = "model.embed_tokens.weight"
+    a, b = pair("embedding", tensors[name].shape, 2)
+    expected = added(tensors[name], a, b)
+    recipe, choices = next(it[1:] for it in VARIANTS if it[0] == "deepseek-v3-mtp")
+    write_file(tmp_path / "ms.ckpt", to_mindformers(config, tensors, recipe, choices), "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('model.embed_tokens', a, b))}:{SCALE}"
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    options = {"recipe": option(recipe, choices), "hf_config": folder, "lora": lora}
+    ckpttool.merge(tmp_path / "ms.ckpt", None, tmp_path / "back.safetensors", **options)
+    copy = "model.layers.3.embed_tokens.weight"
+    assert read(tmp_path / "back.safetensors") == tensors | {name: expected, copy: expected}
+
+
+def merge(folder: Path, base: dict[str, Entry], *words: str) -> dict[str, Entry]:
+    write_file(folder / "base.ckpt", base, "ckpt")
+    out = folder / "out.safetensors"
+    run_well("merge", folder / "base.ckpt", "-o", out, "--overwrite", *words)
+    return read(out)
+
+
+BASE = {"a.weight": some("a", (6, 4)), "b.weight": some("b", (5, 6)), "bias": some("bias", (6,))}
+CONFIGS = [  # what a configuration says, and the scales of a (rank 2) and b (rank 3)
+    ({"r": 2, "lora_alpha": 5, "rank_pattern": {"b": 3}}, (5 / 2, 5 / 3)),
+    (
+        {"r": 3, "lora_alpha": 5, "use_rslora": True, "rank_pattern": {"a": 2}},
+        (5 / 2**0.5, 5 / 3**0.5),
+    ),
+    (
+        {"r": 2, "lora_alpha": 5, "rank_pattern": {"^b": 3}, "alpha_pattern": {"a|c": 7}},
+        (7 / 2, 5 / 3),
+    ),
+    ({"lora_alpha": 8, "alpha_pattern": {"x.b": 1}, "rank_pattern": None}, (4.0, 8 / 3)),
+]
+
+
+@pytest.mark.parametrize(("config", "scales"), CONFIGS)
+def test_the_scale_is_that_of_peft(tmp_path, config, scales):
+    pairs = {"a": pair("a", (6, 4), 2), "b": pair("b", (5, 6), 3)}
+    tensors = {name: it for module, of in pairs.items() for name, it in named(module, *of).items()}
+    adapter = write_adapter(tmp_path / "ad", tensors, **config)
+    expected = {
+        f"{module}.weight": added(BASE[f"{module}.weight"], *of, scale)
+        for (module, of), scale in zip(pairs.items(), scales, strict=True)
+    }
+    assert merge(tmp_path, BASE, "--lora", adapter) == BASE | expected
+    given = {f"{it}.weight": added(BASE[f"{it}.weight"], *of, -2.5) for it, of in pairs.items()}
+    assert merge(tmp_path, BASE, "--lora", f"{adapter}:-2.5") == BASE | given
+
+
+def test_weights_that_are_stored_transposed_get_what_is_added_transposed(tmp_path):
+    a, b = some("A", (2, 6)), some("B", (4, 2))
+    turned = numbers_of(BASE["a.weight"]) + 2 * (numbers_of(b) @ numbers_of(a)).T
+    expected = BASE | {"a.weight": rounded(turned, "Float32")}
+    config = {"r": 2, "lora_alpha": 4}
+    tensors = named("a", a, b)
+    adapter = write_adapter(tmp_path / "ad", tensors, **config, fan_in_fan_out=True)
+    assert merge(tmp_path, BASE, "--lora", adapter) == expected
+    start = "base_model.model.a.lora_embedding_"
+    adapter = write_adapter(tmp_path / "of", {f"{start}A": a, f"{start}B": b}, **config)
+    assert merge(tmp_path, BASE, "--lora", adapter) == expected
+
+
+def test_several_adapters_are_added_one_after_another(tmp_path):
+    first, second = pair("first", (6, 4), 2), pair("second", (6, 4), 3)
+    adapters = [
+        f"{write_adapter(tmp_path / name, named('a', *of))}:{scale}"
+        for name, of, scale in (("x", first, 0.5), ("y", second, 3.0))
+    ]
+    numbers = numbers_of(BASE["a.weight"])
+    for (a, b), scale in ((first, 0.5), (second, 3.0)):
+        numbers = numbers + scale * (numbers_of(b) @ numbers_of(a))
+    words = [word for adapter in adapters for word in ("--lora", adapter)]
+    assert merge(tmp_path, BASE, *words) == BASE | {"a.weight": rounded(numbers, "Float32")}
+
+
+def test_the_result_has_the_type_of_the_base_or_that_of_dtype(tmp_path):
+    a, b = pair("a", (6, 4), 2, "BFloat16")
+    lora = f"{write_adapter(tmp_path / 'ad', named('a', a, b))}:2"
+    numbers = numbers_of(BASE["a.weight"]) + 2 * (numbers_of(b) @ numbers_of(a))
+    got = merge(tmp_path, BASE, "--lora", lora, "--dtype", "bf16")
+    assert got["a.weight"] == rounded(numbers, "BFloat16")
+    new = merge(tmp_path, BASE, "--lora", lora, "--rename", "a.weight=c.weight")
+    assert new["c.weight"] == rounded(numbers, "Float32")
+
+
+def test_zeros_keep_their_sign_where_nothing_is_added(tmp_path):
+    """Rows of q lie between those of k and v: what is added to k begins and ends among them."""
+    config, tensors = finite_model("qwen3")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    shape = tensors[name].shape
+    tensors[name] = entry_of(np.full(shape, 0x8000, "<u2"), "BFloat16")
+    module = "model.layers.0.self_attn.k_proj"
+    adapter = named(module, *pair(module, tensors[f"{module}.weight"].shape, 2))
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write_file(folder / "model.safetensors", tensors, "safetensors")
+    lora = f"{write_adapter(tmp_path / 'ad', adapter)}:1"
+    ckpttool.merge(
+        folder,
+        None,
+        tmp_path / "m.ckpt",
+        recipe="qwen3:fc1=contiguous,attention=grouped",
+        lora=lora,
+    )
+    a, b = adapter.values()
+    result = tensors | {f"{module}.weight": added(tensors[f"{module}.weight"], a, b, 1)}
+    choices = {"fc1": "contiguous", "attention": "grouped"}
+    assert read(tmp_path / "m.ckpt") == to_mindformers(config, result, "qwen3", choices)
+
+
+def test_all_that_is_wrong_with_an_adapter_is_said_before_the_first_byte(tmp_path):
+    base = BASE | {
+        "i.weight": entry_of(np.zeros((4, 4), "<i1"), "Int8"),
+        "c.weight": some("c", (3, 3)),
+    }
+    tensors = {
+        **named("a", some("A", (2, 5)), some("B", (6, 2))),
+        **named("i", some("A", (2, 4)), some("B", (4, 2))),
+        **named("gone", some("A", (2, 4)), some("B", (4, 2))),
+        **named("bias", some("A", (2, 6)), some("B", (6, 2))),
+        "base_model.model.b.lora_A.weight": some("A", (2, 6)),
+        "base_model.model.c.lora_A.weight": some("A", (2, 3)),
+        "base_model.model.c.lora_B.weight": some("B", (3, 2)),
+        "base_model.model.lm_head.weight": some("head", (2, 2)),
+        "base_model.model.a.lora_magnitude_vector": some("m", (6,)),
+    }
+    adapter = write_adapter(tmp_path / "ad", tensors)
+    write_file(tmp_path / "base.ckpt", base, "ckpt")
+    before = sorted(tmp_path.rglob("*"))
+    result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt", "--lora", adapter)
+    text = message(result)
+    assert result.exit_code == 5
+    for part in (
+        "a shape is not that of the weight",
+        "base_model.model.a.lora_A.weight (2, 5), expected (2, 4)",
+        "nothing can be added to Int8",
+        "a tensor of the adapter is there without its B",
+        "nothing says the scale",
+        "6 tensors of the adapter would not be used",
+        "base_model.model.lm_head.weight",
+    ):
+        assert part in text, part
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"peft_type": "LOHA", "lora_alpha": 2}, "peft_type is LOHA"),
+        ({"use_dora": True, "lora_alpha": 2}, "use_dora"),
+        ({"layer_replication": [[0, 1]], "lora_alpha": 2}, "layer_replication"),
+        ({"lora_alpha": 2, "r": 3}, "rank 2, and the configuration says 3"),
+        ({"r": 2}, "nothing says the scale"),
+        ({"r": "two"}, "Expected `int | null`"),
+    ],
+)
+def test_a_configuration_that_is_not_of_this_adapter_is_refused(tmp_path, config, says):
+    adapter = write_adapter(tmp_path / "ad", named("a", *pair("a", (6, 4), 2)), **config)
+    write_file(tmp_path / "base.ckpt", BASE, "ckpt")
+    result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt", "--lora", adapter)
+    assert result.exit_code in (3, 5)
+    assert says in message(result)
+    assert not (tmp_path / "out.ckpt").exists()
+
+
+def test_each_file_of_ranks_by_itself_takes_no_adapter(tmp_path):
+    write_ranks(tmp_path / "src", {0: BASE, 1: BASE}, "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('a', *pair('a', (6, 4), 2)))}:1"
+    result = run("convert", tmp_path / "src", "-o", tmp_path / "out", "--lora", lora)
+    assert "each file is read by itself" in message(result)
+
+
+def test_a_number_of_an_adapter_that_is_not_finite_is_named(tmp_path):
+    a, b = pair("a", (6, 4), 2)
+    broken = a.array().copy()
+    broken[1, 2] = np.nan
+    lora = f"{write_adapter(tmp_path / 'ad', named('a', entry_of(broken), b))}:1"
+    write_file(tmp_path / "base.ckpt", BASE, "ckpt")
+    result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt", "--lora", lora)
+    assert "lora_A.weight: NaN at [0, 2]" in message(result)
+    assert not (tmp_path / "out.ckpt").exists()
+
+
+def test_header_manifest_and_note_say_what_was_added(tmp_path):
+    adapter = write_adapter(tmp_path / "ad", named("a", *pair("a", (6, 4), 2)), r=2, lora_alpha=3)
+    write_file(tmp_path / "base.ckpt", BASE, "ckpt")
+    out = tmp_path / "out.safetensors"
+    done = ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=adapter)
+    (note,) = [note for note in done.notes if note.code == "lora_used"]
+    assert note.message == "added to 1 weight, times 1.5"
+    file = adapter / "adapter_model.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    size = int.from_bytes(out.read_bytes()[:8], "little")
+    attrs = json.loads(out.read_bytes()[8 : 8 + size])["__metadata__"]
+    assert attrs["ckpttool.lora"] == f"adapter_model.safetensors sha256:{digest} times 1.5"
+    manifest = json.loads(Path(f"{out}.ckpttool.json").read_text())
+    assert "ad/adapter_model.safetensors" in json.dumps(manifest)
+    run_well("verify", out, "--deep", "--card", tmp_path / "card.json")
+    assert digest in (tmp_path / "card.json").read_text()
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes:2", "threads:2"])
+def test_every_engine_writes_the_same(tmp_path, engine):
+    weight = some("weight", (1500, 1100), "BFloat16")
+    a, b = pair("layer", weight.shape, 40, "Float16")
+    write_file(tmp_path / "base.ckpt", {"layer.weight": weight}, "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('layer', a, b))}:{SCALE}"
+    out = tmp_path / "out.ckpt"
+    ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=lora, engine=engine)
+    assert read(out) == {"layer.weight": added(weight, a, b)}
