@@ -178,12 +178,15 @@ class Rearranged(Struct, frozen=True):
         The element types of tensors with other axes, by their names.
     regrouped_by
         Names of the fusions of weights that each rank of the source fused for itself.
+    scales
+        The terms of the scales of Float8 weights, by the names of the records.
     """
 
     left_out: Mapping[str, int]
     called: Mapping[str, str]
     dtypes: Mapping[str, str]
     regrouped_by: frozenset[str] = frozenset()
+    scales: Mapping[str, Term] = {}
 
 
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
@@ -337,22 +340,24 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
             return self.rearranged.dtypes[meta.name]
         if (used := options.recipe) and (given := used.dtypes.get(used.recipe.spelled(meta.name))):
             return given
-        if not options.casts:
+        if not options.casts and not used:
             return meta.dtype
-        return options.dtype_of(meta, self.belonging(meta.name))
+        what = self.belonging(meta.name)
+        dtype = options.dtype_of(meta, what)
+        return used.dtype or dtype if used and what.scale and dtype == meta.dtype else dtype
 
     @cached_property
     def scales(self) -> tuple[Mapping[str, Term], Sequence[Diagnostic]]:
         """The scales of Float8 weights that are cast, and what does not fit; see `find_scales`."""
         from ckpttool.checkpoint.scales import find_scales
 
-        return find_scales(self)
+        return find_scales(self) if self.rearranged is None else (self.rearranged.scales, ())
 
     def terms_of(self, tensor: FullTensor) -> tuple[Term, ...]:
         """Return the terms of a tensor in the wanted type; none for a scale that is multiplied."""
         from ckpttool.model.plan import Term
 
-        scales = self.scales[0] if self.options.tensors.casts else {}
+        scales = self.scales[0] if self.options.tensors.may_scale else {}
         if self.belonging(tensor.name).of in scales and self.belonging(tensor.name).role == "scale":
             return ()
         return (Term(tensor), *filter(None, [scales.get(tensor.name)]))

@@ -18,9 +18,10 @@ from ckpttool.checkpoint.rows import RowChanges
 from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Term
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement
-from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing, SpreadSlicing
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.wording import any_of, count, format_shape, shorten
 
@@ -94,6 +95,8 @@ class _Rearranging:
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
+        self._of_source = checkpoint.scales[0]
+        self._scales: dict[str, Term] = {}
         self._rows = RowChanges(checkpoint)
         self.copies: list[tuple[FullTensor, FullTensor]] = []
 
@@ -120,7 +123,10 @@ class _Rearranging:
             raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]
         fused = frozenset(self._rows.regrouped_by)
-        rearranged = Rearranged(checkpoint.left_out, self._called, self._dtypes, fused)
+        scales = {name: term for name, term in self._of_source.items() if name in self._called}
+        rearranged = Rearranged(
+            checkpoint.left_out, self._called, self._dtypes, fused, scales | self._scales
+        )
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
         made = replace(
             checkpoint,
@@ -139,12 +145,15 @@ class _Rearranging:
         relation = replace(relation, sides=sides)
         if twice := self._used_names.intersection(stored):
             self._problems.append(self._problem("two rules take one tensor", shorten(twice, 3)))
-        self._used_names.update(stored)
+        scales = [self._of_source[name] for name in stored if name in self._of_source]
+        self._used_names.update(stored, (term.source.name for term in scales))
         sources = {name: self._stored[name] for name in stored}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
         dtypes = {tensor.meta.dtype for tensor in sources.values()}
-        if len(dtypes) > 1:
+        of_scales = {term.source.meta.dtype for term in scales}
+        if len(dtypes) > 1 or len(of_scales) > 1 or 0 < len(scales) < len(stored):
             facts = f"{shorten(stored, 3)}: {', '.join(sorted(dtypes))}"
+            facts += f"; with scales: {len(scales)}" if scales else ""
             self._problems.append(self._problem("parts of one tensor have several types", facts))
             return
         try:
@@ -179,6 +188,21 @@ class _Rearranging:
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
             self._dtypes[name] = relation.dtype or wanted_dtype
+            if scales:
+                self._scales[name] = self._scale_of(name, scales[0].source, self._made[name])
+
+    def _scale_of(self, name: str, like: FullTensor, made: FullTensor) -> Term:
+        """Return the scales of a tensor, each where the elements are that it multiplies."""
+        slicing, parts = made.slicing, []
+        assert isinstance(slicing, RearrangedSlicing), "it is made of parts"
+        for part in slicing.parts:
+            term = self._of_source[part.name]
+            of_scale = term.source.slicing
+            assert not isinstance(of_scale, RearrangedSlicing), "it is in files"
+            spread = SpreadSlicing(of_scale, term.block or ())
+            parts.append(replace(part, name=term.source.name, slicing=spread))
+        scale = _made_of(like, name, replace(slicing, parts=tuple(parts)))
+        return Term(scale, block=(1,) * len(scale.meta.shape))
 
     def _as_one_slice(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with whole parts, if each rank fused its own."""
@@ -258,6 +282,8 @@ class _Rearranging:
         message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe {recipe.recipe}: "
         message += f"{len(self._called)} by name, {len(by_axes)} by axes"
         facts = [f"copies: {count(len(self.copies), 'tensor')}"] if self.copies else []
+        if scales := {term.source.name for term in self._of_source.values()}:
+            facts.append(f"multiplied: {count(len(scales & self._used_names), 'scale')}")
         if reasons := self._unused():
             facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")
         if left := self._checkpoint.left_out:

@@ -167,7 +167,8 @@ class RowChanges:
     def _may_move(self, tensor: FullTensor) -> bool:
         """Return whether rows of a tensor can move; say it if not."""
         name, belongs = tensor.name, self._checkpoint.belonging(tensor.name)
-        if belongs.scale is not None or belongs.role == "scale":
+        is_scaled = belongs.scale is not None or name in self._checkpoint.scales[0]
+        if is_scaled or belongs.role == "scale":
             self._unlike[name] = "its Float8 scales are those of blocks of rows; --dtype first"
         elif tensor.own_ranks:
             self._unlike[name] = "each file is read by itself; merge or reshard, with -s"

@@ -43,9 +43,10 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     weights = {
         name: what
         for name, tensor in tensors.items()
-        if options.casts and tensor.meta.dtype in FLOAT8
+        if options.may_scale and tensor.meta.dtype in FLOAT8
         if (what := checkpoint.belonging(name)).is_trained
-        if options.dtype_of(tensor.meta, replace(what, scale=what.scale or "")) != tensor.meta.dtype
+        if options.recipe is not None  # no rule has scales
+        or options.dtype_of(tensor.meta, replace(what, scale=what.scale or "")) != tensor.meta.dtype
     }
     beside = {}
     for name in weights:
@@ -82,6 +83,9 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         elif scale.meta.dtype not in _SCALE_TYPES:
             facts = f"{scale.name} is {scale.meta.dtype}"
             add(name, "the scale is no floating-point number", facts)
+        elif checkpoint.wanted_dtype(weight.meta) == weight.meta.dtype:
+            facts = "a recipe writes no scales, and no configuration has a dtype"
+            add(name, "nothing says the type of the Float8 weight", facts, "--dtype bf16")
         else:
             scales[name] = Term(scale, block=block)
     return scales, problems

@@ -250,6 +250,11 @@ class TensorOptions(Struct, frozen=True, dict=True):
         return ("multiple" if text != number else kind), int(number)
 
     @property
+    def may_scale(self) -> bool:
+        """Whether Float8 weights may be multiplied by their scales."""
+        return bool(self.casts or self.recipe)
+
+    @property
     def are_rearranged(self) -> bool:
         """Whether elements of an output lie elsewhere than in the same place of the source."""
         return bool(self.recipe or self.fusions or self.vocabulary_rows)

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ckpttool.model.choices import Fusion
-from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.dtypes import CASTABLE, DTYPES, find_word
 from ckpttool.model.region import Arrangement, Region, common
 from ckpttool.wording import format_shape, shorten
 
@@ -700,6 +700,13 @@ class UsedRecipe(Struct, frozen=True, dict=True):
         """The weights that each rank fuses for itself; raises as `relations` does."""
         fused = self.recipe.fused.items()
         return tuple(Fusion.parse(f"{name}={_fill(of, self.values)}") for name, of in fused)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the model by its configuration; "" if that does not say it."""
+        word = self.config.get("dtype") or self.config.get("torch_dtype")
+        known = find_word(word) if isinstance(word, str) else None
+        return known.name if known is not None and known.name in CASTABLE else ""
 
     @cached_property
     def dtypes(self) -> Mapping[str, str]:

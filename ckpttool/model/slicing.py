@@ -464,6 +464,67 @@ class BoxSlicing(Struct, frozen=True):
         return Region.whole(self.shape)
 
 
+class SpreadSlicing(Struct, frozen=True, gc=False):
+    """The scale of a weight as large as the weight: each element is that of its block.
+
+    The methods are those of `LayoutSlicing`; a stretch has one element of ``slicing``, which all
+    elements of the destination are.  For ``block`` see `ckpttool.model.plan.Term`.
+    """
+
+    slicing: LayoutSlicing | BoxSlicing
+    block: tuple[int, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """See `LayoutSlicing`."""
+        return self.slicing.key, self.block
+
+    @property
+    def distribution_key(self) -> Hashable:
+        """See `LayoutSlicing`."""
+        return self.slicing.distribution_key
+
+    def stretches(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[Hashable, Region, Region]]:
+        """See `LayoutSlicing`."""
+        region, ndim = within.moved_by(origin), len(self.block)
+        blocks, zero = self._blocks(region), (0,) * ndim
+        for index in product(*map(range, blocks.start, blocks.stop)):
+            start = (*map(mul, index, self.block), *region.start[ndim:])
+            stop = (*map(add, start, self.block), *region.stop[ndim:])
+            covered = common(Region(start, stop), region)
+            assert covered is not None, "the block overlaps the region"
+            cell = Region(index, tuple(at + 1 for at in index))
+            for place, src, _ in self.slicing.stretches(cell, zero):
+                yield place, src, covered.relative_to(origin)
+
+    def _blocks(self, region: Region) -> Region:
+        ends = [*zip(region.start, region.stop, self.block, strict=False)]
+        start = tuple(first // size for first, _, size in ends)
+        return Region(start, tuple(-(-last // size) for _, last, size in ends))
+
+    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
+        """See `LayoutSlicing`."""
+        return self.slicing.find(place)
+
+    def excerpt(self, region: Region) -> SpreadSlicing:
+        """See `LayoutSlicing`."""
+        return replace(self, slicing=self.slicing.excerpt(self._blocks(region)))
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """See `LayoutSlicing`."""
+        return self.slicing.replicas()
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """See `LayoutSlicing`."""
+        return self.slicing.owners()
+
+    def holdings(self) -> Iterator[Holding]:
+        """See `LayoutSlicing`."""
+        return self.slicing.holdings()
+
+
 class Part(Struct, frozen=True, gc=False):
     """A tensor of the source, and those of its elements that are in the space of an arrangement.
 
@@ -472,7 +533,7 @@ class Part(Struct, frozen=True, gc=False):
     """
 
     name: str
-    slicing: Slicing
+    slicing: Slicing | SpreadSlicing
     arrangement: Arrangement
     start: tuple[int, ...] = ()
 
@@ -546,7 +607,8 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
             part, of_source = self.parts[number], self.parts[number].arrangement
             bounds = of_source.bounds(wanted)
             begin = part.start or (0,) * bounds.ndim
-            if self.arrangement.is_plain and of_source.is_plain:
+            spread = isinstance(part.slicing, SpreadSlicing)
+            if self.arrangement.is_plain and of_source.is_plain and not spread:
                 first = tuple(map(sub, of_source.box.start, self.arrangement.box.start))
                 shift = tuple(map(sub, first, origin))
                 for place, src, dst in part.slicing.stretches(bounds, begin):
@@ -555,15 +617,17 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
             assert not isinstance(part.slicing, RearrangedSlicing), "its axes are others"
             for place, in_slice, in_part in part.slicing.stretches(bounds, begin):
                 strides = strides_of(part.slicing.find(place)[1].meta.shape)
-                shift = tuple(map(sub, in_slice.start, in_part.start))
+                shift = () if spread else tuple(map(sub, in_slice.start, in_part.start))
                 for stretch in of_source.boxes(in_part):
                     if (box := common(stretch, wanted)) is None:
                         continue
                     sizes = box.shape
                     walked = [it for it in of_source.steps() if sizes[it[0]] > 1]
                     shape = tuple(sizes[factor] for factor, _, _ in walked)
-                    first = sum(map(mul, map(add, of_source.index(box.start), shift), strides))
-                    src = View(first, shape, tuple(by * strides[axis] for _, axis, by in walked))
+                    at = map(add, of_source.index(box.start), shift)
+                    first = sum(map(mul, in_slice.start if spread else at, strides))
+                    by = (0 if spread else step * strides[axis] for _, axis, step in walked)
+                    src = View(first, shape, tuple(by))
                     index = tuple(map(sub, self.arrangement.index(box.start), origin))
                     dst = Steps(index, shape, tuple(steps[factor] for factor, _, _ in walked))
                     yield (number, place), src, dst

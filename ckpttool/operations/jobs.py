@@ -223,20 +223,24 @@ def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
     for path in sorted(list_readable(source)):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):
             data = read_file(os.fspath(path))
-            data = _with_type(data, tensors) if path.name == "config.json" else data
+            data = _as_written(data, tensors) if path.name == "config.json" else data
             kept.append(Document(str(Path(target.output_folder, path.name)), data, "model file"))
     return replace(target, model_files=tuple(kept))
 
 
-def _with_type(config: bytes, tensors: TensorOptions) -> bytes:
-    """Return a configuration with the element type to which all weights are cast."""
+def _as_written(config: bytes, tensors: TensorOptions) -> bytes:
+    """Return a configuration with the element type to which all weights are cast.
+
+    It says nothing of scales of Float8 weights, as a recipe writes none.
+    """
     cast = next((cast.dtype for cast in tensors.casts if cast.pattern is None), None)
     values = parse_json(config)
     assert isinstance(values, dict), "it was read before"
-    keys = [key for key in ("dtype", "torch_dtype") if key in values]
-    if cast is None or not keys:
+    keys = [key for key in ("dtype", "torch_dtype") if key in values and cast is not None]
+    if not keys and "quantization_config" not in values:
         return config
-    values |= dict.fromkeys(keys, cast.lower())
+    values.pop("quantization_config", None)
+    values |= dict.fromkeys(keys, str(cast).lower())
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 

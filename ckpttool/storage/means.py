@@ -75,9 +75,14 @@ class WeightedSum:
             self.total += product.reshape(-1)
 
     def multiply(self, scales: Float64s) -> None:
-        """Multiply each element by its scale; NaN and Inf stay."""
+        """Multiply each element by its scale, in Float32; NaN and Inf stay.
+
+        So do transformers, vLLM and the code of DeepSeek, and numbers of 8 bits and their scales
+        are of Float32.
+        """
         with np.errstate(all="ignore"):
             self.total *= scales
+            self.total[:] = self.total.astype(np.float32)
 
     def find_not_finite(self) -> int | None:
         """Return the index of the first NaN or Inf in the sum; None if there is none."""
@@ -93,6 +98,8 @@ def spread(data: Bytes, term: Term, region: Region) -> Float64s:
     with np.errstate(invalid="ignore"):  # signalling NaN
         scales = numbers.astype(np.float64).reshape(wanted.shape)
     for axis, size in enumerate(block):
+        if size == 1:
+            continue
         places = np.arange(region.start[axis], region.stop[axis]) // size - wanted.start[axis]
         scales = np.take(scales, places, axis)
     scales = scales.reshape(*scales.shape, *(1,) * (len(region.shape) - scales.ndim))

@@ -49,6 +49,7 @@ WRITE_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
 STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
 CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
+ROW_BYTES = 1 << 14  # that are read of scales at a time; those of 2 MiB of Float8 take 512 bytes
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
 
 
@@ -684,6 +685,9 @@ class Runs(Struct, frozen=True):
         """First and last byte of the rows, one stride long, that contain the runs."""
         if self.count == 1:
             return self.first, self.last
+        if not self.stride:  # one element for all: others near it are wanted next
+            first = self.first // ROW_BYTES * ROW_BYTES
+            return first, first + ROW_BYTES
         return self.first // self.stride * self.stride, -(-self.last // self.stride) * self.stride
 
 

@@ -167,6 +167,19 @@ def test_a_set_knows_the_size_of_its_blocks(block, suffix):
         assert_numbers(read(Path("out.ckpt")), {"w": exact}, "Float32")
 
 
+def test_a_product_is_one_of_float32_before_it_is_rounded():
+    random = np.random.default_rng(4)
+    weight = (random.standard_normal((1 << 19, 1)) * 5).astype(ml_dtypes.float8_e4m3fn)
+    scale = random.random(weight.shape, np.float32)
+    tensors = {"w": entry("Float8E4M3FN", weight), "w_scale": entry("Float32", scale)}
+    write_file(Path("in.safetensors"), tensors, "safetensors")
+    run_well("convert", "in.safetensors", "-o", "out.ckpt", "--dtype", "bf16")
+    product = (weight.astype(np.float32) * scale).astype(ml_dtypes.bfloat16)
+    assert read(Path("out.ckpt"))["w"] == entry("BFloat16", product)
+    exact = rounded(weight.astype(np.float64) * scale, "BFloat16")
+    assert np.count_nonzero(exact != product)  # some numbers show the difference
+
+
 ONES = entry("Float32", np.ones((2, 3), np.float32))
 REFUSED = {
     "transposed": ({"a.weight_scale_inv": ONES}, "a.weight: the scale does not fit the weight"),

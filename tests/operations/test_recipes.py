@@ -6,6 +6,7 @@ import json
 import math
 import random
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from tests.support.families import (
     write_strategy,
 )
 from tests.support.in_memory import checkpoint_in_memory
-from tests.support.readers import entry_of, read, read_ranks
+from tests.support.readers import Entry, entry_of, read, read_ranks
 
 IDS = [" ".join([model, recipe, *choices.values()]) for model, recipe, choices in VARIANTS]
 
@@ -427,3 +428,89 @@ def test_what_each_rank_fused_is_regrouped_with_a_recipe(tmp_path, by):
         "merge", tmp_path / "ms", "-s", strategy, "-o", tmp_path / "b", *words, "--fused", "x=2"
     )
     assert (said.exit_code, "no fused weight is called x" in message(said)) == (5, True)
+
+
+def quantize(tensors, block):
+    """Return the tensors with the projections in Float8, and those that they stand for."""
+    stored, meant, rows, columns = {}, {}, *block
+    for name, entry in tensors.items():
+        stored[name] = meant[name] = entry
+        if "_proj" not in name or not name.endswith(".weight"):
+            continue
+        chance = np.random.default_rng(list(name.encode()))
+        weight = (chance.standard_normal(entry.shape) * 8).astype(ml_dtypes.float8_e4m3fn)
+        counts = [-(-size // of) for size, of in zip(entry.shape, block, strict=True)]
+        scale = chance.random(counts, np.float32) * np.float32(0.01)
+        every = scale.repeat(rows, 0).repeat(columns, 1)[: entry.shape[0], : entry.shape[1]]
+        stored[name] = Entry("Float8E4M3FN", entry.shape, weight.tobytes())
+        stored[f"{name}_scale_inv"] = entry_of(scale)
+        meant[name] = weight.astype(np.float32) * every  # as transformers computes it
+    return stored, meant
+
+
+def as_type(tensors, dtype):
+    numpy = {"BFloat16": ml_dtypes.bfloat16, "Float32": np.float32}[dtype]
+    cast = {name: it for name, it in tensors.items() if isinstance(it, np.ndarray)}
+    return tensors | {
+        name: Entry(dtype, it.shape, it.astype(numpy).tobytes()) for name, it in cast.items()
+    }
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3-mtp", "deepseek-v3-no-q", "qwen3", "llama"])
+@pytest.mark.parametrize("block", [(8, 8), (5, 7), (128, 128)])
+def test_float8_with_scales_is_read(tmp_path, model, block):
+    config, tensors = load_model(model)
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": block}
+    stored, meant = quantize(tensors, block)
+    write_file(tmp_path / "hf" / "model.safetensors", stored, "safetensors")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    recipe = model.removesuffix("-mtp").removesuffix("-no-q")
+    choices = {"fc1": "interleaved", "mla": "fused", "mode": "graph", "attention": "grouped"}
+    known = read_recipe(recipe).recipe.choices
+    choices = {name: value for name, value in choices.items() if name in known}
+    choices |= {"num_nextn_predict_layers": "0"} if model.endswith("no-q") else {}
+    expected = to_mindformers(config, as_type(meant, "BFloat16"), recipe, choices)
+    words = ["--recipe", option(recipe, choices)]
+    done = run_well("merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", *words)
+    assert read(tmp_path / "m.ckpt") == expected
+    scales = len(stored) - len(tensors)
+    assert f"multiplied: {scales} scales" in message(done)
+    strategy = write_strategy(tmp_path / "s.json", expected, 4)
+    to_ranks = ["-d", strategy, "-o", tmp_path / "ms", "--format", "ckpt"]
+    run_well("split", tmp_path / "hf", *to_ranks, *words, "--engine", "processes:2")
+    assert read_ranks(tmp_path / "ms") == cut(expected, ckpttool.read_strategy(strategy))
+    back = ["-s", strategy, "-o", tmp_path / "back", "--hf-config", tmp_path / "hf"]
+    run_well("merge", tmp_path / "ms", *back, *words)
+    assert read(tmp_path / "back" / "model.safetensors") == as_type(meant, "BFloat16")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert written == {key: it for key, it in config.items() if key != "quantization_config"}
+    with ckpttool.open(tmp_path / "hf", recipe=option(recipe, choices), dtype="fp32") as opened:
+        for name, entry in as_type(meant, "Float32").items():
+            if recipe == "llama" and name.endswith("q_proj.weight"):
+                new = name.replace("self_attn.q_proj", "attention.wq")
+                assert np.array_equal(opened[new][:], entry.array())
+
+
+@pytest.mark.parametrize("lost", ["scale", "dtype", "one of two"])
+def test_float8_that_means_nothing_is_refused(tmp_path, lost):
+    config, tensors = load_model("llama")
+    stored, _ = quantize(tensors, (128, 128))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    said = f"{name}: the Float8 weight has no scale"
+    if lost == "dtype":
+        del config["dtype"]
+        said = "nothing says the type of the Float8 weight: 21 tensors"
+    elif lost == "scale":
+        del stored[f"{name}_scale_inv"]
+    else:  # of the parts of one tensor
+        stored[name] = tensors[name]
+        del stored[f"{name}_scale_inv"]
+        said = "parts of one tensor have several types"
+    write_file(tmp_path / "hf" / "model.safetensors", stored, "safetensors")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt"]
+    result = run(*words, "--recipe", "mcore:fc1=interleaved,attention=grouped")
+    assert (result.exit_code, said in message(result)) == (5, True), message(result)
+    assert not (tmp_path / "m.ckpt").exists()
+    if lost == "dtype":
+        run_well(*words, "--recipe", "llama", "--dtype", "fp32")
