@@ -17,6 +17,7 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
@@ -293,6 +294,11 @@ def severities(
     if unknown := sorted(ignored - CODES.keys()):
         near = nearest(unknown[0], CODES) or "one of `ckpttool.problems.CODES`"
         raise ValueError(f"ignore={unknown[0]!r} is no code of a message; expected {near}")
+    return _column(command, strict, frozenset(ignored))
+
+
+@lru_cache(maxsize=64)  # a run makes a dozen
+def _column(command: Command, strict: bool, ignored: frozenset[str]) -> SeverityOf:
     column: dict[str, Severity | None] = {}
     for name, code in CODES.items():
         severity = code.exceptions.get(command, code.default)

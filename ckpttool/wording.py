@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import accumulate, chain, product, zip_longest
 from typing import TypeVar
 
+from ckpttool.lazy import compile_late
+
 K = TypeVar("K", bound=Hashable)
 
 LEAST_IN_STRIDE = 4  # numbers that are written as a range with a step
@@ -187,7 +189,7 @@ def shorten(names: Iterable[str], most: int = 5) -> str:
 MAX_NUMBERS = 8  # of a name that are numbers of layers
 MOST_RANGES = 8  # of numbers, in one place of a pattern
 # The number of a layer; what is longer, or has leading zeros, is a part of the name.
-NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+NUMBER = compile_late(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
 def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
@@ -386,7 +388,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 MAX_BRIEF_ROWS = 20  # of a table in a notebook, or of what `print` shows
 
-_OTHER_BYTE = re.compile("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
+_OTHER_BYTE = compile_late("[\udc80-\udcff]")  # in a path, a byte that is not UTF-8
 
 
 def as_typed(value: str) -> str:

@@ -24,7 +24,7 @@ from tests.support.corpus import GOLDEN
 
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = [  # lowest first; rooms of one floor do not know each other
-    {"problems", "wording", "concurrency", "secret", "system", "typed"},
+    {"problems", "wording", "concurrency", "lazy", "secret", "system", "typed"},
     {"model"},
     {"formats"},
     {"storage"},
@@ -352,7 +352,7 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
 
 
 START = ("", "_version", "cli", "cli.groups", "cli.main", "cli.signals")
-START += ("problems", "wording")
+START += ("lazy", "problems", "wording")
 
 
 def loaded_by(*arguments: str, beside: str = "click, msgspec") -> tuple[set[str], set[str]]:
@@ -404,13 +404,13 @@ def test_inspecting_a_file_loads_no_plans():
 
 
 MOST_MODULES = {  # of the package, that a small run loads
-    "merge SRC -s S -o OUT.h5 -q": 130,
-    "reshard SRC -s S -d D -o OUT -q": 130,
-    "convert SRC -o OUT --format safetensors -q": 129,
-    "verify SRC -s S": 114,
-    "inspect SRC -s S": 110,
-    "diff SRC SRC -s S": 123,
-    "strategy show S": 82,
+    "merge SRC -s S -o OUT.h5 -q": 128,
+    "reshard SRC -s S -d D -o OUT -q": 128,
+    "convert SRC -o OUT --format safetensors -q": 127,
+    "verify SRC -s S": 113,
+    "inspect SRC -s S": 108,
+    "diff SRC SRC -s S": 107,
+    "strategy show S": 81,
 }
 
 
@@ -423,6 +423,16 @@ def test_a_command_loads_only_what_it_needs(tmp_path, line, most):
     ours, loaded = loaded_by(*words, beside="click, h5py, numpy")  # old ones load more themselves
     assert len(ours) <= most
     assert loaded & {"numpy.ma", "secrets", "multiprocessing", "rich"} == set()
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+def test_a_merge_into_another_format_loads_no_hdf5_and_starts_nothing(tmp_path, suffix):
+    case = GOLDEN / "reshard_8_to_4"
+    words = ("merge", str(case / "src"), "-s", str(case / "src_strategy.ckpt"), "-q", "-o")
+    ours, loaded = loaded_by(*words, str(tmp_path / f"merged{suffix}"), beside="click, numpy")
+    assert len(ours) <= 128
+    assert not ours & {"formats.hdf5", "strategy_files.handwritten"}
+    assert not loaded & {"h5py", "rich", "socket", "subprocess", "yaml"}
 
 
 ABOUT_OUTPUTS = {  # functions that look at the destination

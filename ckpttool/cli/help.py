@@ -24,6 +24,7 @@ from ckpttool.cli.groups import walk_commands
 from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo, has_utf8
 from ckpttool.formats.local import list_folder, list_readable, read_file
+from ckpttool.lazy import compile_late
 from ckpttool.wording import nearest
 
 if TYPE_CHECKING:
@@ -47,13 +48,15 @@ CHINESE_LEAD = (
 )
 WORDS = "words"  # the topic with the words of MindSpore and of others, in tables
 MAX_WIDTH = 100  # columns; longer lines are hard to read
-ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$(?!\n\|--)", re.MULTILINE)  # of a table with two columns
-HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
-PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
-LINK = re.compile(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
+ROW = compile_late(
+    r"^\| ([^|]+) \| (.+) \|$(?!\n\|--)", re.MULTILINE
+)  # of a table with two columns
+HEADING = compile_late(r"^(#+) (.*)", re.MULTILINE)
+PICTURE = compile_late(r"!\[[^]]*\]\([^)]*\)\n*")
+LINK = compile_late(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
 # Where a line of Chinese may end: behind every letter and mark, unless a closing mark comes next.
 # rich ends lines at spaces only.  BREAK is a space for Python, takes no column, and is not printed.
-LINE_END = re.compile(r"(?<=[一-鿿，。；：！？、）])(?=[\w`(（])|(?<=[\w`)])(?=[一-鿿（])")
+LINE_END = compile_late(r"(?<=[一-鿿，。；：！？、）])(?=[\w`(（])|(?<=[\w`)])(?=[一-鿿（])")
 BREAK = "\x1f"
 
 

@@ -20,6 +20,7 @@ import click
 
 from ckpttool.cli.groups import ANSWERED
 from ckpttool.formats.local import describe_os_error
+from ckpttool.lazy import compile_late
 from ckpttool.problems import ExecutionError
 from ckpttool.wording import count, printable
 
@@ -293,7 +294,9 @@ def print_table(
     echo("\n".join((*bold, click.style(rule, dim=True), *body, "")))
 
 
-_LAYER = re.compile(r"((?:(?:.*[.])?(?:\d+|{[\d,/-]+})[.](?=.))?).*")  # up to the number of a layer
+_LAYER = compile_late(
+    r"((?:(?:.*[.])?(?:\d+|{[\d,/-]+})[.](?=.))?).*"
+)  # up to the number of a layer
 
 
 def _by_layer(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
@@ -403,7 +406,7 @@ def _fold(line: str, width: float, indent: int = 0) -> list[str]:
 
 # What stays on one line: `a command`, (4, 2), [0:4, 0:2], 64 x 2, rows / 2, x 4, step 2_10,
 # 189.8 KiB, 8 ranks.
-_TIED = re.compile(
+_TIED = compile_late(
     r"`[^`]+`|\(\d+(?:, \d+)+\)|\[\d+(?::\d+)?(?:, \d+(?::\d+)?)+\]|(?<=\d) x (?=\d)| / |"
     r"(?<![^ (])(?:x|step|ranks?|stages?|byte) (?=\d)|(?<![^ (])\d[\d.,_-]*(?<!,) (?=[^\d ])"
 )

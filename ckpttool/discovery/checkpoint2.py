@@ -100,6 +100,7 @@ from ckpttool.discovery.self_described import (
 )
 from ckpttool.formats.local import identify_file, is_file, list_folder, stat_file
 from ckpttool.formats.strict_json import convert_as, read_json_object
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
@@ -130,11 +131,11 @@ from ckpttool.wording import count, format_ranks, shorten
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
 _ITERATIONS = NumberedSaves("iteration", ITERATION, _TRACKER)
-MINDFORMERS_FILE = re.compile(
+MINDFORMERS_FILE = compile_late(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
 _ESCAPE = r"""\\(?:[nrt\\'"]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
-_STORAGE_KEY = re.compile(
+_STORAGE_KEY = compile_late(
     rf"""\((?P<name>'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*"), \((\d{{1,12}}),\)\)"""
 )
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it

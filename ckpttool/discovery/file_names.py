@@ -22,21 +22,23 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
-RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
-STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
-NUMBER = re.compile(r"\d{1,255}")
-_OF_BEST = re.compile(r"(.+)_(\d{1,9})_(\d{1,9})(\.\w+)?", re.DOTALL)
-_COUNTER = re.compile(r"_([1-9]\d{0,254})$")
+from ckpttool.lazy import compile_late
+
+RANK_FOLDER = compile_late(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
+RANK_IN_NAME = compile_late(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
+STEP_IN_NAME = compile_late(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
+NUMBER = compile_late(r"\d{1,255}")
+_OF_BEST = compile_late(r"(.+)_(\d{1,9})_(\d{1,9})(\.\w+)?", re.DOTALL)
+_COUNTER = compile_late(r"_([1-9]\d{0,254})$")
 _RANK = "{rank}"
 # What a number counts if not ranks, before the number.
-_OTHER_COUNT = re.compile(
+_OTHER_COUNT = compile_late(
     r"(?<![a-z])(epoch|ep|step|iter|iteration|round|version|ver|v|run|trial|exp|experiment|seed|k?fold)"
     r"s?[^a-z0-9]*$",
     re.IGNORECASE,
 )
-HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
-ITERATION = re.compile(r"iter(?:ation)?_(\d{1,18})")  # a folder of Checkpoint 2.0
+HYPER_METADATA = compile_late(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
+ITERATION = compile_late(r"iter(?:ation)?_(\d{1,18})")  # a folder of Checkpoint 2.0
 
 
 class Step(NamedTuple):

@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from io import BufferedReader
@@ -86,6 +85,7 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.formats.strict_json import convert_as
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
@@ -126,9 +126,9 @@ _VERSIONS = ("1.0", "2.0")
 T = TypeVar("T")
 
 _STEPS = NumberedSaves(
-    "step", re.compile(r"global_step_(\d{1,18})"), "latest_checkpoint_iteration.txt"
+    "step", compile_late(r"global_step_(\d{1,18})"), "latest_checkpoint_iteration.txt"
 )
-_TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
+_TENSOR_FILE = compile_late(r"_rank(\d{1,9})_\.safetensors")
 _ALL_RANKS = -1  # in place of the rank of a metadata file: it is that of all
 _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 

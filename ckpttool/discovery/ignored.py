@@ -25,7 +25,6 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +43,7 @@ from ckpttool.formats.local import (
     list_folder,
     open_file,
 )
+from ckpttool.lazy import compile_late
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.problems import (
     Diagnostic,
@@ -59,13 +59,13 @@ from ckpttool.transaction.states import describe_record, find_unfinished_run
 from ckpttool.wording import count, format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
-_EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
-_FAILED_CONVERSION = re.compile(r"transform_failed_rank_\d+\.txt")
-_EXPLAINED = re.compile(  # names that are noted by themselves, or that say nothing
+_EMERGENCY = compile_late(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
+_FAILED_CONVERSION = compile_late(r"transform_failed_rank_\d+\.txt")
+_EXPLAINED = compile_late(  # names that are noted by themselves, or that say nothing
     rf"{_EMERGENCY.pattern}|{_FAILED_CONVERSION.pattern}"
     r"|(merge_succeed|transform_succeed_rank_\d+)\.txt"
 )
-_PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_PYTORCH_NAME = compile_late(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _DEEPSPEED = "*mp_rank_*_model_states.pt"
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _FOREIGN_SUFFIXES = (".pb", ".json", ".meta", ".mindir")

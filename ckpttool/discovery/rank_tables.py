@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.formats.foreign import list_rank_tables, read_rank_table
+from ckpttool.lazy import compile_late
 from ckpttool.problems import FormatError
 
 _Servers: TypeAlias = Mapping[str, Mapping[int, int]]  # server to device to rank, by lowest rank
 
-_LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)")
+_LAST_NUMBER = compile_late(r"(.*?)(\d{1,9})(\D*)")
 
 
 def ranks_of_devices(hosts: Mapping[Path, Collection[int]]) -> Mapping[Path, Mapping[int, int]]:

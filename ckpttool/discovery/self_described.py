@@ -20,12 +20,13 @@ from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
+from ckpttool.lazy import compile_late
 from ckpttool.model.tensors import CutShortError, FileIndex, StoredTensor
 from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
-BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
+BARE_NAME = compile_late(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 
 FilesByName = Mapping[str, FileIndex | FormatError]
 

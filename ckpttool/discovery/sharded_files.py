@@ -28,13 +28,14 @@ from ckpttool.formats.weight_index import (
     is_inside,
     read_index_file,
 )
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import CutShortError, FileIndex, Remains, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
-_SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
+_SHARD_FILE = compile_late(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
 def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:

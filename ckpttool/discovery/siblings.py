@@ -24,6 +24,7 @@ from ckpttool.discovery.file_names import (
 from ckpttool.discovery.rank_folders import named_folders
 from ckpttool.formats import read_indexes
 from ckpttool.formats.local import exists, find_paths, list_readable
+from ckpttool.lazy import compile_late
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import CkptToolError
@@ -31,7 +32,7 @@ from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 
 # Folders of ranks, devices and hosts, in the words of MindSpore and of its launch scripts.
-_NUMBERED_PLACE = re.compile(
+_NUMBERED_PLACE = compile_late(
     r"(?i)(rank|node|ckpt|device|card|[gn]pu|host|server|worker|process|parallel|log)s?[._-]?\d"
 )
 

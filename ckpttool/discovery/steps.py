@@ -21,7 +21,6 @@ Times choose and propose nothing, since a copy has other times.  They only warn.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
@@ -36,6 +35,7 @@ from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.ignored import note_special_save
 from ckpttool.discovery.saves import FoundStep, Run, SavedFile, SavedFiles
 from ckpttool.formats.local import stat_file
+from ckpttool.lazy import compile_late
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -47,7 +47,7 @@ from ckpttool.problems import (
 from ckpttool.transaction.states import Record, find_unfinished_run
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
-_BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
+_BY_RANK = compile_late(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
 
 
 class Chosen(Struct, frozen=True):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
@@ -326,7 +325,7 @@ def write_file(task: FileTask) -> Filled:
         reason = str(error)
         if isinstance(error, OSError):
             reason = f"{error.filename}: {describe_os_error(error)}"
-        raise CkptToolError(f"on {socket.gethostname()}: {reason}") from error
+        raise CkptToolError(f"on {os.uname().nodename}: {reason}") from error
 
 
 def _write(task: FileTask, path: str) -> Filled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -15,6 +14,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
+from ckpttool.lazy import compile_late
 from ckpttool.problems import EngineError
 from ckpttool.system import count_processors
 from ckpttool.typed import require_number
@@ -30,7 +30,7 @@ WORKER_DIED = "a worker died"
 WHY_DEAD = "it was killed, or memory ran out"
 FEWER = "fewer workers (-j 2), or less memory (--max-memory 1GiB)"
 
-ENGINE = re.compile(r"inline|mpi|dask:.+|(threads|processes)(:(?=\d*[1-9])\d{1,6})?")
+ENGINE = compile_late(r"inline|mpi|dask:.+|(threads|processes)(:(?=\d*[1-9])\d{1,6})?")
 # The forms of each engine that users choose, and an example.
 ENGINES = {
     "threads": ("threads[:N]", "threads:4"),

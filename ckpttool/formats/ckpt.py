@@ -105,6 +105,7 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
+from ckpttool.lazy import compile_late
 from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype, find_word
 from ckpttool.model.names import map_component_names, map_of_component
 from ckpttool.model.tensors import (
@@ -130,9 +131,9 @@ _DTYPES_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5
 # header is read field by field.
 _USUAL_BYTES = 512
 _VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
-_DIM = re.compile(rb"\x08(%b)" % _VARINT)
-_USUAL_TENSOR = re.compile(rb"\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 3))
-_USUAL_HEADER = re.compile(
+_DIM = compile_late(rb"\x08(%b)" % _VARINT)
+_USUAL_TENSOR = compile_late(rb"\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 3))
+_USUAL_HEADER = compile_late(
     rb"(\x0a%b\x0a%b)([^\x00-\x1f]+)(\x12%b(?:\x08%b)*\x12[\x01-\x20]\w+\x1a%b)" % ((_VARINT,) * 5)
 )
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save

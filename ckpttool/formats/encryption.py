@@ -52,7 +52,6 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/cryp
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -63,6 +62,7 @@ from msgspec.structs import replace
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.local import note_read, open_source
 from ckpttool.formats.wire import decode_varint
+from ckpttool.lazy import compile_late
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
 from ckpttool.problems import (
     COPY_AGAIN,
@@ -88,7 +88,7 @@ _KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)
 MAX_BLOCKS = 1 << 16  # 4 TiB in MindSpore's blocks; stops files that are only block headers
 PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
 UNIT = 16  # block size of AES and SM4, in bytes
-_RECORD = re.compile(rb"\x0a([\x80-\xff]{0,9}[\x00-\x7f])[\x0a\x12]")  # its length, then a field
+_RECORD = compile_late(rb"\x0a([\x80-\xff]{0,9}[\x00-\x7f])[\x0a\x12]")  # its length, then a field
 _NONCE_BYTES = 12
 _FIRST_COUNTER = 2  # GCM uses 1 for the tag
 _WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block

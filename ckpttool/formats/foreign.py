@@ -77,6 +77,7 @@ from msgspec import Struct
 from ckpttool.formats.local import is_file, list_readable, open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, WireReader
+from ckpttool.lazy import compile_late
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
 
@@ -99,11 +100,11 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # offset, bytes, kind
     (0, bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e"), "pytorch"),
     (0, b"version https://git-lfs", "lfs"),
 )
-_ARCHIVE = re.compile(r"\.(tar\.\w+|tgz)$")  # the end of a name
-_PAGE = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
-_PYTHON = re.compile(r"^(import|from|def|class) [A-Za-z_]", re.MULTILINE)
-_VERSION = re.compile(rb"\d+(\.\d+)+")
-_HANDWRITTEN = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
+_ARCHIVE = compile_late(r"\.(tar\.\w+|tgz)$")  # the end of a name
+_PAGE = compile_late(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
+_PYTHON = compile_late(r"^(import|from|def|class) [A-Za-z_]", re.MULTILINE)
+_VERSION = compile_late(rb"\d+(\.\d+)+")
+_HANDWRITTEN = compile_late(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
 _JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it has one of these keys
     "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
     "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
@@ -302,7 +303,7 @@ class RankTable(Struct, frozen=True):
 
 
 # rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
-_TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
+_TABLE_NAME = compile_late(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
 def list_rank_tables(folder: Path) -> list[Path]:

@@ -56,7 +56,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -68,6 +67,7 @@ from msgspec.structs import replace
 from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
+from ckpttool.lazy import compile_late
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -88,8 +88,8 @@ _NO_HEADER = "not a safetensors file: it has no valid header"
 _MOST = 10**15  # an offset of more digits than files have
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
-_SLICES_OF_TORCH = re.compile(r"shard-\d+-model-")  # begins the name of a file of one rank
-_OFFSETS_OF_ZERO = re.compile(r'"saved_offsets"\s*:\s*\[[0,\s]*\]')  # of a full tensor
+_SLICES_OF_TORCH = compile_late(r"shard-\d+-model-")  # begins the name of a file of one rank
+_OFFSETS_OF_ZERO = compile_late(r'"saved_offsets"\s*:\s*\[[0,\s]*\]')  # of a full tensor
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
 # the last type first.

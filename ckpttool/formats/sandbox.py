@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -27,6 +26,7 @@ from ckpttool.problems import CkptToolError, FormatError
 from ckpttool.system import lower_limit, read_process
 
 if TYPE_CHECKING:
+    import subprocess
     from multiprocessing.connection import Connection
 
 T = TypeVar("T")
@@ -156,6 +156,7 @@ class Sandbox:
 
 
 def _start() -> _Child:
+    import subprocess  # few files need it
     from multiprocessing import Pipe
 
     ours, theirs = Pipe()

@@ -7,19 +7,19 @@ Limits on size are those of the caller, and so is what the values mean.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from ckpttool.formats.local import open_file
+from ckpttool.lazy import compile_late
 from ckpttool.problems import FormatError
 
-_LONG_NUMBER = re.compile(rb"\d{4301}")  # Python since 3.10.7 refuses a number of so many digits
+_LONG_NUMBER = compile_late(rb"\d{4301}")  # Python since 3.10.7 refuses a number of so many digits
 T = TypeVar("T")
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
+_SURROGATE = compile_late(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
 
 
 def parse_json(data: bytes, halves: str = "strict") -> object:

@@ -15,7 +15,6 @@ compressed-tensors (``weight_scale_inv``, ``weight_scale``).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
@@ -23,6 +22,7 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ckpttool.lazy import compile_late
 from ckpttool.model.dtypes import CASTABLE, FLOAT8, FLOATS
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
@@ -61,14 +61,14 @@ Belongings: TypeAlias = Mapping[str, Belonging]  # by name, without weights that
 
 WEIGHT = Belonging()
 
-_COUNTER = re.compile(
+_COUNTER = compile_late(
     r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
     r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
     r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
     r"|fake_lr|fake_param"
 )
 _EMA_COUNTER = "updates"
-_STATE = re.compile(r"matrix_(a_inv_|g_inv_|max)\d+")  # what THOR computes
+_STATE = compile_late(r"matrix_(a_inv_|g_inv_|max)\d+")  # what THOR computes
 _OTHER_STATES = ("linear", "prev", "main_param")  # FTRL, Rprop, master copies of MindFormers
 _COPIES = ("ema", "swap")
 _VALUE_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter

@@ -27,6 +27,7 @@ from math import prod
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ckpttool.lazy import compile_late
 from ckpttool.model.choices import Fusion
 from ckpttool.model.dtypes import CASTABLE, DTYPES, find_word
 from ckpttool.model.region import Arrangement, Region, common
@@ -35,7 +36,7 @@ from ckpttool.wording import format_shape, shorten
 Value = object  # of an expression: a number, a text, a truth value, a range, or None
 SIDES = ("MindSpore", "Hugging Face")
 _MAX_LOOP = 1 << 16  # values of a hole; models have some hundred layers or experts
-_HOLE = re.compile(r"\{([^{}]*)\}")
+_HOLE = compile_late(r"\{([^{}]*)\}")
 _OPERATORS: Mapping[type, Callable[..., Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -161,7 +162,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Value:
     return evaluate(ast.unparse(node), values)
 
 
-_TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z_]\w*)(?:\[([^]:]*)(:)?([^]]*)\])?)")
+_TOKEN = compile_late(r"\s*(?:(\()|(\))|([A-Za-z_]\w*)(?:\[([^]:]*)(:)?([^]]*)\])?)")
 
 
 class Factor(Struct, frozen=True):

@@ -21,15 +21,16 @@ from itertools import chain
 
 from msgspec import Struct
 
+from ckpttool.lazy import compile_late
 from ckpttool.model.belonging import WEIGHT, Belongings
 from ckpttool.model.names import map_of_component
 from ckpttool.model.patterns import Pattern, unmatched_problem
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
-WANTED = re.compile(r"any|none|same|\d+ names|(n|m|\d+)( x (n|m|\d+))*")  # see `Rename.beside`
-_PLACE = re.compile(r"[*?]")
-WILDCARD = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
+WANTED = compile_late(r"any|none|same|\d+ names|(n|m|\d+)( x (n|m|\d+))*")  # see `Rename.beside`
+_PLACE = compile_late(r"[*?]")
+WILDCARD = compile_late(r"\*|\?|\[!?\]?[^\]]*\]")  # of a glob, as `fnmatch` reads it
 
 
 class Names(dict[str, "tuple[int, ...] | None"]):

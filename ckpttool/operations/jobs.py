@@ -32,6 +32,7 @@ from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import is_file, is_folder, list_readable, read_file, url_problem
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.weight_index import INDEX_OF_PARTS, SINGLE_FILE
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import Document, Kept, Target
@@ -50,7 +51,6 @@ from ckpttool.planning.naming import name_files
 from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
-from ckpttool.strategy_files.near import find_near
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
 # What lies beside the weights of a model: its configuration, its tokenizer, its code.
-MODEL_FILE = re.compile(
+MODEL_FILE = compile_late(
     r"(\w+_)?config\.json|tokenizer.*\.(json|model)|(sentencepiece|spiece|\w+)(\.bpe)?\.model(\.v\d)?|"
     r"(vocab|merges)\.(json|txt)|(special_tokens_map|added_tokens)\.json|chat_template\..*|"
     r".*\.tiktoken|(configuration|modeling|tokenization|image_processing|processing)_\w+\.py|LICENSE.*"
@@ -476,6 +476,8 @@ def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]
     """Yield the diagnostics of a scan, and that the strategies beside the files are not copied."""
     strategies = [*catalog.strategy_files]
     if catalog.needs_strategy and not strategies:
+        from ckpttool.strategy_files.near import find_near  # late, as most have them beside
+
         strategies = [near.path for near in find_near(catalog.root) if near.steps == 0]
     yield from (note for note in catalog.diagnostics if note.code != "strategy_file")
     if strategies:

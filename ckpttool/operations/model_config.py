@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.formats.local import is_file, is_folder
+from ckpttool.lazy import compile_late
 from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
@@ -40,17 +41,17 @@ _WIDTH_OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size", "interme
 _MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # the last leads back
 
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.
-_EVERY = re.compile(r"_(step|freq|interval|period)$")
-_BY_LAYER = re.compile(r"layer|block|ratio|pattern|freq|idx|indices")
+_EVERY = compile_late(r"_(step|freq|interval|period)$")
+_BY_LAYER = compile_late(r"layer|block|ratio|pattern|freq|idx|indices")
 
-_LAYER = re.compile(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
-_EXPERT = re.compile(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
-_ROUTER = re.compile(r"(?:^|\.)(?!shared)\w*(?:gate|router)\.(?:.*\.)?weight$")
-_EMBEDDING = re.compile(
+_LAYER = compile_late(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
+_EXPERT = compile_late(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
+_ROUTER = compile_late(r"(?:^|\.)(?!shared)\w*(?:gate|router)\.(?:.*\.)?weight$")
+_EMBEDDING = compile_late(
     r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding_)?w\w*$"
 )
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|head|output)\.weight$")
-_OTHER_STACKS = re.compile(r"vis|audio|image|encoder")
+_HEAD = compile_late(r"(?:^|\.)(?:lm_head|output_layer|embed_out|head|output)\.weight$")
+_OTHER_STACKS = compile_late(r"vis|audio|image|encoder")
 _OF_MTP = ("enorm.weight", "hnorm.weight", "eh_proj.weight")  # beside those of a decoder layer
 
 

@@ -33,13 +33,8 @@ from ckpttool.operations.answer import Count, Document, Some
 from ckpttool.planning.preflight import document_problem
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.files import write_document
-from ckpttool.strategy_files.handwritten import (
-    KEY,
-    VERSION,
-    YAML_SUFFIXES,
-    format_cut,
-    quote_key,
-)
+from ckpttool.strategy_files.folders import KEY, YAML_SUFFIXES
+from ckpttool.strategy_files.handwritten import VERSION, format_cut, quote_key
 from ckpttool.wording import count, format_difference, format_shape, shorten
 
 _OPEN = "# {} no value yet: take one from the comments below it, or write another."

@@ -16,16 +16,17 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from ckpttool.lazy import compile_late
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.wording import shorten
 
 # The checksum and the mark of MindSpore, slices of torch, signatures, and how ckpttool made a file.
-_OF_ONE_FILE = re.compile(
+_OF_ONE_FILE = compile_late(
     r"(?s)format|remove_redundancy|crc_.*|DCP_.*|__.*__|ckpttool\..*",
 )
-_WORD = re.compile(r"[\w./-]+")
-_JSON_STRING = re.compile(r'"([^"\\]*)"')
+_WORD = compile_late(r"[\w./-]+")
+_JSON_STRING = compile_late(r'"([^"\\]*)"')
 
 
 def carry_metadata(plan: Plan, diagnostics: Diagnostics) -> Plan:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from ckpttool.discovery.file_names import RankFile, base_of, label_of, read_names
 from ckpttool.formats import format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Document, Plan
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
@@ -32,8 +33,8 @@ from ckpttool.wording import shorten
 OF_MINDFORMERS = "{model}_rank_{rank}-{step}"
 META = "meta.json"
 MINDFORMERS_FORMATS = ("ckpt", "safetensors")
-_RANK = re.compile(r"_rank_(\d+)")
-_STEP = re.compile(r".+-(\d+)_(\d+)\.(?:ckpt|safetensors)")
+_RANK = compile_late(r"_rank_(\d+)")
+_STEP = compile_late(r".+-(\d+)_(\d+)\.(?:ckpt|safetensors)")
 
 
 def name_files(

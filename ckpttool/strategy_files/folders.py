@@ -29,13 +29,16 @@ from msgspec import Struct
 from ckpttool.formats import format_of_content, format_of_suffix, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, list_readable, stat_file
+from ckpttool.lazy import compile_late
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.problems import FormatError
 
 STRATEGY_FOLDER = "strategy"
 SUFFIXES = (".ckpt", ".json")
-_NUMBER = re.compile(r"\d+")
-_NUMBERED = re.compile(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
+# Of hand-written files: the suffixes, and the first key, which those with ``.json`` have, too.
+YAML_SUFFIXES, KEY = (".yaml", ".yml"), "ckpttool_strategy"
+_NUMBER = compile_late(r"\d+")
+_NUMBERED = compile_late(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
 
 
 class StrategyFiles(Struct, frozen=True):

@@ -73,23 +73,25 @@ from msgspec.structs import replace
 
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
+from ckpttool.lazy import compile_late
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy, escape_pattern
 from ckpttool.problems import CombinedError, StrategyError, raise_all
+from ckpttool.strategy_files.folders import KEY, YAML_SUFFIXES
 from ckpttool.wording import count, nearest
 
 if TYPE_CHECKING:
     import yaml
 
-KEY = "ckpttool_strategy"
 VERSION = 1
-YAML_SUFFIXES = (".yaml", ".yml")
 _TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NUMBER = compile_late(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
-_QUOTED_OR_COMMENT = re.compile(r""""(?:\\.|[^"\\])*"|(?<![\w.])'(?:''|[^'])*'|(?:^|(?<=\s))#.*""")
+_QUOTED_OR_COMMENT = compile_late(
+    r""""(?:\\.|[^"\\])*"|(?<![\w.])'(?:''|[^'])*'|(?:^|(?<=\s))#.*"""
+)
 _LOOKALIKES = {  # NFKC has the full-width forms
     **dict.fromkeys("\u201c\u201d\u201e\u201f\u300c\u300d", '"'),
     **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
@@ -382,7 +384,7 @@ def _format_node(node: Node) -> str:
 
 # ------------------------------------------------------------------------------------------ writing
 
-_BARE = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)  # names that need no quotes
+_BARE = compile_late(r"[A-Za-z_][\w./]*", re.ASCII)  # names that need no quotes
 
 
 def encode_handwritten(strategy: Strategy, path: str) -> bytes:

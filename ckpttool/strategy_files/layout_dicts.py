@@ -28,14 +28,13 @@ MindSpore 2.10 ``nn/cell.py`` (``parameter_layout_dict``), ``parallel/_tensor.py
 
 from __future__ import annotations
 
-import re
-
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ckpttool.lazy import compile_late
 from ckpttool.model.layout import Layout, fold_layout
 
-_GROUP = re.compile(r"(\d+)-\d+")
+_GROUP = compile_late(r"(\d+)-\d+")
 _WORLD_GROUPS = ("hccl_world_group", "nccl_world_group")
 
 

@@ -8,7 +8,6 @@ are offered as one strategy only if they are read as one.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
@@ -16,13 +15,14 @@ from shlex import quote
 from msgspec import Struct
 
 from ckpttool.formats.local import is_file, is_folder, list_readable
+from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
 from ckpttool.problems import CkptToolError, Diagnostic, join_clauses
 from ckpttool.strategy_files.folders import SUFFIXES, find_strategy_files, without_numbers
 from ckpttool.strategy_files.reader import glance, read_strategy
 from ckpttool.wording import count, shorten
 
-_FOLDER = re.compile(r"(\w+_)?(strategy|strategies|strategys)")
+_FOLDER = compile_late(r"(\w+_)?(strategy|strategies|strategys)")
 
 
 class NearStrategy(Struct, frozen=True):

@@ -88,6 +88,7 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.strict_json import convert_as, parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, Memory, WireReader
+from ckpttool.lazy import compile_late
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
@@ -99,32 +100,26 @@ from ckpttool.problems import (
     raise_all,
 )
 from ckpttool.strategy_files.folders import (
+    KEY,
+    YAML_SUFFIXES,
     checkpoint_format,
     files_that_may_be_strategies,
     find_strategy_files,
     is_merged_name,
 )
-from ckpttool.strategy_files.handwritten import (
-    KEY,
-    YAML_SUFFIXES,
-    is_handwritten,
-    parse_handwritten,
-    read_handwritten,
-)
 from ckpttool.strategy_files.layout_dicts import LayoutItem, layout_of
-from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
 from ckpttool.wording import count, format_ranks, shorten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
 # The beginning of a layout item; its stage, in a merged file.
-_LAYOUT_ITEM = re.compile(
+_LAYOUT_ITEM = compile_late(
     rb"\x1a[\x80-\xff]{0,3}[\x00-\x7f]\n[\x80-\xff]?[\x01-\x7f](?:([0-9]{1,3})-)?"
 )
-_JSON_ITEM = re.compile(rb'"(?:([0-9]{1,3})-)?[^"\\]*"\s*:\s*\{\s*"dev_matrix"\s*:')
-_JSON_ENTRY = re.compile(rb'"[^"\\]*"\s*:\s*\{\s*"dev_matrix"[^{}]*\}')
+_JSON_ITEM = compile_late(rb'"(?:([0-9]{1,3})-)?[^"\\]*"\s*:\s*\{\s*"dev_matrix"\s*:')
+_JSON_ENTRY = compile_late(rb'"[^"\\]*"\s*:\s*\{\s*"dev_matrix"[^{}]*\}')
 _MOST_NAMES = 100  # of a glance
-_MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
+_MERGED_NAME = compile_late(r"([0-9]{1,3})-(.+)", re.DOTALL)
 T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
 
@@ -168,12 +163,11 @@ def read_strategy(paths: Layouts) -> Strategy:
     for path in listed_files:
         try:
             _check_size(path)
-            if is_handwritten(path):
-                handwritten.append(path)
-            elif holds_split_info(path):
-                split_infos.append(path)
-            else:
+            of_kind = _same_kind(path, handwritten, split_infos)
+            if of_kind is None:
                 files.append(_read_file(path, cache))
+            else:
+                of_kind.append(path)
         except CkptToolError as error:
             errors[path] = error
     folders = _folders_of_single_stages(files)
@@ -191,9 +185,14 @@ def read_strategy(paths: Layouts) -> Strategy:
     if split_infos and files:
         message = f"split information of mindone, and {files[0].path} is a strategy of MindSpore"
         raise StrategyError(split_infos[0], message, "one of the two")
-    mindspore = read_split_info(split_infos) if split_infos else None
-    mindspore = _join_files(files, spare) if files else mindspore
+    mindspore = _join_files(files, spare) if files else None
+    if split_infos:
+        from ckpttool.strategy_files.split_info import read_split_info
+
+        mindspore = read_split_info(split_infos)
     if handwritten:
+        from ckpttool.strategy_files.handwritten import read_handwritten
+
         strategy = read_handwritten(handwritten[0], mindspore)
     else:
         strategy = mindspore or join_stages({})
@@ -201,6 +200,16 @@ def read_strategy(paths: Layouts) -> Strategy:
         return strategy
     note = Diagnostic("strategy_file", "not a strategy, so skipped", where=shorten(skipped, 3))
     return replace(strategy, notes=(*strategy.notes, note))
+
+
+def _same_kind(path: str, handwritten: list[str], split_infos: list[str]) -> list[str] | None:
+    """Return the list of files of the kind of ``path``; None for those of MindSpore's."""
+    if not path.endswith((*YAML_SUFFIXES, ".json")):
+        return None
+    from ckpttool.strategy_files.handwritten import is_handwritten  # late, as most are protobuf
+    from ckpttool.strategy_files.split_info import holds_split_info
+
+    return handwritten if is_handwritten(path) else split_infos if holds_split_info(path) else None
 
 
 class Glance(NamedTuple):
@@ -258,6 +267,8 @@ def parse_strategy(data: bytes, path: str) -> Strategy:
     The suffix of ``path`` gives the form.  Errors are those of `read_strategy`.
     """
     if path.endswith(YAML_SUFFIXES):
+        from ckpttool.strategy_files.handwritten import parse_handwritten
+
         return parse_handwritten(data, path, None)
     return join_stages(_parse_file(path, data).stages, (path,))
 
@@ -270,7 +281,7 @@ def find_stage(path: str) -> int | None:
     StrategyError
         The file has no items of operators, which alone have the stage, or it is no such file.
     """
-    if is_handwritten(path) or holds_split_info(path):
+    if _same_kind(path, [], []) is not None:
         raise StrategyError(path, "not a strategy file of MindSpore's, which has a stage")
     file = _parse_file(path, None)
     if file.is_merged:

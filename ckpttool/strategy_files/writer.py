@@ -82,7 +82,8 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
 from ckpttool.storage.files import is_there, write_document
-from ckpttool.strategy_files.handwritten import YAML_SUFFIXES, encode_handwritten, why_no_line
+from ckpttool.strategy_files.folders import YAML_SUFFIXES
+from ckpttool.strategy_files.handwritten import encode_handwritten, why_no_line
 from ckpttool.strategy_files.reader import Layouts, parse_strategy, read_strategy
 from ckpttool.wording import count, format_ranks, shorten
 

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -73,7 +72,7 @@ class Writer(Struct, frozen=True):
     def this(cls) -> Writer:
         """Return this process, from now on."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return cls(os.getpid(), socket.gethostname(), now)
+        return cls(os.getpid(), os.uname().nodename, now)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"

@@ -30,7 +30,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +43,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from ckpttool.formats.local import list_folder, unreadable
+from ckpttool.lazy import compile_late
 from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
@@ -62,7 +62,7 @@ from ckpttool.transaction.log import (
 from ckpttool.transaction.sealed_files import ManifestFile, SealedFile, sealed_text
 from ckpttool.wording import count, shorten
 
-LOG = re.compile(r"whole\.log|\d{1,6}-of-\d{1,6}\.log")
+LOG = compile_late(r"whole\.log|\d{1,6}-of-\d{1,6}\.log")
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
 NO_LOCKS = "--no-locks"

@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ import pytest
 from tests.support.commands import everything, files_below, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.described import ranks_of
-from tests.support.small_sets import SmallSet, filled_outputs
+from tests.support.small_sets import SmallSet, filled_outputs, machine
 from tests.support.snapshots import Transcript
 from tests.support.transcripts import check_case, read_cases
 
@@ -97,7 +96,8 @@ class Case:
         elif verb == "move":
             small.out = small.out.rename(small.folder / "moved")
         elif verb == "host":
-            self.patch.setattr(socket, "gethostname", lambda: more[0])
+            other = machine(more[0])
+            self.patch.setattr(os, "uname", lambda: other)
         elif verb == "as":
             small.command, *form = more
             small.output_format = form[0] if form else "ckpt"
