@@ -190,6 +190,7 @@ def count_processors() -> float:
     return min(number, find_quota(read_process("cgroup")))
 
 
+@cache  # a run asks several times
 def find_quota(groups: str, mount: str = "/sys/fs/cgroup") -> float:
     """Return how many processors the control groups of this process may use; inf without a limit.
 

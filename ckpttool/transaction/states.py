@@ -34,6 +34,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -83,7 +84,7 @@ class State(Enum):
     COMPLETE = "complete"
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, dict=True):
     """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
 
     manifest: Path
@@ -100,7 +101,7 @@ class Record(Struct, frozen=True):
         """The folder that paths of outputs are relative to."""
         return self.manifest.parent
 
-    @property
+    @cached_property
     def home(self) -> Path:
         """The folder of the record."""
         return self.manifest.with_name(f".{self.manifest.stem}")
@@ -112,17 +113,17 @@ class Record(Struct, frozen=True):
             return self.folder
         return self.manifest.with_name(self.manifest.name.removesuffix(f".{MANIFEST}"))
 
-    @property
+    @cached_property
     def lock(self) -> Path:
         """The file that runs lock."""
         return self.home / "lock"
 
-    @property
+    @cached_property
     def plan(self) -> Path:
         """What is written."""
         return self.home / "plan.json"
 
-    @property
+    @cached_property
     def stamps(self) -> Path:
         """The stamps of a finished set."""
         return self.home / "stamps.json"
