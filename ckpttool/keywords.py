@@ -340,6 +340,15 @@ class ShardKeywords(TypedDict, total=False):
     ]
 
 
+class VirtualKeywords(TypedDict, total=False):
+    """What is shown, and not written."""
+
+    virtual: Annotated[
+        bool,
+        Option("Write no tensor: an HDF5 file that shows those in the files of SRC."),
+    ]
+
+
 class WriteKeywords(TypedDict, total=False):
     """What is written, and where an output is already."""
 

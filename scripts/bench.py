@@ -38,6 +38,7 @@ from benchmark.cases import (  # noqa: E402
     prepare_ranks,
     prepare_start,
     prepare_two,
+    prepare_virtual,
 )
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
@@ -54,7 +55,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "cast", "average", "export", "start", "index", "many", "ranks")
+GROUPS = ("copy", "cast", "average", "export", "virtual", "start", "index", "many", "ranks")
 
 
 class Bench:
@@ -238,6 +239,12 @@ def main(
                 cases = prepare_exports(folder, int(size * GIB), Mesh(tp))
                 bench.run(cases, label(size), rounds)
                 shutil.rmtree(folder / "export")
+        if "virtual" in groups:
+            for size in sizes:
+                model = make_model(int(size * GIB), DTYPES[dtype], moments)
+                _check_space(folder, 5 * model.nbytes)
+                bench.run(prepare_virtual(folder / "virtual", model, tp), label(size), rounds)
+                shutil.rmtree(folder / "virtual")
         if "start" in groups:
             bench.run(prepare_start(folder), "", max(rounds, START_ROUNDS))
         if "index" in groups:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.output_path("path", "Output file; with --max-shard-size a folder.", "merged.h5", "OUT")
 @options.output_options(
     *options.OF_FILES,
+    "virtual",
     format=options.format_of_output("by the suffix of OUT; hdf5 without one"),
 )
 @options.run_options()

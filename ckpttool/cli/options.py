@@ -595,6 +595,7 @@ output_options = OptionGroup(
         "format": format_of_output("hdf5; ckpt with --mindformers"),
         **_declared(keywords.RankKeywords),
         **_declared(keywords.ShardKeywords),
+        **_declared(keywords.VirtualKeywords),
         **{name: parameter for name, parameter in _WRITE.items() if name != "format"},
     },
 )

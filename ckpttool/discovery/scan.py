@@ -40,6 +40,7 @@ from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_save
 from ckpttool.discovery.self_described import read_files, read_single
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
+from ckpttool.discovery.virtual_files import scan_virtual
 from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
@@ -555,6 +556,8 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         message = f"a file of step {label} by its name, not of step {step}"
         raise PlanError([Diagnostic("source", message, hint="omit --step", where=str(path))])
     raise_all(refusals(path))
+    if (shown := scan_virtual(str(path))) is not None:
+        return shown
     diagnostics = Diagnostics()
     diagnostics.add(*describe_unfinished(path))
     note_index(path, diagnostics)

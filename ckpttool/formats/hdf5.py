@@ -54,6 +54,7 @@ from sys import intern
 import h5py
 import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5i, h5l, h5o, h5p, h5s, h5t
+from msgspec.structs import replace
 
 from ckpttool.formats.base import (
     HDF5_SIGNATURE,
@@ -67,6 +68,7 @@ from ckpttool.formats.base import (
 )
 from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.region import Region
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -76,6 +78,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
+from ckpttool.model.virtual import Segment, Shard, is_of_rows, join_segments
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError, join_clauses
 from ckpttool.system import open_scratch
 from ckpttool.wording import shorten
@@ -97,6 +100,9 @@ _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are written first
 _HEAP_SIGNATURE, _HEAP_HEADER_BYTES, _HEAP_OBJECT_BYTES = b"GCOL", 16, 16
 _DTYPE_ATTRIBUTE = "dtype"
+_MOST_SEGMENTS = 1000  # of one dataset; its header holds about 2,700
+SHARDS = "ckpttool.shards"  # the group of the datasets of which virtual ones are made
+VIRTUAL = f"{PROVENANCE}files"  # the attribute of virtual files: the files with the bytes, in JSON
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again"
 _NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
@@ -210,11 +216,7 @@ class Hdf5(Format):
             os.ftruncate(fd, most)
             with h5py.File(new_file(path)) as opened:
                 root = h5g.open(opened.id, b"/")
-                for name, value in sorted(attrs.items()):
-                    if name.startswith(PROVENANCE):
-                        kind = h5t.py_create(h5py.string_dtype(), logical=True)
-                        attribute = _create_attribute(root, name, kind)
-                        attribute.write(np.array(value, h5py.string_dtype()))
+                _write_attributes(root, attrs)
                 for meta in tensors:
                     _create_groups(opened.id, meta.name, groups)
                     dataset = _create_dataset(opened.id, meta)
@@ -526,6 +528,14 @@ def new_file(path: str) -> h5f.FileID:
     return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
 
 
+def _write_attributes(root: h5g.GroupID, attrs: Mapping[str, str]) -> None:
+    for name, value in sorted(attrs.items()):
+        if name.startswith(PROVENANCE):
+            kind = h5t.py_create(h5py.string_dtype(), logical=True)
+            attribute = _create_attribute(root, name, kind)
+            attribute.write(np.array(value, h5py.string_dtype()))
+
+
 def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
     """Create the groups above a dataset that are not in ``groups``, and add them to it."""
     at = name.find("/")
@@ -539,12 +549,14 @@ def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
         at = name.find("/", at + 1)
 
 
-def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
+def _create_dataset(
+    file: h5g.GroupID, meta: TensorMeta, options: h5p.PropDCID | None = None
+) -> h5d.DatasetID:
     space = _space(meta.shape)
     nbytes = max(1, meta.nbytes)  # of a string
     kind = _fixed_string(nbytes) if meta.text is not None else _TYPES[DTYPES[meta.dtype].hdf5]
-    name, options, links = meta.name.encode(), _contiguous(), _utf8_links()
-    dataset = h5d.create(file, name, kind, space, options, lcpl=links)
+    name, links = meta.name.encode(), _utf8_links()
+    dataset = h5d.create(file, name, kind, space, options or _contiguous(), lcpl=links)
     if meta.text is not None:
         data = np.array(meta.text.encode(), dtype=f"S{nbytes}")
         dataset.write(h5s.ALL, h5s.ALL, data, kind)
@@ -576,6 +588,101 @@ def _utf8_links() -> h5p.PropLCID:
     links = h5p.create(h5p.LINK_CREATE)
     links.set_char_encoding(h5t.CSET_UTF8)
     return links
+
+
+# ------------------------------------------------------------------------------------ virtual files
+
+
+def write_virtual(
+    path: str, tensors: Iterable[tuple[TensorMeta, Sequence[Shard]]], attrs: Mapping[str, str]
+) -> None:
+    """Write a file whose tensors lie in other files.
+
+    Rows that follow each other are external storage of the tensor.  Any other tensor is virtual,
+    and each of its shards is external storage of a dataset below `SHARDS`.  Its source is this
+    file: libhdf5 fills a virtual dataset with zeros where the file of a source is gone, and raises
+    where external storage is gone.  Nothing of a file is written when it is opened later, as no
+    dataset has a fill value.
+    """
+    groups: set[str] = set()
+    with h5py.File(new_file(path)) as opened:
+        root = h5g.open(opened.id, b"/")
+        _write_attributes(root, attrs)
+        for meta, shards in tensors:
+            _create_groups(opened.id, meta.name, groups)
+            segments = [segment for shard in shards for segment in shard.segments]
+            is_external = all(is_of_rows(shard.region, meta.shape) for shard in shards)
+            if is_external and len(segments) <= _MOST_SEGMENTS:
+                _create_dataset(opened.id, meta, _external(segments) if segments else None)
+                continue
+            virtual = h5p.create(h5p.DATASET_CREATE)
+            virtual.set_obj_track_times(False)
+            for number, shard in enumerate(shards):
+                name, shape = f"{SHARDS}/{meta.name}/{number}", shard.region.shape
+                _create_groups(opened.id, name, groups)
+                _create_dataset(
+                    opened.id, replace(meta, name=name, shape=shape), _external(shard.segments)
+                )
+                place = h5s.create_simple(meta.shape)
+                place.select_hyperslab(shard.region.start, shape)
+                virtual.set_virtual(place, b".", name.encode(), h5s.create_simple(shape))
+            _create_dataset(opened.id, meta, virtual)
+
+
+def _external(segments: Iterable[Segment]) -> h5p.PropDCID:
+    options = h5p.create(h5p.DATASET_CREATE)
+    options.set_fill_time(h5d.FILL_TIME_NEVER)
+    options.set_obj_track_times(False)
+    for path, offset, nbytes in segments:
+        options.set_external(os.fsencode(path), offset, nbytes)
+    return options
+
+
+def read_virtual(
+    file: StoredFile,
+) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]] | None:
+    """Return attributes and tensors of a file of `write_virtual`; None for any other file.
+
+    Raises
+    ------
+    FormatError
+        The file is damaged.
+    """
+    path, tensors = file.path, list[tuple[TensorMeta, list[Shard]]]()
+    with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+        root = h5g.open(opened.id, b"/")
+        if not h5a.exists(root, VIRTUAL.encode()):
+            return None
+        fd = opened.id.get_vfd_handle()
+        attrs = _read_provenance(root, os.pread(fd, os.fstat(fd).st_size, 0))
+        for name, dataset in _walk_file(path, root):
+            if name.startswith(f"{SHARDS}/"):
+                continue
+            options, kind = dataset.get_create_plist(), dataset.get_type()
+            if isinstance(kind, h5t.TypeStringID):
+                meta = TensorMeta(name, TEXT, (), _read_text(path, name, dataset))
+            elif (dtype := _find_dtype(kind, dataset)) is not None:
+                meta = TensorMeta(name, dtype, tuple(int(n) for n in dataset.shape))
+            else:
+                raise _unsupported_type(path, name, kind)
+            shards = [*join_segments(meta, _segments(options))] if meta.nbytes else []
+            for number in range(options.get_virtual_count() if _is_virtual(options) else 0):
+                start, last = options.get_virtual_vspace(number).get_select_bounds()
+                shard = h5d.open(opened.id, options.get_virtual_dsetname(number).encode())
+                region = Region(tuple(map(int, start)), tuple(int(index) + 1 for index in last))
+                shards.append(Shard(region, (*_segments(shard.get_create_plist()),)))
+            tensors.append((meta, shards))
+    return attrs, tensors
+
+
+def _is_virtual(options: h5p.PropDCID) -> bool:
+    return bool(options.get_layout() == h5d.VIRTUAL)
+
+
+def _segments(options: h5p.PropDCID) -> Iterator[Segment]:
+    for number in range(options.get_external_count()):
+        path, offset, nbytes = options.get_external(number)
+        yield Segment(os.fsdecode(path), int(offset), int(nbytes))
 
 
 # -------------------------------------------------------------------------------- errors of libhdf5

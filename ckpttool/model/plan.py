@@ -196,6 +196,7 @@ class Target(Struct, frozen=True):
     is_numbered: bool = False  # whether the output is a folder of numbered files
     folder: str | None = None
     model_files: tuple[Document, ...] = ()  # what a model has beside its weights
+    is_virtual: bool = False  # whether the output shows bytes of the source, and has none
 
     @classmethod
     def unwritten(cls, strategy: Strategy | None, ranks: Iterable[int] | None = None) -> Target:

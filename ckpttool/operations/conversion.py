@@ -526,7 +526,7 @@ def describe_run(
         meta=documents.get("meta.json"),
         model_files=documents.get("model file"),
         part=part and str(part),
-        manifest=None if part else str(Path(target.manifest_path)),
+        manifest=None if part or target.is_virtual else str(Path(target.manifest_path)),
         dry_run=dry_run,
         planned=plan,
         assignment=assignment,

@@ -17,6 +17,7 @@ from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, is_cluster
 from ckpttool.execution.memory import estimate_peak
 from ckpttool.execution.task_costs import survey
+from ckpttool.execution.virtual import count_virtual
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.conversion import (
     Conversion,
@@ -64,6 +65,7 @@ def count_work(
     assert isinstance(executor, CountingExecutor), "it counts what is read"
     mine, before = plan.limited_to(assignment.ranks), peak_bytes()
     ranks = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
+    ranks = [] if plan.target.is_virtual else ranks  # nothing is copied
     by_file = is_cluster(run.engine)  # which begins half-written files anew
     left = {} if by_file or not assignment.options.resume else assignment.half_written
     half = {
@@ -72,8 +74,9 @@ def count_work(
     }
     with open_progress(0, "counting"):
         work = survey(plan, ranks, limits, by_file=by_file, half_written=half)
-    outputs = _outputs(mine, assignment, work.sizes)
-    written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
+    sizes = {0: count_virtual(plan)} if plan.target.is_virtual else work.sizes
+    outputs = _outputs(mine, assignment, sizes)
+    written = {plan.target.paths[rank]: nbytes for rank, nbytes in sizes.items()}
     of_headers = sum(map(_header_reads, plan.inputs), Reads())
     has_documents = assignment.part is None and not assignment.is_finished
     documents = plan.documents if has_documents else ()
@@ -81,7 +84,7 @@ def count_work(
     takes = DryRun(
         ReadsOfRun(of_headers, executor.reads, work.reads, work.over_read),
         WritesOfRun(
-            sum(work.sizes.values()) - work.written,
+            sum(sizes.values()) - work.written,
             work.written,
             sum(len(document.data) for document in documents),
         ),

@@ -348,6 +348,19 @@ def header_attrs(crc: bool, format: str, path: str) -> dict[str, str]:
 
 def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: bool) -> Target:
     attrs = header_attrs(options.crc, format, path)
+    if options.virtual:
+        unfit = {
+            "-o with the suffix .h5": format != "hdf5",
+            "omit --max-shard-size": is_numbered,
+            "omit --crc": options.crc,
+            "omit --part": options.part is not None,
+            "omit --resume, or --overwrite in place of it": options.resume,
+        }
+        if any(unfit.values()):
+            message = "--virtual shows the tensors as they lie, in one HDF5 file"
+            hint = ", ".join(remedy for remedy, is_so in unfit.items() if is_so)
+            raise PlanError([Diagnostic("options", message, hint=hint, where=path)])
+        return Target(format, {0: path}, attrs=attrs, is_virtual=True)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
     return (

@@ -7,6 +7,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -21,6 +22,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
+from ckpttool.model.virtual import find_shards
 from ckpttool.planning.targets import ShardedOutput, extensions
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
 from ckpttool.storage.files import (
@@ -50,8 +52,10 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         refusals = list(format.refusals(metas, attrs))
         refused |= dict.fromkeys(refusals)
         dtypes |= {meta.dtype for meta in metas}
-        nbytes = 0 if refusals else format.file_bytes(metas, attrs)
+        nbytes = 0 if refusals or plan.target.is_virtual else format.file_bytes(metas, attrs)
         sizes |= dict.fromkeys(ranks, nbytes)
+    if plan.target.is_virtual:
+        diagnostics.add(*_find_unshown(plan))
     paths = plan.target.paths.items()
     written = {path: sizes[rank] for rank, path in paths if str(Path(path)) not in kept}
     replaced = any(map(is_there, written))
@@ -68,6 +72,17 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             hint, where = "free some space, or -o on another disk", disk.folder
             diagnostics.add(Diagnostic("destination", message, hint=hint, facts=facts, where=where))
     return diagnostics
+
+
+def _find_unshown(plan: Plan) -> Iterator[Diagnostic]:
+    """Yield why tensors cannot be shown as they lie in the files of the source."""
+    unshown: dict[str, list[str]] = defaultdict(list)
+    for tensor in chain.from_iterable(output.tensors for output in plan):
+        if isinstance(reason := find_shards(tensor), str):
+            unshown[reason].append(tensor.meta.name)
+    for reason, names in unshown.items():
+        message = f"--virtual cannot show {count(len(names), 'tensor')}: {reason}"
+        yield Diagnostic("options", message, hint="omit --virtual", facts=shorten(names, 3))
 
 
 class Space(Struct, frozen=True):

@@ -95,6 +95,9 @@ class OutputOptions(Struct, frozen=True):
         Write a merged checkpoint as a folder of numbered files with at most this many bytes of
         tensors each.  The default format is then safetensors.  The folder also gets the index files
         of MindSpore and of Hugging Face.
+    virtual
+        Write an HDF5 file without bytes of tensors: these stay in the files of the source, where
+        libhdf5 reads them.  See `ckpttool.execution.virtual`.
     crc
         Verify the checksums of the source, and store one in every output.
     part
@@ -126,6 +129,7 @@ class OutputOptions(Struct, frozen=True):
     not_in_target: NotInTarget | None = None
     strategy_path: str | None = None
     max_shard_bytes: int | None = None
+    virtual: bool = False
     crc: bool = False
     part: tuple[int, int] | None = None
     overwrite: bool = False

@@ -195,6 +195,41 @@ def _frugal(case: Case) -> Case:
     return Case(f"{case.name}, --max-memory {BUDGET}", command, case.output, case.yardstick)
 
 
+READ = """
+import sys
+import h5py
+with h5py.File(sys.argv[1]) as file:
+    names = []
+    file.visititems(lambda name, it: names.append(name) if isinstance(it, h5py.Dataset) else None)
+    for name in names:
+        if not name.startswith("ckpttool."):
+            file[name][()]
+"""
+
+
+def prepare_virtual(work: Path, model: Model, tp: int) -> list[Case]:
+    """Write checkpoints, merged ones and views of them, and the cases that make and read these."""
+    cases: list[Case] = []
+    for axis, words in (("0", "rows"), ("last", "columns")):
+        src = work / f"virtual_{axis}"
+        mesh = Mesh(tp, axis=axis)
+        write_checkpoint(src, model, mesh)
+        merge = (*CKPTTOOL, "merge", str(src), "-s", str(strategy_path(src)), "-q", "-o")
+        kept = [work / f"{axis}_{name}.h5" for name in ("merged", "virtual")]
+        ways = ((), ("--virtual",))
+        for path, more in zip(kept, ways, strict=True):
+            subprocess.run([*merge, str(path), *more], check=True)
+        for out, more in zip(("merged.h5", "virtual.h5"), ways, strict=True):
+            name, path = f"merge of {words}{' --virtual' if more else ''}", work / out
+            yardstick = f"merge of {words}" if more else None
+            cases.append(Case(name, (*merge, str(path), *more), path, yardstick))
+        for path, name in zip(kept, ("merged", "virtual"), strict=True):
+            yardstick = f"h5py reads {words}, merged" if name == "virtual" else None
+            command = (sys.executable, "-c", READ, str(path))
+            cases.append(Case(f"h5py reads {words}, {name}", command, None, yardstick))
+    return cases
+
+
 def prepare_start(work: Path) -> list[Case]:
     """Write a checkpoint of a few KiB, and the cases: how long it takes until anything happens."""
     src = work / "tiny"

@@ -1,0 +1,81 @@
+"""Write an output that shows the tensors of the source where they lie.
+
+It is an HDF5 file with a few hundred bytes for each slice.  Its attribute ``ckpttool.files`` lists
+the files with the bytes, each with its size and its time of modification, as JSON: ``{path:
+[nbytes, mtime_ns]}``.  libhdf5 would show other bytes if these files changed, and zeros where one
+became shorter, so `ckpttool.discovery.virtual_files` compares them.  There is no manifest, as the
+bytes were not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckpttool.model.plan import OutputFile, OutputTensor, Plan
+from ckpttool.model.virtual import Shard, as_recorded, find_shards
+from ckpttool.storage.files import remove_document, write_document
+from ckpttool.system import open_scratch
+from ckpttool.transaction.sealed_files import Written
+
+_CHUNK_BYTES = 1 << 20
+
+
+def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
+    """Write the only output of a plan without the bytes of its tensors, and return it.
+
+    The file is read-only, since who writes into it would write into the files of the source.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    (output,) = plan
+    with _made(plan, output) as (fd, nbytes):
+        remove_document(plan.target.manifest_path)
+        write_document(output.path, _chunks(fd, nbytes))
+    Path(output.path).chmod(0o444)
+    return (Written(output.rank, output.path, output.format, nbytes, len(output.tensors)),)
+
+
+def count_virtual(plan: Plan) -> int:
+    """Return the bytes of the file that `write_virtual_output` writes."""
+    (output,) = plan
+    with _made(plan, output) as (_, nbytes):
+        return nbytes
+
+
+@contextmanager
+def _made(plan: Plan, output: OutputFile) -> Iterator[tuple[int, int]]:
+    """Make the file in memory; yield its descriptor and its size."""
+    from ckpttool.formats.hdf5 import VIRTUAL, write_virtual  # loads h5py
+
+    of_input = [catalog.stamps for catalog in plan.inputs]
+    stamps = {_absolute(path): stamp for stamps in of_input for path, stamp in stamps.items()}
+    shown = [[*_shards(tensor)] for tensor in output.tensors]
+    used = dict.fromkeys(it.path for of in shown for shard in of for it in shard.segments)
+    files = {path: as_recorded(stamps[path]) for path in used}
+    attrs = {**output.attrs, VIRTUAL: json.dumps(files)}
+    with open_scratch() as (fd, path):
+        write_virtual(path, zip(output.metas, shown, strict=True), attrs)
+        yield fd, os.fstat(fd).st_size
+
+
+def _shards(tensor: OutputTensor) -> Iterator[Shard]:
+    shards = find_shards(tensor)
+    assert not isinstance(shards, str), "else the preflight has refused it"
+    for region, segments in shards:
+        yield Shard(region, tuple(it._replace(path=_absolute(it.path)) for it in segments))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - a link keeps its name
+
+
+def _chunks(fd: int, nbytes: int) -> Iterator[bytes]:
+    for start in range(0, nbytes, _CHUNK_BYTES):
+        yield os.pread(fd, _CHUNK_BYTES, start)
