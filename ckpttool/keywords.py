@@ -477,7 +477,9 @@ class ConvertKeywords(
     ranks: Ranks
 
 
-class MergeKeywords(ReadKeywords, ShardKeywords, WriteKeywords, RunKeywords, total=False):
+class MergeKeywords(
+    ReadKeywords, ShardKeywords, VirtualKeywords, WriteKeywords, RunKeywords, total=False
+):
     """The options of ``merge``."""
 
 

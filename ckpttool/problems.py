@@ -223,7 +223,7 @@ CODES: Mapping[str, Code] = {
     "usage": _error("the command line is wrong"),
     "source": _error("the input is not a checkpoint that can be read as requested"),
     "options": _error("options contradict each other or the input"),
-    "changed": _error("files changed while they were read"),
+    "changed": _error("files changed while they were read, or since a file shows their bytes"),
     "destination": _error("outputs cannot be written there"),
     "resume": _error("an earlier run is not of this command"),
     "busy": _error("another run is writing there"),

@@ -529,7 +529,7 @@ def test_keywords_are_the_fields_of_the_options():
     writing |= {*names_of(api.ReshardKeywords)}
     assert writing == reading | names(OutputOptions, RunOptions)
     of_strategies = {"replicated", "unlisted", "trust_strategy", "optimizer_shard", "prefix"}
-    of_strategies |= {"check_replicas", "not_in_target", "strategy_path"}
+    of_strategies |= {"check_replicas", "not_in_target", "strategy_path", "virtual"}
     assert {*names_of(api.ConvertKeywords)} == writing - of_strategies
 
 

@@ -40,7 +40,6 @@ from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_save
 from ckpttool.discovery.self_described import read_files, read_single
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
-from ckpttool.discovery.virtual_files import scan_virtual
 from ckpttool.formats import read_indexes
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
@@ -54,7 +53,7 @@ from ckpttool.formats.local import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex, Reads
+from ckpttool.model.tensors import FileIndex, Reads, VirtualFileError
 from ckpttool.problems import (
     Command,
     Diagnostic,
@@ -556,14 +555,16 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         message = f"a file of step {label} by its name, not of step {step}"
         raise PlanError([Diagnostic("source", message, hint="omit --step", where=str(path))])
     raise_all(refusals(path))
-    if (shown := scan_virtual(str(path))) is not None:
-        return shown
     diagnostics = Diagnostics()
     diagnostics.add(*describe_unfinished(path))
     note_index(path, diagnostics)
     note_special_save(path.name, diagnostics)
     try:
         files, damaged = read_single(str(path), key)
+    except VirtualFileError:
+        from ckpttool.discovery.virtual_files import scan_virtual
+
+        return scan_virtual(str(path))
     except ForeignError as error:
         kind = identify_foreign(str(path))
         raise error if kind is None else kind.error(str(path), is_src=True) from error

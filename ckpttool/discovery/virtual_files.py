@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 
 from msgspec.structs import replace
 
-from ckpttool.formats import format_of_content
+from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import identify_file, stat_file
+from ckpttool.formats.sandbox import Sandbox, read_virtual_hdf5
+from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -27,26 +28,48 @@ from ckpttool.model.tensors import (
     StoredTensor,
 )
 from ckpttool.model.virtual import Shard, as_recorded
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import Diagnostic, FormatError, PlanError
 from ckpttool.wording import shorten
 
 
-def scan_virtual(path: str) -> Catalog | None:
-    """Return the catalog of the files that a virtual file shows; None if it is another file.
+def scan_virtual(path: str) -> Catalog:
+    """Return the catalog of the files that a virtual file shows.
 
-    Files that are gone, or have changed since, are in ``Catalog.diagnostics``.
+    Raises
+    ------
+    FormatError
+        It is damaged.
+    PlanError
+        Files that it shows are gone, or have changed since it was written.
     """
-    if format_of_content(path) != "hdf5":
-        return None
-    from ckpttool.formats.hdf5 import VIRTUAL, read_virtual  # loads h5py
-
     own = identify_file(path)
-    read = read_virtual(own)
-    if read is None:
-        return None
-    attrs, tensors = read
-    recorded = json.loads(attrs.get(VIRTUAL, "{}"))
+    with Sandbox() as sandbox:
+        attrs, tensors = sandbox.run(read_virtual_hdf5, own, "libhdf5")
+    used = {it.path for _, shards in tensors for shard in shards for it in shard.segments}
+    try:
+        text = attrs.get(f"{PROVENANCE}files", "").encode()
+        recorded = parse_as(dict[str, list[int]], text, "surrogateescape")
+    except ValueError as error:
+        raise FormatError(path, None, "its list of files is damaged", facts=str(error)) from error
+    if unlisted := used - recorded.keys():
+        facts = shorten(sorted(unlisted), 3)
+        raise FormatError(path, None, "it shows files that it does not list", facts=facts)
     stamps = {name: _stamp_of(name) for name in recorded}
+    gone = [name for name, stamp in stamps.items() if stamp is None]
+    changed = [it for it in stamps if it not in gone and as_recorded(stamps[it]) != recorded[it]]
+    problems = [
+        Diagnostic(
+            "changed",
+            f"files with its bytes {what}: {len(names)} of {len(recorded)}",
+            hint="put the files back, or merge --virtual --overwrite again",
+            facts=shorten(names, 3),
+            where=path,
+        )
+        for names, what in ((gone, "are gone"), (changed, "have changed"))
+        if names
+    ]
+    if problems:
+        raise PlanError(problems)
     files = {name: StoredFile(name, stamp) for name, stamp in stamps.items()}
     numbers = {name: number for number, name in enumerate(files)}
     placed: dict[str, FullTensor] = {}
@@ -69,24 +92,9 @@ def scan_virtual(path: str) -> Catalog | None:
         )
         for name, number in numbers.items()
     }
-    gone = [name for name, stamp in stamps.items() if stamp is None]
-    changed = [
-        name
-        for name, stamp in stamps.items()
-        if stamp is not None and as_recorded(stamp) != recorded[name]
-    ]
-    problems = []
-    for names, what in ((gone, "are gone"), (changed, "have changed")):
-        if names:
-            message = f"files with its bytes {what}: {len(names)} of {len(files)}"
-            hint = "put the files back, or merge --virtual --overwrite again"
-            problems.append(
-                Diagnostic("changed", message, hint=hint, facts=shorten(names, 3), where=path)
-            )
     return Catalog(
         path,
         indexes,
-        diagnostics=tuple(problems),
         documents=(own,),
         description=Description((path,), placed),
     )

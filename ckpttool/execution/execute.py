@@ -227,6 +227,10 @@ def execute(
         outputs are removed.  Or numbers are too large for the type to which they are cast; then all
         outputs of this run are removed.
     """
+    if plan.target.is_virtual:
+        from ckpttool.execution.virtual import write_virtual_output
+
+        return write_virtual_output(plan)
     forget_names()
     options = options or CopyOptions()
     mine = plan.limited_to(assignment.ranks)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckpttool.formats.hdf5 import VIRTUAL, write_virtual
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
 from ckpttool.model.virtual import Shard, as_recorded, find_shards
 from ckpttool.storage.files import remove_document, write_document
@@ -52,8 +53,6 @@ def count_virtual(plan: Plan) -> int:
 @contextmanager
 def _made(plan: Plan, output: OutputFile) -> Iterator[tuple[int, int]]:
     """Make the file in memory; yield its descriptor and its size."""
-    from ckpttool.formats.hdf5 import VIRTUAL, write_virtual  # loads h5py
-
     of_input = [catalog.stamps for catalog in plan.inputs]
     stamps = {_absolute(path): stamp for stamps in of_input for path, stamp in stamps.items()}
     shown = [[*_shards(tensor)] for tensor in output.tensors]

@@ -50,6 +50,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from shlex import quote
 from sys import intern
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -68,7 +69,6 @@ from ckpttool.formats.base import (
 )
 from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.dtypes import DTYPES, TEXT
-from ckpttool.model.region import Region
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -77,11 +77,14 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
+    VirtualFileError,
 )
-from ckpttool.model.virtual import Segment, Shard, is_of_rows, join_segments
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError, join_clauses
 from ckpttool.system import open_scratch
 from ckpttool.wording import shorten
+
+if TYPE_CHECKING:
+    from ckpttool.model.virtual import Segment, Shard
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -101,7 +104,7 @@ _HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are writt
 _HEAP_SIGNATURE, _HEAP_HEADER_BYTES, _HEAP_OBJECT_BYTES = b"GCOL", 16, 16
 _DTYPE_ATTRIBUTE = "dtype"
 _MOST_SEGMENTS = 1000  # of one dataset; its header holds about 2,700
-SHARDS = "ckpttool.shards"  # the group of the datasets of which virtual ones are made
+SHARDS = ".shards"  # the group of the datasets of which virtual ones are made
 VIRTUAL = f"{PROVENANCE}files"  # the attribute of virtual files: the files with the bytes, in JSON
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again"
@@ -146,11 +149,14 @@ class Hdf5(Format):
         """Return the header of the file; only strings are read from the contents."""
         path, tensors, skipped = file.path, {}, list[str]()
         unread: dict[str, UnsupportedError] = {}
-        with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+        with _as_format_error(path), _open(path) as opened:
             cache = opened.id.get_mdc_config()
             cache.max_size = _READ_CACHE_BYTES
             opened.id.set_mdc_config(cache)
             root = h5g.open(opened.id, b"/")
+            if h5a.exists(root, VIRTUAL.encode()):
+                reason = "its bytes are in other files (merge --virtual)"
+                raise VirtualFileError(path, None, reason, f"{quote(path)} alone as SRC")
             stamp = demand_same(file, opened.id.get_vfd_handle())
             base = opened.userblock_size
             contents = []
@@ -384,6 +390,16 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
 # ------------------------------------------------------------------------------------------ reading
 
 
+def _open(path: str) -> h5py.File:
+    """Open a file without a lock, or as this process has it open."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "file locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")
+
+
 def _refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
     end, last = 0, ""
     for start, stop, what in sorted(places):
@@ -604,6 +620,8 @@ def write_virtual(
     where external storage is gone.  Nothing of a file is written when it is opened later, as no
     dataset has a fill value.
     """
+    from ckpttool.model.virtual import is_of_rows  # few files are virtual
+
     groups: set[str] = set()
     with h5py.File(new_file(path)) as opened:
         root = h5g.open(opened.id, b"/")
@@ -639,23 +657,27 @@ def _external(segments: Iterable[Segment]) -> h5p.PropDCID:
 
 
 def read_virtual(
-    file: StoredFile,
-) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]] | None:
-    """Return attributes and tensors of a file of `write_virtual`; None for any other file.
+    file: StoredFile, on_object: Callable[[], None] = lambda: None
+) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]]:
+    """Return attributes and tensors of a file of `write_virtual`.
+
+    ``on_object`` is called before each dataset is read.
 
     Raises
     ------
     FormatError
         The file is damaged.
     """
+    from ckpttool.model.region import Region
+    from ckpttool.model.virtual import Shard, join_segments
+
     path, tensors = file.path, list[tuple[TensorMeta, list[Shard]]]()
-    with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+    with _as_format_error(path), _open(path) as opened:
         root = h5g.open(opened.id, b"/")
-        if not h5a.exists(root, VIRTUAL.encode()):
-            return None
         fd = opened.id.get_vfd_handle()
         attrs = _read_provenance(root, os.pread(fd, os.fstat(fd).st_size, 0))
         for name, dataset in _walk_file(path, root):
+            on_object()
             if name.startswith(f"{SHARDS}/"):
                 continue
             options, kind = dataset.get_create_plist(), dataset.get_type()
@@ -680,6 +702,8 @@ def _is_virtual(options: h5p.PropDCID) -> bool:
 
 
 def _segments(options: h5p.PropDCID) -> Iterator[Segment]:
+    from ckpttool.model.virtual import Segment
+
     for number in range(options.get_external_count()):
         path, offset, nbytes = options.get_external(number)
         yield Segment(os.fsdecode(path), int(offset), int(nbytes))

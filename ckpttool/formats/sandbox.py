@@ -14,20 +14,22 @@ import gc
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from ckpttool.model.tensors import FileIndex, Reads, StoredFile
+from ckpttool.model.tensors import FileIndex, Reads, StoredFile, TensorMeta
 from ckpttool.problems import CkptToolError, FormatError
 from ckpttool.system import lower_limit, read_process
 
 if TYPE_CHECKING:
     import subprocess
     from multiprocessing.connection import Connection
+
+    from ckpttool.model.virtual import Shard
 
 T = TypeVar("T")
 
@@ -210,6 +212,15 @@ def read_hdf5(file: StoredFile) -> FileIndex:
     stop, _ = _count_reads()
     reads = Reads(stop.requests - start.requests, stop.nbytes - start.nbytes)
     return replace(index, reads=reads)
+
+
+def read_virtual_hdf5(
+    file: StoredFile,
+) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]]:
+    """Return what a virtual HDF5 file shows; each object may take `CPU_SECONDS`."""
+    from ckpttool.formats.hdf5 import read_virtual
+
+    return read_virtual(file, set_cpu_limit)
 
 
 def _count_reads() -> tuple[Reads, Reads]:

@@ -286,6 +286,10 @@ class CutShortError(FormatError):
         return copied
 
 
+class VirtualFileError(UnsupportedError):
+    """A file that shows the bytes of others; only `ckpttool.discovery.virtual_files` reads it."""
+
+
 class PartlyReadError(CutShortError, UnsupportedError):
     """A file with tensors that cannot be read; the others, ``remains``, can."""
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region, Steps, View
 from ckpttool.model.tensors import FileStamp, StoredTensor, TensorMeta
+
+if TYPE_CHECKING:
+    from ckpttool.model.plan import OutputTensor
 
 
 class Segment(NamedTuple):

@@ -17,7 +17,6 @@ from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, is_cluster
 from ckpttool.execution.memory import estimate_peak
 from ckpttool.execution.task_costs import survey
-from ckpttool.execution.virtual import count_virtual
 from ckpttool.model.tensors import Reads
 from ckpttool.operations.conversion import (
     Conversion,
@@ -74,7 +73,11 @@ def count_work(
     }
     with open_progress(0, "counting"):
         work = survey(plan, ranks, limits, by_file=by_file, half_written=half)
-    sizes = {0: count_virtual(plan)} if plan.target.is_virtual else work.sizes
+    sizes = work.sizes
+    if plan.target.is_virtual:
+        from ckpttool.execution.virtual import count_virtual
+
+        sizes = {0: count_virtual(plan)}
     outputs = _outputs(mine, assignment, sizes)
     written = {plan.target.paths[rank]: nbytes for rank, nbytes in sizes.items()}
     of_headers = sum(map(_header_reads, plan.inputs), Reads())

@@ -347,7 +347,6 @@ def header_attrs(crc: bool, format: str, path: str) -> dict[str, str]:
 
 
 def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: bool) -> Target:
-    attrs = header_attrs(options.crc, format, path)
     if options.virtual:
         unfit = {
             "-o with the suffix .h5": format != "hdf5",
@@ -360,7 +359,8 @@ def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: b
             message = "--virtual shows the tensors as they lie, in one HDF5 file"
             hint = ", ".join(remedy for remedy, is_so in unfit.items() if is_so)
             raise PlanError([Diagnostic("options", message, hint=hint, where=path)])
-        return Target(format, {0: path}, attrs=attrs, is_virtual=True)
+        return Target(format, {0: path}, is_virtual=True)
+    attrs = header_attrs(options.crc, format, path)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
     return (

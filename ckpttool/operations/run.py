@@ -23,7 +23,6 @@ from ckpttool.concurrency import InlineExecutor, OpenCount, OpenProgress, no_cou
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
-from ckpttool.execution.virtual import write_virtual_output
 from ckpttool.operations.conversion import Conversion, describe_run
 from ckpttool.operations.jobs import Order, load_job, slices_of_ranks
 from ckpttool.operations.load import AverageInput, Mean, Source
@@ -110,16 +109,13 @@ def convert(
             return count_work(plan, assignment, run, limits, local, show, started)
         total = sum(mine.sizes.values())
         with show(total, "writing") as on_progress, watch.executing(assignment):
-            if plan.target.is_virtual:
-                written = write_virtual_output(plan)
-            else:
-                written = execute(
-                    *(plan, assignment, executor),
-                    options=limits,
-                    on_progress=on_progress,
-                    on_note=note_late,
-                    check=watch.check,
-                )
+            written = execute(
+                *(plan, assignment, executor),
+                options=limits,
+                on_progress=on_progress,
+                on_note=note_late,
+                check=watch.check,
+            )
         return describe_run(plan, assignment, written, time.perf_counter() - started, late)
 
     with _open_engines(run, until, reader) as (executor, local):

@@ -22,7 +22,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
-from ckpttool.model.virtual import find_shards
 from ckpttool.planning.targets import ShardedOutput, extensions
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
 from ckpttool.storage.files import (
@@ -76,6 +75,8 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
 
 def _find_unshown(plan: Plan) -> Iterator[Diagnostic]:
     """Yield why tensors cannot be shown as they lie in the files of the source."""
+    from ckpttool.model.virtual import find_shards
+
     unshown: dict[str, list[str]] = defaultdict(list)
     for tensor in chain.from_iterable(output.tensors for output in plan):
         if isinstance(reason := find_shards(tensor), str):

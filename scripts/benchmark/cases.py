@@ -202,7 +202,7 @@ with h5py.File(sys.argv[1]) as file:
     names = []
     file.visititems(lambda name, it: names.append(name) if isinstance(it, h5py.Dataset) else None)
     for name in names:
-        if not name.startswith("ckpttool."):
+        if not name.startswith(".shards/"):
             file[name][()]
 """
 

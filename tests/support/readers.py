@@ -280,6 +280,12 @@ def _hdf5_entry(raw: bytes, dataset) -> Entry:
     offset = stored.get_offset()
     if nbytes == 0:
         data = b""
+    elif offset is None and (dataset.external or dataset.is_virtual):
+        from h5py import h5s
+
+        bits = np.empty(dataset.shape, f"V{stored.get_type().get_size()}")
+        stored.read(h5s.ALL, h5s.ALL, bits, stored.get_type())
+        data = bits.tobytes()
     elif offset is None:
         raise ValueError(f"{dataset.name} is not contiguous")
     else:
