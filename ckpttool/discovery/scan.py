@@ -562,7 +562,7 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     try:
         files, damaged = read_single(str(path), key)
     except VirtualFileError:
-        from ckpttool.discovery.virtual_files import scan_virtual
+        from ckpttool.discovery.shown_files import scan_virtual
 
         return scan_virtual(str(path))
     except ForeignError as error:

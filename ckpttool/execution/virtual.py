@@ -3,7 +3,7 @@
 It is an HDF5 file with a few hundred bytes for each slice.  Its attribute ``ckpttool.files`` lists
 the files with the bytes, each with its size and its time of modification, as JSON: ``{path:
 [nbytes, mtime_ns]}``.  libhdf5 would show other bytes if these files changed, and zeros where one
-became shorter, so `ckpttool.discovery.virtual_files` compares them.  There is no manifest, as the
+became shorter, so `ckpttool.discovery.shown_files` compares them.  There is no manifest, as the
 bytes were not read.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpttool.formats.hdf5 import VIRTUAL, write_virtual
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
-from ckpttool.model.virtual import Shard, as_recorded, find_shards
+from ckpttool.model.segments import Shard, as_recorded, find_shards
 from ckpttool.storage.files import remove_document, write_document
 from ckpttool.system import open_scratch
 from ckpttool.transaction.sealed_files import Written

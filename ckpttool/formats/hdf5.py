@@ -84,7 +84,7 @@ from ckpttool.system import open_scratch
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
-    from ckpttool.model.virtual import Segment, Shard
+    from ckpttool.model.segments import Segment, Shard
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -620,7 +620,7 @@ def write_virtual(
     where external storage is gone.  Nothing of a file is written when it is opened later, as no
     dataset has a fill value.
     """
-    from ckpttool.model.virtual import is_of_rows  # few files are virtual
+    from ckpttool.model.segments import is_of_rows  # few files are virtual
 
     groups: set[str] = set()
     with h5py.File(new_file(path)) as opened:
@@ -669,7 +669,7 @@ def read_virtual(
         The file is damaged.
     """
     from ckpttool.model.region import Region
-    from ckpttool.model.virtual import Shard, join_segments
+    from ckpttool.model.segments import Shard, join_segments
 
     path, tensors = file.path, list[tuple[TensorMeta, list[Shard]]]()
     with _as_format_error(path), _open(path) as opened:
@@ -702,7 +702,7 @@ def _is_virtual(options: h5p.PropDCID) -> bool:
 
 
 def _segments(options: h5p.PropDCID) -> Iterator[Segment]:
-    from ckpttool.model.virtual import Segment
+    from ckpttool.model.segments import Segment
 
     for number in range(options.get_external_count()):
         path, offset, nbytes = options.get_external(number)

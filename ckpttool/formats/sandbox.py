@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import subprocess
     from multiprocessing.connection import Connection
 
-    from ckpttool.model.virtual import Shard
+    from ckpttool.model.segments import Shard
 
 T = TypeVar("T")
 

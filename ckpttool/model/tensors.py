@@ -287,7 +287,7 @@ class CutShortError(FormatError):
 
 
 class VirtualFileError(UnsupportedError):
-    """A file that shows the bytes of others; only `ckpttool.discovery.virtual_files` reads it."""
+    """A file that shows the bytes of others; only `ckpttool.discovery.shown_files` reads it."""
 
 
 class PartlyReadError(CutShortError, UnsupportedError):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.formats.hdf5 import SHARDS, VIRTUAL
+from ckpttool.model.segments import Segment, join_segments
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.virtual import Segment, join_segments
 from tests.strategies import examples, moves
 from tests.support.checkpoints import cut, write_ranks
 from tests.support.commands import everything, message, refused, run, run_well

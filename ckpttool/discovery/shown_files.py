@@ -12,6 +12,7 @@ from ckpttool.formats.sandbox import Sandbox, read_virtual_hdf5
 from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.region import Region
+from ckpttool.model.segments import Shard, as_recorded
 from ckpttool.model.slicing import (
     Box,
     BoxSlicing,
@@ -27,7 +28,6 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
 )
-from ckpttool.model.virtual import Shard, as_recorded
 from ckpttool.problems import Diagnostic, FormatError, PlanError
 from ckpttool.wording import shorten
 
