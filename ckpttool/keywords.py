@@ -12,7 +12,9 @@ Annotations are evaluated here, so that no command imports the rooms of these re
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict, Union, get_args
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypedDict, Union, get_args
+
+from msgspec import Struct
 
 from ckpttool.formats import FORMATS
 from ckpttool.typed import (
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 Path: TypeAlias = str | os.PathLike[str]
 
 
-class Option(NamedTuple):
+class Option(Struct, frozen=True):
     """What the command line says of a keyword.
 
     Attributes

@@ -308,7 +308,7 @@ def _declared(group: type, **settings: Any) -> Mapping[str, Parameter]:
 def variant(name: str, **changes: Any) -> Parameter:
     """Return the option of a keyword as one command has it: with another help, flag or default."""
     declared, is_flag = keywords.declared(keywords.AllKeywords)[name]
-    return _of_keyword(name, declared._replace(**changes), is_flag, {})
+    return _of_keyword(name, replace(declared, **changes), is_flag, {})
 
 
 def _of_keyword(

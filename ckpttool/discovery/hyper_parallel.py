@@ -433,7 +433,7 @@ def _place_boxes(
 # ---------------------------------------------------------------------------- the metadata file
 
 
-class _StoredBox(NamedTuple):
+class _StoredBox(Struct, frozen=True):
     """Where a box of a tensor is stored: a file's name, and the tensor's name in it."""
 
     region: Region

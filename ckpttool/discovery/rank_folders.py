@@ -32,6 +32,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.discovery.file_names import (
@@ -273,7 +274,7 @@ class _RankFolder(NamedTuple):
     path: Path
 
 
-class Shape(NamedTuple):
+class Shape(Struct, frozen=True):
     """A way in which folders or files have the numbers of ranks in their names.
 
     They lie ``depth`` folders below the checkpoint: 2 in the folders of hosts or processes.  The

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from ckpttool.strategy_files.reader import Layouts
 
 
-class SelfDescribed(NamedTuple):
+class SelfDescribed(Struct, frozen=True):
     """A kind of folder: what returns its catalog, and what lists its steps; None for others."""
 
     scan: Callable[[str, str | None], Catalog | None]

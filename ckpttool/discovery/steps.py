@@ -567,7 +567,7 @@ def _unlike_counters(saved: SavedFiles, files: Sequence[SavedFile]) -> Diagnosti
 _Choosing: TypeAlias = Literal["newest", "named", "part"]
 
 
-class Reason(NamedTuple):
+class Reason(Struct, frozen=True):
     """Why files are not taken: a function that finds it, and for which choices it counts."""
 
     find: Callable[[SavedFiles, Sequence[SavedFile]], Diagnostic | None]

@@ -296,7 +296,7 @@ def cut_into_tasks(
         yield FillTask(tuple(batch), *how)
 
 
-class _Slice(NamedTuple):
+class _Slice(Struct, frozen=True):
     """A tensor in one of several outputs; see `TensorUnit` and `cut_into_tasks`."""
 
     output: OutputTensor
@@ -467,7 +467,7 @@ def _keep(band: Band) -> tuple[Band, int]:
         if isinstance(step, PieceRead):
             kept = tuple(step.moves)
             if kept is not step.moves:
-                steps[i] = step._replace(moves=kept)
+                steps[i] = replace(step, moves=kept)
             moves += len(kept)
     return band._replace(steps=steps), moves
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ckpttool.execution.copy import read_amplification
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
@@ -52,7 +53,7 @@ def group_ranks(plan: Plan, max_tensors: int) -> list[tuple[int, ...]]:
     ]
 
 
-class _Rows(NamedTuple):
+class _Rows(Struct, frozen=True):
     """Rows of the source, as far as outputs are concerned: those of a tensor in a file."""
 
     file: str

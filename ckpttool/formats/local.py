@@ -31,7 +31,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import compress, repeat
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from ckpttool.model.tensors import FileId, FileStamp, Reads, StoredFile
 from ckpttool.problems import Diagnostic, PlanError, UnreadableError
@@ -44,7 +46,7 @@ T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
-class _Listings(NamedTuple):
+class _Listings(Struct, frozen=True):
     """The folders that were listed, and which paths in them are files and no links."""
 
     folders: dict[str, list[Path]]

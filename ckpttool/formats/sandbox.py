@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from threading import Event, Lock
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpttool.model.tensors import FileIndex, Reads, StoredFile, TensorMeta
@@ -44,7 +45,7 @@ _START = (
 )
 
 
-class _Child(NamedTuple):
+class _Child(Struct, frozen=True):
     """The limited process, and the pipe to it."""
 
     process: subprocess.Popen[bytes]

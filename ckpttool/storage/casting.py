@@ -20,9 +20,10 @@ A cast of Float64 by way of Float32 would round twice.  So the bits are computed
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from ckpttool.model.manifest import CastStats
 from ckpttool.storage.numbers import Bytes, Float64s
@@ -38,7 +39,7 @@ BLOCK_BYTES = 1 << 20
 SCRATCH_BYTES = 4 * BLOCK_BYTES
 
 
-class _Format(NamedTuple):
+class _Format(Struct, frozen=True):
     """A floating-point format: its bits, the bits of its exponent, and those of its mantissa."""
 
     bits: int
@@ -83,7 +84,7 @@ FORMATS = {
 }
 
 
-class _Rounding(NamedTuple):
+class _Rounding(Struct, frozen=True):
     """How a wider format ``a`` is rounded to ``b``; numbers are words of ``a``.
 
     ``least`` and ``most`` are the exponents of the smallest normal and the largest numbers of
@@ -218,7 +219,7 @@ class Caster:
         return CastStats(len(x), len(infinite), largest, zeros, float(largest_error), max_rel)
 
 
-class _Table(NamedTuple):
+class _Table(Struct, frozen=True):
     """What becomes of each word of a type of 16 bits.
 
     The errors are 0 where the number or the result is not finite.  The last two say whether a

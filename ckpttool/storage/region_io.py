@@ -359,7 +359,7 @@ class Origin(NamedTuple):
     rank: int
 
 
-class PieceRead(NamedTuple):
+class PieceRead(Struct, frozen=True):
     """How a piece of a term is read; the same for all tensors of a kind."""
 
     term: int  # the number of the term
@@ -378,7 +378,7 @@ class PieceRead(NamedTuple):
         return term.source.slicing.find(self.place)
 
 
-class _Clear(NamedTuple):
+class _Clear(Struct, frozen=True):
     """Elements that are zero unless a piece has them."""
 
     out: Bytes
@@ -387,7 +387,7 @@ class _Clear(NamedTuple):
         files.clear(self.out)
 
 
-class _Pad(NamedTuple):
+class _Pad(Struct, frozen=True):
     """Rows of a band that are means; ``rows`` are the elements of the full tensor that they are of.
 
     They come last: what they are the means of are rows as they are written.
@@ -401,7 +401,7 @@ class _Pad(NamedTuple):
         files.pad(self.out, OutputTensor(meta, self.rows, tensor.terms))
 
 
-class _Cast(NamedTuple):
+class _Cast(Struct, frozen=True):
     """A cast of elements that were read."""
 
     data: Bytes
@@ -410,10 +410,10 @@ class _Cast(NamedTuple):
     dst: str
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
-        files.cast(*self)
+        files.cast(self.data, self.src, self.out, self.dst)
 
 
-class _StartSum(NamedTuple):
+class _StartSum(Struct, frozen=True):
     """The beginning of a sum of so many elements."""
 
     size: int
@@ -422,7 +422,7 @@ class _StartSum(NamedTuple):
         files.start_sum(self.size)
 
 
-class _Add(NamedTuple):
+class _Add(Struct, frozen=True):
     """Elements of a term that were read and belong to the sum."""
 
     data: Bytes
@@ -433,7 +433,7 @@ class _Add(NamedTuple):
         files.add(self.data, term.source.meta.dtype, term.weight)
 
 
-class _Multiply(NamedTuple):
+class _Multiply(Struct, frozen=True):
     """Scales that were read for ``region`` of the full tensor, whose elements are the sum."""
 
     data: Bytes
@@ -444,7 +444,7 @@ class _Multiply(NamedTuple):
         files.multiply(self.data, tensor.terms[self.term], self.region)
 
 
-class _AddProduct(NamedTuple):
+class _AddProduct(Struct, frozen=True):
     """Rows and columns that were read, whose product belongs to the sum; see `WeightedSum`."""
 
     data: tuple[Bytes, Bytes]
@@ -455,7 +455,7 @@ class _AddProduct(NamedTuple):
         files.add_product(self, tensor.terms[self.term : self.term + 2])
 
 
-class _TakeSum(NamedTuple):
+class _TakeSum(Struct, frozen=True):
     """The end of a sum, which is rounded; ``part`` are its elements."""
 
     part: Region

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from ckpttool.concurrency import take_turns
 from ckpttool.model.manifest import hash_text, unit_starts
@@ -37,7 +37,7 @@ BUFFER_BYTES = 4 << 20  # read at a time while contents are compared
 UNIT_BUFFER_BYTES = 8 << 20  # read at a time by `hash_units`
 
 
-class Sample(NamedTuple):
+class Sample(Struct, frozen=True):
     """A hash of some elements of a tensor, and whether all of them are the same.
 
     ``element_bits`` is the information that an element may have: the logarithm of its different
