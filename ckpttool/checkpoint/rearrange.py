@@ -199,7 +199,10 @@ class _Rearranging:
             term = self._of_source[part.name]
             of_scale = term.source.slicing
             assert not isinstance(of_scale, RearrangedSlicing), "it is in files"
-            spread = SpreadSlicing(of_scale, term.block or ())
+            block = term.block or ()
+            axes = enumerate(part.arrangement.axes[: len(block)])
+            joined = tuple(axis for axis, factors in axes if len(factors) == 1)
+            spread = SpreadSlicing(of_scale, block, joined)
             parts.append(replace(part, name=term.source.name, slicing=spread))
         scale = _made_of(like, name, replace(slicing, parts=tuple(parts)))
         return Term(scale, block=(1,) * len(scale.meta.shape))

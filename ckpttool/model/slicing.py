@@ -12,9 +12,10 @@ replicas and placements is a fold of it, so that no two answers differ.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise, product
+from functools import cached_property
+from itertools import accumulate, chain, islice, pairwise, product
 from operator import add, mul, sub
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -467,12 +468,14 @@ class BoxSlicing(Struct, frozen=True):
 class SpreadSlicing(Struct, frozen=True, gc=False):
     """The scale of a weight as large as the weight: each element is that of its block.
 
-    The methods are those of `LayoutSlicing`; a stretch has one element of ``slicing``, which all
-    elements of the destination are.  For ``block`` see `ckpttool.model.plan.Term`.
+    The methods are those of `LayoutSlicing`.  A stretch has one element of ``slicing``, which all
+    elements of the destination are; or one for each whole block along one of the axes ``joined``.
+    For ``block`` see `ckpttool.model.plan.Term`.
     """
 
     slicing: LayoutSlicing | BoxSlicing
     block: tuple[int, ...]
+    joined: tuple[int, ...] = ()
 
     @property
     def key(self) -> Hashable:
@@ -490,13 +493,19 @@ class SpreadSlicing(Struct, frozen=True, gc=False):
         """See `LayoutSlicing`."""
         region, ndim = within.moved_by(origin), len(self.block)
         blocks, zero = self._blocks(region), (0,) * ndim
-        for index in product(*map(range, blocks.start, blocks.stop)):
-            start = (*map(mul, index, self.block), *region.start[ndim:])
-            stop = (*map(add, start, self.block), *region.stop[ndim:])
-            covered = common(Region(start, stop), region)
-            assert covered is not None, "the block overlaps the region"
-            cell = Region(index, tuple(at + 1 for at in index))
-            for place, src, _ in self.slicing.stretches(cell, zero):
+        ends = [*map(range, blocks.start, blocks.stop)]
+        cells = [[(at, at + 1) for at in of_axis] for of_axis in ends]
+        axis = max(self.joined, key=lambda axis: len(ends[axis]), default=None)
+        if axis is not None and len(ends[axis]) > 2:  # the first and the last may be partial
+            cells[axis][1:-1] = [(cells[axis][1][0], cells[axis][-1][0])]
+        for index in product(*cells):
+            wanted = Region(*zip(*index, strict=True)) if index else Region((), ())
+            for place, src, cell in self.slicing.stretches(wanted, zero):
+                cell = cell.moved_by(zero)
+                start = (*map(mul, cell.start, self.block), *region.start[ndim:])
+                stop = (*map(mul, cell.stop, self.block), *region.stop[ndim:])
+                covered = common(Region(start, stop), region)
+                assert covered is not None, "the block overlaps the region"
                 yield place, src, covered.relative_to(origin)
 
     def _blocks(self, region: Region) -> Region:
@@ -538,7 +547,7 @@ class Part(Struct, frozen=True, gc=False):
     start: tuple[int, ...] = ()
 
 
-class RearrangedSlicing(Struct, frozen=True, gc=False):
+class RearrangedSlicing(Struct, frozen=True, dict=True):
     """Where the elements of a tensor lie that is made of others, with other axes.
 
     The methods are those of `LayoutSlicing`.  A stretch has elements in steps, in the order of the
@@ -618,6 +627,7 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
             for place, in_slice, in_part in part.slicing.stretches(bounds, begin):
                 strides = strides_of(part.slicing.find(place)[1].meta.shape)
                 shift = () if spread else tuple(map(sub, in_slice.start, in_part.start))
+                joined = [axis for axis, size in enumerate(in_slice.shape) if spread and size > 1]
                 for stretch in of_source.boxes(in_part):
                     if (box := common(stretch, wanted)) is None:
                         continue
@@ -626,18 +636,43 @@ class RearrangedSlicing(Struct, frozen=True, gc=False):
                     shape = tuple(sizes[factor] for factor, _, _ in walked)
                     at = map(add, of_source.index(box.start), shift)
                     first = sum(map(mul, in_slice.start if spread else at, strides))
-                    by = (0 if spread else step * strides[axis] for _, axis, step in walked)
+                    by = [0 if spread else step * strides[axis] for _, axis, step in walked]
+                    along = [steps[factor] for factor, _, _ in walked]
+                    for (
+                        blocks
+                    ) in joined:  # whole ones along an axis, each with an element of its own
+                        k = [axis for _, axis, _ in walked].index(blocks)
+                        size = shape[k] // in_slice.shape[blocks]
+                        shape = (*shape[:k], in_slice.shape[blocks], size, *shape[k + 1 :])
+                        by.insert(k, strides[blocks])
+                        along.insert(k, (along[k][0], along[k][1] * size))
                     src = View(first, shape, tuple(by))
                     index = tuple(map(sub, self.arrangement.index(box.start), origin))
-                    dst = Steps(index, shape, tuple(steps[factor] for factor, _, _ in walked))
+                    dst = Steps(index, shape, tuple(along))
                     yield (number, place), src, dst
 
     def _wanted(self, region: Region) -> Iterator[tuple[int, Region]]:
         """Yield the boxes of a region that each part has, with its number."""
+        axis, starts, stops, numbers = self._sorted_parts
         for box in self.arrangement.boxes(region):
-            for number, part in enumerate(self.parts):
-                if (shared := common(box, part.arrangement.box)) is not None:
+            low, high = (*box.start, 0)[axis], (*box.stop, 1)[axis]
+            first, last = bisect_right(stops, low), bisect_left(starts, high)
+            for number in sorted(numbers[first:last]):
+                if (shared := common(box, self.parts[number].arrangement.box)) is not None:
                     yield number, shared
+
+    @cached_property
+    def _sorted_parts(self) -> tuple[int, Sequence[int], Sequence[int], Sequence[int]]:
+        """The numbers of parts by their starts along the axis of the space where most differ.
+
+        Beside them the starts, and the most of all stops up to there.  There may be 512 experts.
+        """
+        ends = [((*it.start, 0), (*it.stop, 1)) for it in (p.arrangement.box for p in self.parts)]
+        axes = range(max(self.arrangement.box.ndim, 1))
+        axis = max(axes, key=lambda axis: len({start[axis] for start, _ in ends}))
+        numbers = sorted(range(len(ends)), key=lambda number: ends[number][0][axis])
+        starts = [ends[number][0][axis] for number in numbers]
+        return axis, starts, [*accumulate((ends[it][1][axis] for it in numbers), max)], numbers
 
     def find(self, place: Hashable) -> tuple[int, StoredTensor]:
         """See `LayoutSlicing`."""

@@ -22,7 +22,7 @@ from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Term, Transfer
 from ckpttool.model.region import Arrangement, Region, common
-from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing, SpreadSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import any_of, count, format_shape, shorten
 
@@ -108,6 +108,7 @@ class _Adapting:
             parts = (Part(transfer.source.name, slicing, whole),)
         places = []
         for part in parts:
+            assert not isinstance(part.slicing, SpreadSlicing), "these are scales, in other terms"
             name = part.name if part.name in self._pairs else self._called.get(id(part.slicing))
             if name is not None:
                 places.append(_Place(name, part.arrangement, part.start, part.slicing.shape))

@@ -686,8 +686,8 @@ class Runs(Struct, frozen=True):
         if self.count == 1:
             return self.first, self.last
         if not self.stride:  # one element for all: others near it are wanted next
-            first = self.first // ROW_BYTES * ROW_BYTES
-            return first, first + ROW_BYTES
+            last = -(-self.last // ROW_BYTES) * ROW_BYTES
+            return self.first // ROW_BYTES * ROW_BYTES, last
         return self.first // self.stride * self.stride, -(-self.last // self.stride) * self.stride
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 
 import ml_dtypes
 import numpy as np
@@ -15,10 +16,12 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.checkpoint.rearrange import rearrange
+from ckpttool.formats import get_format
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED, read_recipe
 from tests.strategies import examples
-from tests.support.checkpoints import catalog_of, cut, noise, write_file, write_ranks
+from tests.support.checkpoints import catalog_of, create_file, cut, noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.families import (
     RECIPES,
@@ -514,3 +517,72 @@ def test_float8_that_means_nothing_is_refused(tmp_path, lost):
     assert not (tmp_path / "m.ckpt").exists()
     if lost == "dtype":
         run_well(*words, "--recipe", "llama", "--dtype", "fp32")
+
+
+def published(model):
+    """Return the configuration and the shapes of a published model."""
+    if model == "qwen3-moe":  # Qwen3-30B-A3B
+        width, layers, experts, wide, words = 2048, 48, 128, 768, 151936
+        config = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+        attention = {"q_proj": (4096, width), "k_proj": (512, width), "v_proj": (512, width)}
+        attention |= {"o_proj": (width, 4096), "q_norm": (128,), "k_norm": (128,)}
+        dense = 0
+    else:  # DeepSeek-V3, without the layer that transformers does not keep
+        width, layers, experts, wide, words = 7168, 61, 256, 2048, 129280
+        config = {"num_attention_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512}
+        config |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        config |= {"first_k_dense_replace": 3, "n_shared_experts": 1, "intermediate_size": 18432}
+        attention = {"q_a_proj": (1536, width), "q_a_layernorm": (1536,), "q_b_proj": (24576, 1536)}
+        attention |= {"kv_a_proj_with_mqa": (576, width), "kv_a_layernorm": (512,)}
+        attention |= {"kv_b_proj": (32768, 512), "o_proj": (width, 16384)}
+        dense = 3
+    config |= {"hidden_size": width, "num_hidden_layers": layers, "moe_intermediate_size": wide}
+    config |= {"num_experts": experts, "vocab_size": words}
+    shapes = {"model.embed_tokens.weight": (words, width), "model.norm.weight": (width,)}
+    shapes["lm_head.weight"] = (words, width)
+    for layer in range(layers):
+        of_layer = {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
+        of_layer |= {f"self_attn.{name}": shape for name, shape in attention.items()}
+        modules = {"": 18432} if layer < dense else {f"experts.{e}.": wide for e in range(experts)}
+        if layer >= dense:
+            of_layer["mlp.gate"] = (experts, width)
+            modules |= {"shared_experts.": wide} if dense else {}
+        for module, size in modules.items():
+            of_layer |= {f"mlp.{module}{name}_proj": (size, width) for name in ("gate", "up")}
+            of_layer[f"mlp.{module}down_proj"] = (width, size)
+        names = {f"model.layers.{layer}.{name}.weight": it for name, it in of_layer.items()}
+        if "shared_experts." in modules:
+            names[f"model.layers.{layer}.mlp.gate.e_score_correction_bias"] = (experts,)
+        shapes |= names
+    return config, shapes
+
+
+def write_sparse(path, metas):
+    path.parent.mkdir(exist_ok=True)
+    file = create_file(get_format("safetensors"), path, metas, {})
+    with path.open("r+b") as stored:
+        stored.truncate(file.nbytes)
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("model", ["qwen3-moe", "deepseek-v3"])
+def test_the_books_of_a_published_model_balance_both_ways(tmp_path, model):
+    config, shapes = published(model)
+    assert len(shapes) == {"qwen3-moe": 18_867, "deepseek-v3": 45_395}[model]
+    metas = [
+        TensorMeta(name, "Float32" if "e_score" in name else "BFloat16", shape)
+        for name, shape in shapes.items()
+    ]
+    write_sparse(tmp_path / "hf" / "model.safetensors", metas)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    choices = {"fc1": "interleaved", "mode": "graph"}
+    choices |= {"attention": "grouped"} if model == "qwen3-moe" else {"mla": "fused"}
+    words = {"recipe": option(model, choices), "hf_config": tmp_path / "hf"}
+    for source in ("hf", "ms"):
+        began = time.process_time()
+        with ckpttool.open(tmp_path / source / "model.safetensors", **words) as opened:
+            made = [TensorMeta(it.name, it.stored_dtype, it.shape) for it in opened.values()]
+        seconds = time.process_time() - began
+        print(f"{model} from {source}: {len(made)} tensors made in {seconds:.1f} s")  # noqa: T201
+        write_sparse(tmp_path / "ms" / "model.safetensors", made)
+    assert {*made} == {*metas}
