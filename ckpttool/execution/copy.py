@@ -373,7 +373,7 @@ class _Step(NamedTuple):
 
 def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
     """Yield the bands of a unit lazily; it is one band if its tensor fits into the buffers."""
-    stored = sum(term.source.meta.nbytes for term in unit.output.terms)
+    stored = sum(it.source.meta.nbytes for it in unit.output.terms if not it.is_factor)
     if max(unit.nbytes, stored) <= band_bytes:
         bands: Iterable[Region] = (unit.region,)
     else:

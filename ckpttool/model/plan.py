@@ -43,10 +43,11 @@ class Term(Struct, frozen=True, gc=False):
     weight: float = 1.0  # the factor of every element
     input: int = 0  # the number of its checkpoint in ``Plan.inputs``
     block: tuple[int, ...] | None = None
+    within: Region | None = None  # elements of the full output that a product has, and others
 
     def of_rank(self, rank: int) -> Term:
         """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
-        return Term(self.source.of_rank(rank), self.weight, self.input, self.block)
+        return Term(self.source.of_rank(rank), self.weight, self.input, self.block, self.within)
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
@@ -149,15 +150,15 @@ class OutputTensor(Struct, frozen=True, gc=False):
         return self.terms[-1].block is not None and not self.terms[-1].is_factor
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """Return the `Term.pieces` of each term that fill ``within``, a region of the slice."""
-        start = self.region.start
-        return chain.from_iterable(term.pieces(within, start) for term in self.terms)
+        """Return the `Term.pieces` that fill ``within``, a region of the slice; none of factors."""
+        start, terms = self.region.start, (term for term in self.terms if not term.is_factor)
+        return chain.from_iterable(term.pieces(within, start) for term in terms)
 
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
         region = within.moved_by(self.region.start)
-        counts = (term.source.slicing.count_overlaps(term.elements(region)) for term in self.terms)
-        return sum(counts)
+        terms = (term for term in self.terms if not term.is_factor)
+        return sum(term.source.slicing.count_overlaps(term.elements(region)) for term in terms)
 
     def excerpt(self, within: Region) -> OutputTensor:
         """Return the tensor with only the slices that the `pieces` of ``within`` need."""

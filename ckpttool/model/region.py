@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from operator import add, gt, mul, sub
+from operator import add, gt, lt, mul, sub
 
 from msgspec import Struct
 
@@ -263,6 +263,8 @@ def _boxes(start: int, stop: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[
 
 def common(a: Region, b: Region) -> Region | None:
     """Return the elements that two boxes share; None for none."""
+    if not (all(map(lt, a.start, b.stop)) and all(map(lt, b.start, a.stop))):
+        return None  # as of most experts
     start = tuple(map(max, a.start, b.start))
     stop = tuple(map(min, a.stop, b.stop))
     return Region(start, stop) if all(map(int.__lt__, start, stop)) else None

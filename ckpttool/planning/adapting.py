@@ -170,9 +170,12 @@ class _Adapting:
         *lead, rows, columns = out.axes
         axes = (*lead, rows, (out.box.ndim,)), (*lead, (out.box.ndim,), columns)
         ones = (1,) * len(lead)
+        found = [out.bounds(_seen(out, product.place.arrangement)) for product in products]
+        start = tuple(map(min, zip(*(it.start for it in found), strict=True)))
+        within = Region(start, tuple(map(max, zip(*(it.stop for it in found), strict=True))))
         for number, block in enumerate(((*ones, 1, 0), (*ones, 0, 1))):
             source = self._side(out, axes[number], out.axes[-1 - number], number, products)
-            yield Term(source, products[0].scale if number else 1.0, self._input, block)
+            yield Term(source, products[0].scale if number else 1.0, self._input, block, within)
 
     def _side(
         self,

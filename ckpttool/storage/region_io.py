@@ -26,7 +26,7 @@ from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
 from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
-from ckpttool.model.region import Region, Steps, View
+from ckpttool.model.region import Region, Steps, View, common
 from ckpttool.model.slicing import RearrangedSlicing
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
@@ -299,13 +299,12 @@ class FlatFiles:
     def add_product(self, product: _AddProduct, terms: Sequence[Term]) -> None:
         """Add the product of the rows and the columns that were read to the sum."""
         assert self._sum is not None, "the sum was begun"
-        rows, columns = (
-            find_numbers(data, term.source.meta.dtype)
-            for data, term in zip(product.data, terms, strict=True)
-        )
+        dtypes = [term.source.meta.dtype for term in terms]
+        rows, columns = map(find_numbers, product.data, dtypes)
         rank = terms[0].source.meta.shape[-1]
         shaped = rows.reshape(-1, rank), columns.reshape(rank, -1)
-        self._sum.add_product(*shaped, terms[1].weight, product.are_there)
+        at_once = 1 if "Float64" in dtypes else 2
+        self._sum.add_product(*shaped, terms[1].weight, product.are_there, at_once)
 
     def take_sum(self, out: Bytes, dst: str, *, is_finite: bool) -> int | None:
         """Round the sum to an element type, once; ``out`` is as for `cast`.
@@ -506,8 +505,6 @@ def plan_band(
             yield _StartSum(part.size)
             for number, term in enumerate(tensor.terms):
                 if term.is_factor:
-                    if term.has_rows:
-                        yield from _plan_product(files, tensor, number, part)
                     continue
                 size = term.locate(part, tensor.region.start)[0].size
                 data = files.stage(size * term.source.meta.itemsize)
@@ -516,6 +513,8 @@ def plan_band(
                     yield _Add(data, number)
                 else:
                     yield _Multiply(data, number, part.moved_by(tensor.region.start))
+            for number in _find_products(tensor, part.moved_by(tensor.region.start)):
+                yield from _plan_product(files, tensor, number, part)
             yield _TakeSum(part, out[_within(part, band)])
     elif stored.dtype == wanted.dtype:
         yield from _plan_pieces(files, tensor, 0, band, out)
@@ -551,6 +550,13 @@ def _parts(tensor: OutputTensor, band: Region) -> Iterator[Region]:
     lines = STAGE_BYTES // 8 // max(ranks) - 1  # rows and columns, which are read together
     rows = min(band.shape[-2], lines // 2, isqrt(SUM_SIZE))
     return band.tiles(rows, min(lines - rows, SUM_SIZE // rows))
+
+
+def _find_products(tensor: OutputTensor, region: Region) -> Iterator[int]:
+    """Yield the number of the rows of each product that may have elements in a region."""
+    for number, term in enumerate(tensor.terms):
+        if term.has_rows and term.within is not None and common(term.within, region) is not None:
+            yield number
 
 
 def _plan_product(
@@ -594,7 +600,8 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
             )
             hint = "an input without it, or --exclude with this tensor"
             return SourceValueError(piece.tensor.file.path, [message], hint)
-    path = next(tensor.terms[-1].pieces(element, tensor.region.start)).tensor.file.path
+    (*_, piece) = tensor.pieces(element)
+    path = piece.tensor.file.path
     message = f"{tensor.meta.name}: the mean is beyond the numbers of Float64"
     return SourceValueError(path, [message], "--exclude with this tensor")
 

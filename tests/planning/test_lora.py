@@ -437,3 +437,64 @@ def test_every_engine_writes_the_same(tmp_path, engine):
     out = tmp_path / "out.ckpt"
     ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=lora, engine=engine)
     assert read(out) == {"layer.weight": added(weight, a, b)}
+
+
+def test_a_resumed_run_knows_the_adapter(tmp_path):
+    base, out = tmp_path / "base.ckpt", tmp_path / "out.ckpt"
+    write_file(base, BASE, "ckpt")
+    first, second = (
+        write_adapter(tmp_path / name, named("a", some(name, (2, 4)), some("B", (6, 2))))
+        for name in ("x", "y")
+    )
+    run_well("merge", base, "-o", out, "--lora", f"{first}:1")
+    result = run_well("merge", base, "-o", out, "--lora", f"{first}:1", "--resume")
+    assert "Kept" in result.output
+    for other in (f"{first}:2", f"{second}:1"):
+        result = run("merge", base, "-o", out, "--lora", other, "--resume")
+        assert result.exit_code == 5, other
+    (first / "adapter_model.safetensors").write_bytes(
+        (second / "adapter_model.safetensors").read_bytes()
+    )
+    result = run("merge", base, "-o", out, "--lora", f"{first}:1", "--resume")
+    assert result.exit_code == 5
+    result = run("merge", base, "-o", first / "adapter_model.safetensors", "--lora", f"{first}:1")
+    assert result.exit_code != 0  # no output replaces what is read
+    result = run(
+        "merge", base, "-o", first / "adapter_model.safetensors", "--lora", f"{first}:1",
+        "--overwrite",
+    )  # fmt: skip
+    assert result.exit_code != 0
+
+
+@pytest.mark.parametrize("engine", ["processes:2", "threads:2"])
+def test_workers_take_what_they_need_of_a_recipe(tmp_path, engine):
+    config, tensors = finite_model("qwen3-moe")
+    result, adapter = adapted(tensors, is_adapted)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_file(folder / "model.safetensors", tensors, "safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    lora = f"{write_adapter(tmp_path / 'ad', adapter)}:{SCALE}"
+    recipe, choices = next(it[1:] for it in VARIANTS if it[0] == "qwen3-moe")
+    after = to_mindformers(config, result, recipe, choices)
+    path = write_strategy(tmp_path / "s.json", after, 2)
+    options = {"recipe": option(recipe, choices), "lora": lora, "engine": engine}
+    ckpttool.split(folder, path, tmp_path / "to", format="ckpt", **options)
+    assert read_ranks(tmp_path / "to") == cut(after, ckpttool.read_strategy(path))
+    dry = ckpttool.split(folder, path, tmp_path / "dry", format="ckpt", dry_run=True, **options)
+    assert {need.input for it in dry.dry_run.sources for need in it.needs} == {0, 1}
+
+
+def test_columns_and_rows_that_are_cut_several_times_have_the_same_sums(tmp_path):
+    """A rank of 900 leaves few rows and columns at a time, and a row is longer than a band."""
+    weight, (a, b) = some("w", (5, 40_000)), pair("w", (5, 40_000), 900)
+    write_file(tmp_path / "base.ckpt", {"w.weight": weight}, "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('w', a, b))}:{SCALE}"
+    out = tmp_path / "out.ckpt"
+    ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=lora, engine="inline")
+    assert read(out) == {"w.weight": added(weight, a, b)}
+
+
+def test_an_average_takes_no_adapter(tmp_path):
+    with pytest.raises(TypeError, match="lora"):
+        ckpttool.average([tmp_path, tmp_path], tmp_path / "out", lora=tmp_path)
