@@ -103,7 +103,7 @@ def read_header(index: FileIndex, read: Callable[[int, int], bytes]) -> Header:
     return Header(index, starts, tuple(gaps))
 
 
-class _NewTensors(Mapping[str, StoredTensor]):
+class NewTensors(Mapping[str, StoredTensor]):
     """The tensors of a new file, which has many; looking one up makes it.
 
     Nearly all have one extent, so an offset for each says where they lie.
@@ -146,7 +146,7 @@ def lay_out(
     parts: Iterable[HeaderPart],
 ) -> Header:
     """Return the header of a new file."""
-    stored = _NewTensors(tensors)
+    stored = NewTensors(tensors)
     starts, gaps, at = array("q"), [], 0
     for gap, name, nbytes in parts:
         if gap:

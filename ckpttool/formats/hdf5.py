@@ -64,6 +64,7 @@ from ckpttool.formats.base import (
     UNNAMED,
     Format,
     Header,
+    NewTensors,
     read_header,
     refusal,
 )
@@ -214,8 +215,7 @@ class Hdf5(Format):
 
         libhdf5 writes a file of holes in memory, which takes the memory of its header.
         """
-        stored: dict[str, StoredTensor] = {}
-        groups: set[str] = set()
+        stored, groups = NewTensors(tensors), set[str]()
         with open_scratch() as (fd, path):
             # libhdf5 does not say that a file exceeds the limit on sizes (``ulimit -f``).
             most = sum(meta.nbytes for meta in tensors) + self.header_bytes(tensors, attrs)
@@ -226,9 +226,8 @@ class Hdf5(Format):
                 for meta in tensors:
                     _create_groups(opened.id, meta.name, groups)
                     dataset = _create_dataset(opened.id, meta)
-                    has_bytes = meta.text is None and meta.nbytes > 0
-                    extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                    stored[meta.name] = StoredTensor(meta, UNNAMED, tuple(extents))
+                    if meta.text is None and meta.nbytes > 0:
+                        stored.add(meta.name, dataset.get_offset(), meta.nbytes)
             index = FileIndex((UNNAMED,), self.name, os.fstat(fd).st_size, stored)
             return read_header(index, lambda start, stop: os.pread(fd, stop - start, start))
 

@@ -151,6 +151,7 @@ def look(
     options, command = source.options, found.command
     is_whole = crc or options.tensors.are_all_wanted  # nothing of a cut file passes a checksum
     catalog = source.catalog if is_whole else source.catalog.with_remains()
+    catalog = replace(catalog)  # what is computed of it ends with the sight
     listed: Mapping[str, ListedOutput] = {}
     # verify compares with the manifest and verifies checksums in ``read_more``, with all else.
     if options.manifest != "ignore" and command != "verify" and find_manifests(catalog):

@@ -98,6 +98,7 @@ def convert(
         raise_problems(sights, diagnostics, of_target)
         assert plan is not None, "else there are problems"
         assert assignment is not None, "there is a plan"
+        sights.clear()  # the copy needs the plan alone, and these take as much memory
         if until == "planned":
             return describe_run(plan, assignment, (), time.perf_counter() - started)
         mine = plan.limited_to(assignment.ranks)

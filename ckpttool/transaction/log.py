@@ -34,6 +34,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
@@ -45,6 +46,7 @@ from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
 from ckpttool.transaction.sealed_files import (
+    items_text,
     opened,
     parse_entries,
     parse_planned,
@@ -301,9 +303,18 @@ class LogWriter:
         line = json.dumps({"path": name, "stamp": stamp})
         self._append([line.encode()], is_durable=False)
 
-    def add_units(self, group: UnitGroup) -> None:
-        """Append units whose file was synced; `sync` makes them durable."""
-        self._append([json.dumps(to_builtins(group)).encode()], is_durable=False)
+    def add_units(
+        self,
+        units: str,
+        is_first: bool,
+        hashes: Iterable[tuple[int, int, str]],
+        casts: Mapping[str, CastStats],
+    ) -> None:
+        """Append a `UnitGroup` whose file was synced; `sync` makes it durable."""
+        head = json.dumps({"units": units, "is_first": is_first, "hashes": []})
+        tail = json.dumps({"casts": to_builtins(casts)})
+        ends = [head.removesuffix("]}").encode()], [f"], {tail[1:]}".encode()]
+        self._append(chain(ends[0], items_text(hashes), ends[1]), is_durable=False)
 
     def end(self, outputs: Iterable[str]) -> None:
         """Append that these outputs are written."""

@@ -53,7 +53,7 @@ from ckpttool.storage.files import (
     write_document,
 )
 from ckpttool.transaction.claim import Claim, remove_leftovers
-from ckpttool.transaction.log import LoggedOutput, UnitGroup
+from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.outputs import find_intact
 from ckpttool.transaction.resume import Assignment, overtaken_problem
 from ckpttool.transaction.sealed_files import ManifestFile, digest_in, entry_text, sealed_text
@@ -162,8 +162,8 @@ class Transaction(Claim):
     ) -> None:
         """Record that units are in the synced file of an output; ``log.sync`` makes it durable."""
         name = self._record.name_of(output.path)
-        in_hex = tuple((place, number, digest.hex()) for place, number, digest in hashes)
-        self.log.add_units(UnitGroup(name, name not in self._begun, in_hex, casts))
+        in_hex = ((place, number, digest.hex()) for place, number, digest in hashes)
+        self.log.add_units(name, name not in self._begun, in_hex, casts)
         self._begun.add(name)
 
     def record_complete(

@@ -41,7 +41,7 @@ S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
-PIECE_TENSORS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
+PIECE_ITEMS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
 PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
@@ -116,11 +116,16 @@ def entry_text(output: OutputEntry, tensors: Iterable[TensorEntry]) -> Iterator[
     cast = {} if output.cast is None else {"cast": to_builtins(output.cast)}
     line = json.dumps({**head, "nbytes": output.nbytes, **cast, "tensors": []})
     yield line.removesuffix("]}").encode("ascii")
-    left, separator = iter(tensors), b""
-    while some := [*islice(left, PIECE_TENSORS)]:
+    yield from items_text(tensors)
+    yield b"]}"
+
+
+def items_text(items: Iterable[object]) -> Iterator[bytes]:
+    """Yield the items of a JSON array in pieces, without its brackets; see `to_json`."""
+    left, separator = iter(items), b""
+    while some := [*islice(left, PIECE_ITEMS)]:
         yield separator + to_json(some)[1:-1]
         separator = b", "
-    yield b"]}"
 
 
 def written_strategies(manifest: Path) -> frozenset[str]:

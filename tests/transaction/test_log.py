@@ -8,6 +8,7 @@ from contextlib import suppress
 from zlib import crc32
 
 import pytest
+from msgspec.structs import astuple
 
 from ckpttool.model.manifest import CastStats, OutputEntry, TensorEntry
 from ckpttool.problems import FormatError
@@ -119,13 +120,13 @@ def numbers_in(path, plan=PLAN):
 
 def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
     log = open_log(path)
-    log.add_units(units_of(0, 1, is_first=True))
-    log.add_units(units_of(2))
+    log.add_units(*astuple(units_of(0, 1, is_first=True)))
+    log.add_units(*astuple(units_of(2)))
     assert numbers_in(path) == [0, 1, 2]
     os.close(log._fd)
     log = open_log(path)  # another run, which has not begun the file
     assert numbers_in(path) == [0, 1, 2]
-    log.add_units(units_of(3, is_first=True))
+    log.add_units(*astuple(units_of(3, is_first=True)))
     assert numbers_in(path) == [3]
     assert Log.read(path).units[PLAN]["a"] == [units_of(3, is_first=True)]
     log.add([line_of("a")])
