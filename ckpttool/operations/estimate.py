@@ -68,7 +68,9 @@ def count_work(
     by_file = is_cluster(run.engine)  # which begins half-written files anew
     left = {} if by_file or not assignment.options.resume else assignment.half_written
     half = {
-        assignment.outputs[name]: frozenset(unit[:2] for group in groups for unit in group.hashes)
+        assignment.outputs[name]: frozenset(
+            unit[:2] for it in groups for unit in it.read_units().hashes
+        )
         for name, groups in left.items()
     }
     with open_progress(0, "counting"):

@@ -30,7 +30,7 @@ from ckpttool.storage.files import (
     write_document,
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
-from ckpttool.transaction.log import Log, LogWriter, UnitGroup
+from ckpttool.transaction.log import Log, LoggedOutput, LogWriter
 from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import (
     Assignment,
@@ -85,7 +85,7 @@ class Claim:
         self._log_lock: FileLock | None = None
         self.plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
-        self.half_written: Mapping[str, list[UnitGroup]] = {}
+        self.half_written: Mapping[str, list[LoggedOutput]] = {}
         if run.is_finished:
             return
         try:

@@ -46,15 +46,16 @@ from ckpttool.model.manifest import CastStats, OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
 from ckpttool.transaction.sealed_files import (
+    PIECE_BYTES,
+    PlannedOutput,
     items_text,
     opened,
     parse_entries,
-    parse_planned,
-    read_lines,
+    parse_head,
+    read_pieces,
 )
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
-PIECE_BYTES = 1 << 20  # of a line that are read at a time
 # The beginnings of lines.
 BEGIN, UNITS, ENTRY, STAMP, DONE = (
     f'{{"{key}": '.encode() for key in ("process", "units", "rank", "path", "done")
@@ -96,20 +97,25 @@ def require_schema(path: Path, schema: int) -> None:
         raise FormatError(str(path), None, f"{reason}; {facts}")
 
 
-class UnitGroup(Struct, frozen=True):
+class _Units(Struct, frozen=True):
+    """The path of an output of which units are on disk, and whether they are the first there."""
+
+    units: str
+    is_first: bool
+
+    def __post_init__(self) -> None:
+        require_below(self.units)
+
+
+class UnitGroup(_Units, frozen=True):
     """Units of an output that are on disk, in a file with its temporary name.
 
     ``units`` is the path of the output, ``hashes`` has the place of the tensor, the number and the
     SHA-256 of each unit.  If it ``is_first``, groups before this one are of another file.
     """
 
-    units: str
-    is_first: bool
     hashes: tuple[tuple[int, int, str], ...]
     casts: Mapping[str, CastStats] = {}
-
-    def __post_init__(self) -> None:
-        require_below(self.units)
 
 
 class _Done(Struct, frozen=True):
@@ -129,7 +135,7 @@ class StampedOutput(Struct, frozen=True):
 
 
 class LoggedOutput(Struct, frozen=True):
-    """An output in a log."""
+    """A line of a log that tells of an output, or of units of it; it is read when it is needed."""
 
     log: Path
     start: int
@@ -158,6 +164,10 @@ class LoggedOutput(Struct, frozen=True):
     def read_entry(self) -> OutputEntry:
         """Return the output's entry in the manifest."""
         return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
+
+    def read_units(self) -> UnitGroup:
+        """Return the units of the output, of which the line tells."""
+        return parse_entries(self.log, UnitGroup, b"".join(self.read_line()))
 
 
 class Log(Struct):
@@ -191,7 +201,7 @@ class Log(Struct):
     plan: str = ""
     command: str = ""
     plans: dict[str, dict[str, LoggedOutput]] = {}
-    units: dict[str, dict[str, list[UnitGroup]]] = {}
+    units: dict[str, dict[str, list[LoggedOutput]]] = {}
     done: tuple[str, ...] | None = None
     nbytes: int = 0
 
@@ -210,7 +220,7 @@ class Log(Struct):
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
         outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
-        units: dict[str, list[UnitGroup]] = {}
+        units: dict[str, list[LoggedOutput]] = {}
         last: str | None = None  # the output in the line before
         for start, stop, line in _whole_lines(path):
             log.nbytes = stop
@@ -218,7 +228,7 @@ class Log(Struct):
                 reason = "not a log of ckpttool: it does not begin with a run"
                 raise FormatError(str(path), 0, reason)
             if line.startswith(ENTRY):
-                last = parse_planned(path, line).path
+                last = parse_head(path, PlannedOutput, line).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 units.pop(last, None)
                 continue
@@ -235,39 +245,42 @@ class Log(Struct):
                     raise FormatError(str(path), start, reason)
                 outputs[last] = replace(outputs[last], stamp=stamped.stamp)
             elif line.startswith(UNITS):
-                group = parse_entries(path, UnitGroup, line)
+                group = parse_head(path, _Units, line, "hashes")
                 if group.is_first:
                     units[group.units] = []
-                units.setdefault(group.units, []).append(group)
+                logged = LoggedOutput(path, start, stop, log.plan)
+                units.setdefault(group.units, []).append(logged)
             log.done = parse_entries(path, _Done, line).done if line.startswith(DONE) else None
             last = None
         return log
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the first byte of every whole line, the byte behind it, and its text."""
-    start = 0
+    """Yield the first byte of every whole line, the byte behind it, and its text.
+
+    Of lines that tell of outputs and units, which may be long, it is the first piece.
+    """
+    start = stop = crc = 0
+    text, held = bytearray(), b""  # held is what may be the seal
     with opened(path) as file:
-        for line in read_lines(path, file):
-            try:
-                text = _unseal(line)
-            except ValueError as error:
-                if not file.read(1) and (start or not line.endswith(b"\n")):
+        for piece in read_pieces(path, file):
+            held += piece
+            more, held = held[: -len(SEAL)], held[-len(SEAL) :]
+            crc, stop = crc32(more, crc), stop + len(piece)
+            if not text.startswith((ENTRY, UNITS)):
+                text += more
+            if not piece.endswith(b"\n"):
+                continue
+            if held != _seal(crc) or not text:
+                if start and not file.read(1):
                     return  # the last line: a power loss has cut it short
-                raise FormatError(str(path), start, NOT_AS_WRITTEN) from error
-            yield start, start + len(line), text
-            start += len(line)
+                raise FormatError(str(path), start, NOT_AS_WRITTEN)
+            yield start, stop, bytes(text)
+            start, crc, text, held = stop, 0, bytearray(), b""
 
 
 def _seal(crc: int) -> bytes:
     return b" %08x\n" % crc
-
-
-def _unseal(line: bytes) -> bytes:
-    text = line[: -len(SEAL)]
-    if not text or line[-len(SEAL) :] != _seal(crc32(text)):
-        raise ValueError(NOT_AS_WRITTEN)
-    return text
 
 
 class LogWriter:

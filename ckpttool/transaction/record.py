@@ -148,7 +148,8 @@ class Transaction(Claim):
         """Return the hashes of units that are on disk of a half-written output, and their casts."""
         hashes: dict[tuple[int, int], str] = {}
         casts: dict[str, CastStats] = {}
-        for group in self.half_written.get(self._record.name_of(output.path), ()):
+        for logged in self.half_written.get(self._record.name_of(output.path), ()):
+            group = logged.read_units()
             hashes |= {(place, number): digest for place, number, digest in group.hashes}
             for tensor, stats in group.casts.items():
                 casts[tensor] = casts.get(tensor, CastStats()).merged(stats)

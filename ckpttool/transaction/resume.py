@@ -34,7 +34,7 @@ from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.log import UnitGroup, Writer
+from ckpttool.transaction.log import LoggedOutput, Writer
 from ckpttool.transaction.outputs import FindUnchanged, find_unchanged
 from ckpttool.transaction.parts import ranks_of_part
 from ckpttool.transaction.sealed_files import ManifestFile
@@ -283,7 +283,7 @@ class Assignment(Brief, Struct, frozen=True):
         return frozenset(self.outputs[name] for name in self.kept)
 
     @property
-    def half_written(self) -> Mapping[str, list[UnitGroup]]:
+    def half_written(self) -> Mapping[str, list[LoggedOutput]]:
         """The units that an earlier run wrote of outputs whose temporary files are there."""
         of_plan = self.destination.half_written(self.provenance.digest).items()
         files = {name: f"{self.folder / name}{PARTIAL}" for name in self.outputs}

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
 PIECE_ITEMS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
+PIECE_BYTES = 1 << 20  # of a line that are read at a time
 PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
@@ -143,13 +144,16 @@ def _entries_of_head(path: Path, line: bytes) -> bytes:
     return line[: -len(OPEN) - 1] + b"}"
 
 
-def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; raise `FormatError` if one exceeds `MAX_LINE_BYTES`."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
+def read_pieces(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file in pieces; raise `FormatError` if one exceeds `MAX_LINE_BYTES`."""
+    nbytes = 0
+    while piece := file.readline(PIECE_BYTES):
+        nbytes += len(piece)
+        if nbytes > MAX_LINE_BYTES:
             reason = f"a line of more than {MAX_LINE_BYTES} bytes, which ckpttool does not write"
             raise FormatError(str(path), None, reason)
-        yield line
+        nbytes = 0 if piece.endswith(b"\n") else nbytes
+        yield piece
 
 
 def parse_entries(path: Path, kind: type[T], line: bytes) -> T:
@@ -160,10 +164,10 @@ def parse_entries(path: Path, kind: type[T], line: bytes) -> T:
         raise FormatError(str(path), None, str(error)) from error
 
 
-def parse_planned(path: Path, line: bytes) -> PlannedOutput:
-    """Return what the line of an output says before its tensors, of which there may be many."""
-    at = line.find(b', "tensors": ')
-    return parse_entries(path, PlannedOutput, line if at < 0 else line[:at] + b"}")
+def parse_head(path: Path, kind: type[T], line: bytes, entry: str = "tensors") -> T:
+    """Return what a line, or its first piece, says before an entry that may be long."""
+    at = line.find(f', "{entry}": '.encode())
+    return parse_entries(path, kind, line if at < 0 else line[:at] + b"}")
 
 
 class _Schema(Struct, frozen=True):
@@ -191,7 +195,7 @@ class SealedFile(Struct, frozen=True):
             The file does not exist.
         """
         with opened(path) as file:
-            lines = _verified_lines(path, file)
+            lines = _verified_lines(path, file, are_cut=True)
             first, rest = next(lines), deque(lines, maxlen=1)
         file_read = cls(path, _entries_of_head(path, first), digest_in(rest[0]))
         schema = file_read.entries(_Schema).schema
@@ -210,7 +214,7 @@ class SealedFile(Struct, frozen=True):
 
     def planned(self) -> Iterator[PlannedOutput]:
         """Yield rank and path of the outputs; see `lines`."""
-        return self._parse_lines(parse_planned)
+        return self._parse_lines(lambda line: parse_head(self.path, PlannedOutput, line), True)
 
     def lines(self, kind: type[T]) -> Iterator[T]:
         """Yield the entries of the outputs.
@@ -220,12 +224,12 @@ class SealedFile(Struct, frozen=True):
         FormatError
             A line is no such JSON object, or the file has changed since it was verified.
         """
-        return self._parse_lines(lambda path, line: parse_entries(path, kind, line))
+        return self._parse_lines(lambda line: parse_entries(self.path, kind, line))
 
-    def _parse_lines(self, parse: Callable[[Path, bytes], T]) -> Iterator[T]:
+    def _parse_lines(self, parse: Callable[[bytes], T], are_cut: bool = False) -> Iterator[T]:
         with opened(self.path) as file:
-            for line, _ in pairwise(islice(_verified_lines(self.path, file), 1, None)):
-                yield parse(self.path, line.rstrip(b",\n"))
+            for line, _ in pairwise(islice(_verified_lines(self.path, file, are_cut), 1, None)):
+                yield parse(line.rstrip(b",\n"))
 
 
 class ManifestFile(SealedFile, frozen=True):
@@ -303,15 +307,22 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise unreadable(str(path), error) from error
 
 
-def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines; raise `FormatError` unless the last one has the SHA-256 of the others."""
+def _verified_lines(path: Path, file: BinaryIO, are_cut: bool = False) -> Iterator[bytes]:
+    """Yield the lines; raise `FormatError` unless the last one has the SHA-256 of the others.
+
+    If they ``are_cut``, only the first piece of each is yielded, but all of the first line.
+    """
     state = hashlib.sha256()
-    line = b""
-    for next_line in read_lines(path, file):
-        if line:
-            state.update(line)
-            yield line
-        line = next_line
+    is_first, pieces, last = True, list[bytes](), b""
+    for piece in read_pieces(path, file):
+        state.update(last)
+        if last.endswith(b"\n"):
+            yield b"".join(pieces)
+            is_first, pieces = False, []
+        if is_first or not (are_cut and pieces):
+            pieces.append(piece)
+        last = piece
+    line = b"".join(pieces)
     if line == _seal(state.hexdigest()):
         yield line
         return

@@ -56,7 +56,6 @@ from ckpttool.transaction.log import (
     Log,
     LoggedOutput,
     StampedOutput,
-    UnitGroup,
     Writer,
     require_schema,
 )
@@ -325,7 +324,7 @@ class Destination(Struct, frozen=True):
         known = self.finished & self.logged(self.plan.provenance.digest).keys()
         return [name for name in self.plan.outputs if name not in known]
 
-    def half_written(self, plan: str) -> dict[str, list[UnitGroup]]:
+    def half_written(self, plan: str) -> dict[str, list[LoggedOutput]]:
         """Return the units of half-written outputs, from the last log that has some."""
         in_order = sorted(self.logs, key=lambda log: log.writer.time if log.writer else "")
         return {name: lines for log in in_order for name, lines in log.units.get(plan, {}).items()}

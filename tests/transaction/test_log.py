@@ -115,7 +115,7 @@ def units_of(*numbers, is_first=False):
 
 def numbers_in(path, plan=PLAN):
     groups = Log.read(path).units[plan].get("a", ())
-    return [number for group in groups for _, number, _ in group.hashes]
+    return [number for group in groups for _, number, _ in group.read_units().hashes]
 
 
 def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
@@ -128,7 +128,8 @@ def test_groups_of_units_add_up_until_their_file_is_made_anew_or_complete(path):
     assert numbers_in(path) == [0, 1, 2]
     log.add_units(*astuple(units_of(3, is_first=True)))
     assert numbers_in(path) == [3]
-    assert Log.read(path).units[PLAN]["a"] == [units_of(3, is_first=True)]
+    (group,) = Log.read(path).units[PLAN]["a"]
+    assert group.read_units() == units_of(3, is_first=True)
     log.add([line_of("a")])
     assert numbers_in(path) == []
     os.close(log._fd)
