@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeVar
 from msgspec import Struct, to_builtins
 
 from ckpttool.formats.local import open_file, unreadable
-from ckpttool.formats.strict_json import parse_as, to_json
+from ckpttool.formats.strict_json import convert_as, parse_as, to_json
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
     CastStats,
@@ -43,7 +43,6 @@ T = TypeVar("T")
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
 PIECE_ITEMS = 1000  # of a line that are encoded at a time; a tensor takes about 200 bytes
 PIECE_BYTES = 1 << 20  # of a line that are read at a time
-PIECE_TOKENS = 10_000  # of the first line, which may name all tensors
 OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
@@ -92,11 +91,11 @@ def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) 
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
-    tokens = (
-        token for token, _ in pairwise(json.JSONEncoder().iterencode(head))
-    )  # without a bracket
-    first = iter(lambda: "".join(islice(tokens, PIECE_TOKENS)).encode("ascii"), b"")
-    for piece in chain(first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)):
+    entries = (json.dumps({key: value})[1:-1].encode("ascii") for key, value in head.items())
+    first = (b", " * (number > 0) + entry for number, entry in enumerate(entries))
+    for piece in chain(
+        (b"{",), first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)
+    ):
         state.update(piece)
         yield piece
     yield _seal(state.hexdigest())
@@ -158,8 +157,14 @@ def read_pieces(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 def parse_entries(path: Path, kind: type[T], line: bytes) -> T:
     """Return the JSON object in a text from a file; paths in it may not be UTF-8."""
-    try:
+    with _of_file(path):
         return parse_as(kind, line, halves="surrogateescape")
+
+
+@contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise FormatError(str(path), None, str(error)) from error
 
@@ -198,7 +203,7 @@ class SealedFile(Struct, frozen=True):
             lines = _verified_lines(path, file, are_cut=True)
             first, rest = next(lines), deque(lines, maxlen=1)
         file_read = cls(path, _entries_of_head(path, first), digest_in(rest[0]))
-        schema = file_read.entries(_Schema).schema
+        schema = parse_head(path, _Schema, file_read.head, "ckpttool").schema  # it is the first
         if schema != MANIFEST_SCHEMA:
             reason = f"schema: expected {MANIFEST_SCHEMA}, got {schema}"
             raise FormatError(str(path), None, reason)
@@ -207,6 +212,16 @@ class SealedFile(Struct, frozen=True):
     def entries(self, kind: type[T]) -> T:
         """Return those entries of the head that a record has."""
         return parse_entries(self.path, kind, self.head)
+
+    def parts(self) -> Callable[[type[T]], T]:
+        """Return `entries` for several kinds; the head, which may be long, is parsed once."""
+        head = self.entries(dict[str, object])
+
+        def entries(kind: type[T]) -> T:
+            with _of_file(self.path):
+                return convert_as(kind, head)
+
+        return entries
 
     def provenance(self) -> Provenance:
         """Return the provenance; a manifest has neither stamps of inputs nor a command."""

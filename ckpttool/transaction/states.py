@@ -233,10 +233,10 @@ class RecordedPlan(Struct, frozen=True):
             It does not exist.
         """
         file = SealedFile.read(path)
-        require_schema(path, file.entries(_RecordSchema).record)
+        head = file.parts()
+        require_schema(path, head(_RecordSchema).record)
         outputs = {line.path: line.rank for line in file.planned()}
-        documents = file.entries(_Documents).documents
-        return cls(file.entries(Writer), file.provenance(), outputs, documents)
+        return cls(head(Writer), head(Provenance), outputs, head(_Documents).documents)
 
     def text(self) -> Iterator[bytes]:
         """Return the text of the document."""
@@ -266,7 +266,8 @@ class FinishedStamps(Struct, frozen=True):
         """Read the stamps of a record; the errors are those of `RecordedPlan.read`."""
         file = SealedFile.read(path)
         outputs = {line.path: line.stamp for line in file.lines(StampedOutput)}
-        return cls(file.provenance(), file.entries(_ManifestDigest).manifest, outputs)
+        head = file.parts()
+        return cls(head(Provenance), head(_ManifestDigest).manifest, outputs)
 
     def text(self) -> Iterator[bytes]:
         """Return the text of the document."""
