@@ -425,15 +425,20 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         target = self.target.strategy
         strategy = target or Strategy({}, 1, 1)
         layouts: dict[str, tuple[Layout, ...]] = {}
+        joined: dict[tuple[int, int], tuple[Layout, ...]] = {}  # most tensors share their layouts
         for transfer in self.transfers:
-            name, old = transfer.name, transfer.source.name
-            is_listed = old in strategy.layouts or old in self.not_listed.followed
-            has_layout = transfer.meta.text is None and (is_listed or not transfer.meta.is_single)
-            if transfer.source.only_for is None and has_layout:
-                full = Layout.unsharded(len(transfer.meta.shape))  # in whichever numbered file
-                of_stages = _by_stage(transfer, target.stage_ranks) if target else [full]
-                placed = (*layouts.get(name, ()), *of_stages)
-                layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
+            name, source = transfer.name, transfer.source
+            is_listed = source.name in strategy.layouts or source.name in self.not_listed.followed
+            has_layout = source.meta.text is None and (is_listed or not source.meta.is_single)
+            if source.only_for is None and has_layout:
+                before, ndim = layouts.get(name, ()), len(source.meta.shape)
+                key = id(before), id(transfer.layouts) if target else ndim
+                if key not in joined:
+                    full = Layout.unsharded(ndim)  # in whichever numbered file
+                    of_stages = _by_stage(transfer, target.stage_ranks) if target else [full]
+                    placed = sorted((*before, *of_stages), key=lambda layout: layout.first_rank)
+                    joined[key] = tuple(placed)
+                layouts[name] = joined[key]
         return replace(strategy, layouts=layouts, rules=None)
 
     @property

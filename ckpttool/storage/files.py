@@ -417,20 +417,21 @@ def create(path: str, fd: int, header: Header, *, is_left: bool = False) -> File
 
 def write_header(fd: int, header: Header) -> None:
     """Write the header of a new file, with zeros or holes in the place of contents."""
-    at, joined = 0, bytearray()
+    at, end, near = 0, 0, list[bytes | memoryview]()
+    zeros = memoryview(bytes(NEAR_BYTES))
     for start, gap in zip(header.starts, header.gaps, strict=True):
-        end = at + len(joined)
-        if start - end > NEAR_BYTES or len(joined) > HEADER_BUFFER_BYTES:
-            _write_at(fd, at, joined)
-            at, joined = start, bytearray()
+        if start - end > NEAR_BYTES or end - at > HEADER_BUFFER_BYTES:
+            _write_at(fd, at, b"".join(near))
+            at, near = start, []
         else:
-            joined += bytes(start - end)
-        joined += gap
-    _write_at(fd, at, joined)
+            near.append(zeros[: start - end])
+        near.append(gap)
+        end = start + len(gap)
+    _write_at(fd, at, b"".join(near))
     os.ftruncate(fd, header.index.nbytes)
 
 
-def _write_at(fd: int, at: int, data: bytes | bytearray) -> None:
+def _write_at(fd: int, at: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, at)
