@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -254,25 +255,25 @@ class _Ranks(Struct, frozen=True):
     def _join(self, name: str, case: _Case, known_by: KnownBy) -> Tensor:
         """Return the tensor that its slices make, of the lowest stage that holds all of it."""
         catalog, meta, is_corrected = self.catalog, self.catalog.metas[name], case.is_corrected
-        broken = BrokenTensor(meta, known_by, problem=case.problem, is_corrected=is_corrected)
+        broken = partial(BrokenTensor, meta, known_by, is_corrected=is_corrected)
         if case.problem is not None:
-            return broken
+            return broken(problem=case.problem)
         complete: list[LayoutSlicing] = []
-        partial: list[LayoutSlicing] = []
+        gapped: list[LayoutSlicing] = []
         files = catalog.files_with(name)
         for stage in case.stages:
             if stage.shape is not None:
                 slicing = LayoutSlicing(stage.layout, stage.shape, name, files)
-                (partial if stage.gaps else complete).append(slicing)
+                (gapped if stage.gaps else complete).append(slicing)
         if not complete:
             gaps = next((stage.gaps for stage in case.stages if stage.gaps), ())
             gaps = gaps or (tuple(case.layouts[0].ranks),)
-            return replace(broken, gaps=gaps, stages=tuple(partial))
+            return broken(gaps=gaps, stages=tuple(gapped))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
-            return replace(broken, problem=_stage_shapes_problem(name, complete))
+            return broken(problem=_stage_shapes_problem(name, complete))
         full = meta.of_shape(slicing.shape)
-        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial), is_corrected)
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(gapped), is_corrected)
 
     def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
         """Return whether contents show that a tensor is not an optimizer state.

@@ -512,9 +512,9 @@ class UnitHashes:
     def entries(self) -> Iterator[TensorEntry]:
         """Yield the tensors with all hashes; those of strings are computed."""
         assert not self._missing, f"{self._missing} units without a hash"
+        digits, size = self._digests.hex(), 2 * DIGEST_BYTES
         for meta, ends in zip(self._metas, pairwise(self._first), strict=True):
-            ats = (DIGEST_BYTES * number for number in range(*ends))
-            hashes = [self._digests[at : at + DIGEST_BYTES].hex() for at in ats]
+            hashes = [digits[size * number : size * (number + 1)] for number in range(*ends)]
             if meta.text is not None:
                 hashes = [hash_text(meta.text)]
             yield TensorEntry(meta.name, meta.dtype, meta.shape, tuple(hashes))

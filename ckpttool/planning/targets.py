@@ -440,7 +440,7 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
 def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
     """Add what is said of names that only the target lists, and a problem if none is in common."""
     names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
-    has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
+    has_other = bool(strategy.layouts) and names.isdisjoint(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
         facts = f"the strategy lists {format_names(strategy.layouts, 2)}; the source holds "
         facts += format_names(sorted(names), 2)
