@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -91,14 +91,26 @@ def sealed_text(head: Mapping[str, object], outputs: Iterable[Iterable[bytes]]) 
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     lines = (chain((b",\n" if number else b"\n",), line) for number, line in enumerate(outputs))
-    entries = (json.dumps({key: value})[1:-1].encode("ascii") for key, value in head.items())
-    first = (b", " * (number > 0) + entry for number, entry in enumerate(entries))
-    for piece in chain(
-        (b"{",), first, (OPEN.encode("ascii"),), chain.from_iterable(lines), (b"\n",)
-    ):
+    first = (piece.encode("ascii") for piece in chain("{", _entries_text(head), (OPEN,)))
+    for piece in chain(first, chain.from_iterable(lines), (b"\n",)):
         state.update(piece)
         yield piece
     yield _seal(state.hexdigest())
+
+
+def _entries_text(entries: Mapping[str, object]) -> Iterator[str]:
+    """Yield the entries of a JSON object in pieces, as objects in it may name all tensors."""
+    separator = ""
+    for is_object, some in groupby(entries.items(), lambda it: isinstance(it[1], Mapping)):
+        for key, inner in some if is_object else ():
+            assert isinstance(inner, Mapping), "groupby says so"
+            yield f"{separator}{json.dumps(key)}: {{"
+            yield from _entries_text(inner)
+            yield "}"
+            separator = ", "
+        while piece := dict(islice(some, PIECE_ITEMS)):
+            yield separator + json.dumps(piece)[1:-1]
+            separator = ", "
 
 
 def digest_in(last_line: bytes) -> str:
