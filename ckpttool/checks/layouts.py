@@ -40,8 +40,9 @@ def check_fit(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the hand-written layouts of states whose full shapes contradict their parameters."""
     handwritten = checkpoint.strategy.handwritten
-    shapes = {tensor.name: tensor.meta.shape for tensor in checkpoint.tensors if handwritten}
-    for tensor in checkpoint.tensors:
+    tensors = checkpoint.tensors if handwritten else ()
+    shapes = {tensor.name: tensor.meta.shape for tensor in tensors}
+    for tensor in tensors:
         name, parameter = tensor.name, parse_name(tensor.name).parameter or ""
         are_by_hand = name in handwritten and parameter in handwritten
         if are_by_hand and shape_difference(tensor.meta, shapes) is not None:

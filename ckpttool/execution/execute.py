@@ -249,7 +249,8 @@ def execute(
     nbytes = sum(plan.sizes[rank] for rank in rest)
     run.group_bytes = min(max(nbytes // GROUPS, MIN_GROUP_BYTES), MAX_GROUP_BYTES)
     try:
-        run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
+        if transaction.kept:
+            run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
         for batch in schedule(plan, rest, options, by_file=isinstance(executor, Cluster)):
             run.collect_done()
             run.start(batch)
