@@ -47,6 +47,9 @@ A document that does not match it, byte for byte, is damaged.
     How many tensors of the source were not wanted, and their bytes; left out if all were.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
+``made``
+    The recipe, the adapters, and how rows of the vocabulary changed, as the headers of outputs that
+    have attributes say it; left out if there was none of these.
 ``outputs``
     Paths, like those of ``dst_strategies``, are relative to the document's folder.  A tensor has
     the SHA-256 of each of its `units`, in order.  A tensor of up to 8 MiB has one unit, an empty
@@ -228,6 +231,7 @@ class Provenance(Struct, frozen=True):
     layouts: LayoutTable | None = None
     source_names: Mapping[str, str] | None = None
     weight_block: tuple[int, int] | None = None
+    made: Mapping[str, str] = {}
 
     @property
     def has_unknown_names(self) -> bool:
@@ -261,6 +265,7 @@ class Provenance(Struct, frozen=True):
             **({"layouts": self.layouts.entry()} if self.layouts else {}),
             **({} if self.source_names is None else {"source_names": self.source_names}),
             **({"weight_block": self.weight_block} if self.weight_block else {}),
+            **({"made": self.made} if self.made else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
+from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
@@ -27,6 +28,9 @@ from ckpttool.model.plan import Plan, Term
 from ckpttool.model.slicing import BoxSlicing, RearrangedSlicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
+
+# What else is asked for has entries of its own, or shows in types and hashes.
+_MADE = ("recipe", "lora", "pad_vocab", "cut_vocab", "pad_with")
 
 AGAIN = "the same command, when the source is complete"  # hint
 
@@ -49,6 +53,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
     targets = () if plan.target.strategy is None else plan.target.strategy.files
     strategies = {path: read_file(path) for path in plan.strategies}
     written = plan.written_strategy
+    made = {key.removeprefix(PROVENANCE): text for key, text in plan.provenance.items()}
     return Provenance(
         __version__,
         plan_digest(plan),
@@ -81,6 +86,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         None if written is None else LayoutTable.of(written),
         plan.written_names,
         plan.weight_block,
+        {key: made[key] for key in _MADE if key in made},
     )
 
 

@@ -161,6 +161,8 @@ def test_new_rows_are_the_mean_of_the_others(tmp_path, monkeypatch, dtype, ranks
     assert read(tmp_path / "m.safetensors") == wanted
     (made,) = ckpttool.scan(tmp_path / "m.safetensors").files.values()
     assert made.attrs["ckpttool.pad_with"] == "mean"
+    manifest = (tmp_path / "m.safetensors.ckpttool.json").read_text()
+    assert '"made": {"pad_vocab": "132", "pad_with": "mean"}' in manifest
     words += ["-d", dst, "-o", tmp_path / "dst", "--format", "ckpt"]
     run_well("reshard", *words, "--engine", "processes:2")
     assert read_ranks(tmp_path / "dst") == cut(wanted, ckpttool.read_strategy(dst))
