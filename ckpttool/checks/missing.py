@@ -527,7 +527,7 @@ def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
 def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
-    if options.on_overflow != "error" and not options.casts:
+    if options.on_overflow != "error" and not (options.casts or options.lora):
         message, hint = (
             "no cast was requested, so no number overflows",
             "--dtype, or no --on-overflow",

@@ -467,7 +467,7 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.model.choices import TensorOptions
 
-    if "dtype" in values and not values["dtype"]:
+    if "dtype" in values and not (values["dtype"] or values.get("lora")):
         require_flag("--dtype", ["on_overflow"])
     given = {name: value for name, value in values.items() if value is not None}
     of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}

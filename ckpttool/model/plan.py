@@ -301,8 +301,8 @@ class Transfer(Struct, frozen=True, gc=False):
 
     @property
     def is_cast(self) -> bool:
-        """Whether elements are rounded: cast, or averaged."""
-        return self.is_mean or self.source.meta.dtype != self.dtype
+        """Whether elements are rounded: cast, averaged, or those of a sum."""
+        return not is_copy(self.terms) or self.source.meta.dtype != self.dtype
 
     @property
     def is_mean(self) -> bool:

@@ -424,6 +424,7 @@ def test_header_manifest_and_note_say_what_was_added(tmp_path):
     assert attrs["ckpttool.lora"] == f"adapter_model.safetensors sha256:{digest} times 1.5"
     manifest = json.loads(Path(f"{out}.ckpttool.json").read_text())
     assert "ad/adapter_model.safetensors" in json.dumps(manifest)
+    assert manifest["outputs"][0]["cast"]["elements"] == 24  # of a, and of no other
     run_well("verify", out, "--deep", "--card", tmp_path / "card.json")
     assert digest in (tmp_path / "card.json").read_text()
 
@@ -498,3 +499,18 @@ def test_columns_and_rows_that_are_cut_several_times_have_the_same_sums(tmp_path
 def test_an_average_takes_no_adapter(tmp_path):
     with pytest.raises(TypeError, match="lora"):
         ckpttool.average([tmp_path, tmp_path], tmp_path / "out", lora=tmp_path)
+
+
+def test_a_sum_that_is_too_large_for_the_type_of_the_base_is_an_error(tmp_path):
+    weight = entry_of(np.full((6, 4), 60_000, "<f2"), "Float16")
+    a, b = pair("a", (6, 4), 2)
+    lora = f"{write_adapter(tmp_path / 'ad', named('a', a, b))}:9000"
+    write_file(tmp_path / "base.ckpt", {"a.weight": weight}, "ckpt")
+    words = ["merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt", "--lora", lora]
+    result = run(*words)
+    assert "a.weight" in message(result)
+    assert "--on-overflow inf" in message(result)
+    assert not (tmp_path / "out.ckpt").exists()
+    run_well(*words, "--on-overflow", "inf")
+    with np.errstate(over="ignore"):
+        assert read(tmp_path / "out.ckpt") == {"a.weight": added(weight, a, b, 9000)}
