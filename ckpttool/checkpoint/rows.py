@@ -119,7 +119,7 @@ class RowChanges:
                 self._others[tensor.name] = before
             return tensor
         self._resized[tensor.name] = before
-        after = self._rows_for(before)
+        after = self._checkpoint.options.tensors.rows_for(before)
         if after is None or after == before or not self._may_move(tensor):
             return tensor
         return resize(tensor, after, "mean" if before and self._is_averaged(tensor) else "zero")
@@ -187,13 +187,6 @@ class RowChanges:
             )
         return is_of_vocabulary(owner)
 
-    def _rows_for(self, before: int) -> int | None:
-        """Return the rows that take the place of so many; None if they cannot."""
-        assert self._wanted is not None, "else nothing is resized"
-        kind, number = self._wanted
-        after = -(-before // number) * number if kind == "multiple" else number
-        return None if (after > before if kind == "cut" else after < before) else after
-
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong, and what was done."""
         yield from self.refused()
@@ -228,11 +221,12 @@ class RowChanges:
             yield self._problem("tensors of the vocabulary have several sizes", facts, hint)
             return
         for before in sizes:
-            after, tensors = self._rows_for(before), format_names(names)
+            after, tensors = self._checkpoint.options.tensors.rows_for(before), format_names(names)
             if after is None:
-                other = "--pad-vocab" if kind == "cut" else "--cut-vocab"
                 message = f"the vocabulary has {before} rows, and {number} are wanted"
-                yield self._problem(message, tensors, f"{other} {number}")
+                more = f"--pad-vocab multiple:{number}, or --cut-vocab {number}"
+                hint = f"--pad-vocab {number}" if kind == "cut" else more
+                yield self._problem(message, tensors, hint)
             elif after != before:
                 message = f"{count(len(names), 'tensor')} with {after} rows, not {before}"
                 if self._averaged:

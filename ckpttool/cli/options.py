@@ -605,7 +605,7 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
     """Add -o, -d and the output options of commands that write rank files."""
     folder = output_path("folder", "Folder for rank_0/, rank_1/, ...", "new/", "DIR")
     dst_strategy = strategy("the target", "-d", required=True)
-    added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes"}))
+    added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes", "virtual"}))
     return folder(dst_strategy("dst_strategy", OUTPUT)(added(command)))
 
 

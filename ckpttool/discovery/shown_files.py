@@ -61,7 +61,7 @@ def scan_virtual(path: str) -> Catalog:
         Diagnostic(
             "changed",
             f"files with its bytes {what}: {len(names)} of {len(recorded)}",
-            hint="put the files back, or merge --virtual --overwrite again",
+            hint="put the files back with their times, or merge --virtual --overwrite again",
             facts=shorten(names, 3),
             where=path,
         )

@@ -249,6 +249,14 @@ class TensorOptions(Struct, frozen=True, dict=True):
         kind: Literal["pad", "cut", "multiple"] = "pad" if is_pad else "cut"
         return ("multiple" if text != number else kind), int(number)
 
+    def rows_for(self, before: int) -> int | None:
+        """Return the rows that take the place of so many of a vocabulary; None if they cannot."""
+        if self.vocabulary_rows is None:
+            return before
+        kind, number = self.vocabulary_rows
+        after = -(-before // number) * number if kind == "multiple" else number
+        return None if (after > before if kind == "cut" else after < before) else after
+
     @property
     def may_scale(self) -> bool:
         """Whether Float8 weights may be multiplied by their scales."""

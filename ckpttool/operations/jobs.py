@@ -30,7 +30,7 @@ from ckpttool.concurrency import OpenCount
 from ckpttool.discovery.rank_folders import list_paths
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import is_file, is_folder, list_readable, read_file, url_problem
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import read_json_object
 from ckpttool.formats.weight_index import INDEX_OF_PARTS, SINGLE_FILE
 from ckpttool.lazy import compile_late
 from ckpttool.model.catalog import Catalog
@@ -51,6 +51,7 @@ from ckpttool.planning.naming import name_files
 from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
+from ckpttool.strategy_files.config_files import CONFIG, MAX_CONFIG_BYTES
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
@@ -136,8 +137,6 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
             is_model = None  # which is refused
         if is_model or order.command != "convert" or not _is_folder(catalogs[0], order.output):
             order = replace(order, path=_path_like(catalogs, order.path, order.output, is_model))
-        if is_model is None:
-            inputs = [it._replace(catalog=_note_config(it.catalog, order.path)) for it in inputs]
     if order.command == "convert":
         return _convert(order, inputs[0].catalog)
     if strategy is not None:
@@ -149,8 +148,7 @@ def load_job(order: Order, open_count: OpenCount) -> Job:
         format = choose_format(order.path, order.output)
         is_numbered = order.output.max_shard_bytes is not None
         target = _full_tensors(order.path, format, order.output, is_numbered)
-        if is_model:
-            target = _with_model_files(target, order.resolve.tensors)
+        target = _with_model_files(target, order.resolve.tensors, catalogs[-1], is_model)
     sources = [SOURCES[order.command](order, source) for source in inputs]
     weights = [source.weight for source in inputs] if order.mean is not None else ()
     return Job(sources, target, order.output, weights)
@@ -214,33 +212,49 @@ def _becomes_model(recipe: UsedRecipe | None, catalogs: Sequence[Catalog]) -> bo
     return False
 
 
-def _with_model_files(target: Target, tensors: TensorOptions) -> Target:
-    """Return the target with the small files of the model that a recipe names."""
-    assert tensors.recipe is not None, "else there are none"
-    if not (target.is_numbered or Path(next(iter(target.paths.values()))).name == SINGLE_FILE):
+def _with_model_files(
+    target: Target, tensors: TensorOptions, catalog: Catalog, is_model: bool | None
+) -> Target:
+    """Return the target with the small files of a model: of the recipe, else of the source.
+
+    ``is_model`` says whether a recipe makes a model of Hugging Face; None without a recipe.
+    """
+    is_folder = target.is_numbered or Path(next(iter(target.paths.values()))).name == SINGLE_FILE
+    folder = tensors.recipe.folder if tensors.recipe is not None else _home_of(catalog)
+    is_loaded = is_folder and target.format == "safetensors" and is_model is not False
+    if not is_loaded or not is_file(Path(folder, CONFIG)):
         return target
-    source, kept = Path(tensors.recipe.folder), []
-    for path in sorted(list_readable(source)):
+    kept = []
+    for path in sorted(list_readable(Path(folder))):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):
-            data = read_file(os.fspath(path))
-            data = _as_written(data, tensors) if path.name == "config.json" else data
+            is_config = path.name == CONFIG
+            data = _as_written(path, tensors) if is_config else read_file(os.fspath(path))
             kept.append(Document(str(Path(target.output_folder, path.name)), data, "model file"))
     return replace(target, model_files=tuple(kept))
 
 
-def _as_written(config: bytes, tensors: TensorOptions) -> bytes:
-    """Return a configuration with the element type to which all weights are cast.
+def _home_of(catalog: Catalog) -> str:
+    """Return the folder of a checkpoint, which is a folder, an index or a file in it."""
+    root = catalog.root
+    return root if is_folder(root) else os.path.dirname(root)  # noqa: PTH120 - "" is a folder, too
 
-    It says nothing of scales of Float8 weights, as a recipe writes none.
+
+def _as_written(path: Path, tensors: TensorOptions) -> bytes:
+    """Return a configuration with the element type and the rows of the vocabulary that are written.
+
+    It says nothing of scales of Float8 weights, which are not written.
     """
+    said = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
+    values = dict(said)
+    if tensors.may_scale:
+        values.pop("quantization_config", None)
     cast = next((cast.dtype for cast in tensors.casts if cast.pattern is None), None)
-    values = parse_json(config)
-    assert isinstance(values, dict), "it was read before"
-    keys = [key for key in ("dtype", "torch_dtype") if key in values and cast is not None]
-    if not keys and "quantization_config" not in values:
-        return config
-    values.pop("quantization_config", None)
-    values |= dict.fromkeys(keys, str(cast).lower())
+    if cast is not None:
+        values |= {key: cast.lower() for key in ("dtype", "torch_dtype") if key in values}
+    if isinstance(rows := values.get("vocab_size"), int):
+        values["vocab_size"] = tensors.rows_for(rows) or rows
+    if values == said:
+        return read_file(os.fspath(path))
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -248,16 +262,6 @@ def _is_of_hugging_face(catalog: Catalog) -> bool:
     if catalog.indexes:
         return INDEX_OF_PARTS in (Path(path).name for path in catalog.indexes)
     return is_folder(catalog.root) and list_paths(catalog) == [str(Path(catalog.root, SINGLE_FILE))]
-
-
-def _note_config(catalog: Catalog, path: str) -> Catalog:
-    """Return the catalog with a note if a folder that needs a config.json gets none."""
-    is_of_model = format_of_suffix(path) is None or Path(path).name == SINGLE_FILE
-    if not (is_of_model and is_file(Path(catalog.root, "config.json"))):
-        return catalog
-    facts = "it has the element type of the source"
-    note = Diagnostic("skipped", "config.json is not copied", facts=facts, where=catalog.root)
-    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
 def choose_format(path: str, options: OutputOptions) -> str:
@@ -308,7 +312,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions, catalog:
     ValueError
         An option applies to merged checkpoints only.
     """
-    options.refuse("max_shard_bytes")
+    options.refuse("max_shard_bytes", "virtual")
     _refuse_url(folder)
     refuse_file_name(folder, options)
     format = options.wanted_format or "hdf5"
@@ -462,8 +466,8 @@ def _convert(order: Order, catalog: Catalog) -> Job:
     format = wanted or _format_of(catalog) if is_folder else choose_format(path, output)
     if catalog.is_merged:
         outputs = _full_tensors(path, format, output, is_folder)
-        if _becomes_model(options.tensors.recipe, [catalog]):
-            outputs = _with_model_files(outputs, options.tensors)
+        is_model = _becomes_model(options.tensors.recipe, [catalog])
+        outputs = _with_model_files(outputs, options.tensors, catalog, is_model)
     else:
         outputs = _again(catalog, path, format, output, kept)
     source = Subject(catalog, None, options, refusal, files="kept")
