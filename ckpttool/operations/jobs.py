@@ -51,7 +51,6 @@ from ckpttool.planning.naming import name_files
 from ckpttool.planning.preflight import format_option
 from ckpttool.planning.targets import numbered_target
 from ckpttool.problems import Diagnostic, PlanError, raise_all
-from ckpttool.strategy_files.config_files import CONFIG, MAX_CONFIG_BYTES
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import any_of, format_numbers, format_ranks, shorten
 
@@ -222,12 +221,12 @@ def _with_model_files(
     is_folder = target.is_numbered or Path(next(iter(target.paths.values()))).name == SINGLE_FILE
     folder = tensors.recipe.folder if tensors.recipe is not None else _home_of(catalog)
     is_loaded = is_folder and target.format == "safetensors" and is_model is not False
-    if not is_loaded or not is_file(Path(folder, CONFIG)):
+    if not is_loaded or not is_file(Path(folder, "config.json")):
         return target
     kept = []
     for path in sorted(list_readable(Path(folder))):
         if MODEL_FILE.fullmatch(path.name) and is_file(path):
-            is_config = path.name == CONFIG
+            is_config = path.name == "config.json"
             data = _as_written(path, tensors) if is_config else read_file(os.fspath(path))
             kept.append(Document(str(Path(target.output_folder, path.name)), data, "model file"))
     return replace(target, model_files=tuple(kept))
@@ -244,6 +243,8 @@ def _as_written(path: Path, tensors: TensorOptions) -> bytes:
 
     It says nothing of scales of Float8 weights, which are not written.
     """
+    from ckpttool.strategy_files.config_files import MAX_CONFIG_BYTES  # most outputs have none
+
     said = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
     values = dict(said)
     if tensors.may_scale:
