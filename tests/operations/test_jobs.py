@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import ckpttool
 from ckpttool.operations.jobs import choose_format
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import read
 
@@ -64,3 +67,41 @@ def test_a_name_that_promises_another_format_is_refused(path, how, reason, tmp_p
             output_options=ckpttool.OutputOptions(**how),
         )
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ([], {}),
+        (["--dtype", "fp32"], {"dtype": "float32", "torch_dtype": "float32"}),
+        (["--pad-vocab", "multiple:48"], {"vocab_size": 96}),
+        (["--cut-vocab", "10"], {"vocab_size": 10}),
+        (["--max-shard-size", "1KB"], {}),
+    ],
+)
+def test_a_folder_of_hugging_face_keeps_what_lies_beside_the_weights(words, changed, tmp_path):
+    config = {"dtype": "bfloat16", "torch_dtype": "bfloat16", "vocab_size": 64, "é": [1]}
+    source, out = tmp_path / "hf", tmp_path / "out"
+    write_file(
+        source / "model.safetensors",
+        {"model.embed_tokens.weight": noise("w", "BFloat16", (64, 8))},
+        "safetensors",
+    )
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (source / "tokenizer.json").write_bytes(b"as it is")
+    (source / "notes.txt").write_bytes(b"of somebody")
+    for command in ("merge", "convert"):
+        run_well(command, source, "-o", out, "--overwrite", *words)
+        assert json.loads((out / "config.json").read_bytes()) == config | changed
+        assert (out / "tokenizer.json").read_bytes() == b"as it is"
+        assert not (out / "notes.txt").exists()
+    run_well("merge", source, "-o", tmp_path / "one.safetensors")
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_configuration_that_is_no_json_is_named(tmp_path):
+    write_file(tmp_path / "model.safetensors", {"w": noise("w", "BFloat16", (4,))}, "safetensors")
+    (tmp_path / "config.json").write_bytes(b"{")
+    result = run("merge", tmp_path, "-o", tmp_path.parent / "out")
+    assert result.exit_code == 3
+    assert "config.json" in message(result)
