@@ -15,6 +15,7 @@ from shlex import quote
 from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.model.belonging import weight_of
 from ckpttool.model.choices import VOCABULARY, Fusion, is_of_vocabulary
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
@@ -127,8 +128,8 @@ class RowChanges:
     def _is_averaged(self, tensor: FullTensor) -> bool:
         """Return whether new rows are means: of weights and their copies, as states begin at 0."""
         name = tensor.name
-        is_weight = self._checkpoint.belonging(name).is_trained or name.startswith("main_param.")
-        if not is_weight or self._checkpoint.options.tensors.pad_with == "zero":
+        weight = weight_of(name, self._checkpoint.belongings)
+        if weight is None or self._checkpoint.options.tensors.pad_with == "zero":
             return False
         if tensor.meta.dtype not in CASTABLE:
             self._unlike[name] = f"rows in {tensor.meta.dtype} have no mean"

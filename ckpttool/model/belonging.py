@@ -70,6 +70,7 @@ _COUNTER = compile_late(
 _EMA_COUNTER = "updates"
 _STATE = compile_late(r"matrix_(a_inv_|g_inv_|max)\d+")  # what THOR computes
 _OTHER_STATES = ("linear", "prev", "main_param")  # FTRL, Rprop, master copies of MindFormers
+_MASTER = "main_param."
 _COPIES = ("ema", "swap")
 _VALUE_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
 _SCALES = ("_scale_inv", "_scale")
@@ -161,6 +162,23 @@ def owners_of(name: str, belongings: Belongings) -> Iterator[str]:
     while what.of is not None and what.role != "weight":
         yield what.of
         what = belongings.get(what.of, WEIGHT)
+
+
+def weight_of(name: str, belongings: Belongings) -> str | None:
+    """Return the weight whose numbers a tensor has: a weight itself, or that of a copy, else None.
+
+    Copies are averages, and the master copies of an optimizer.
+
+    Examples
+    --------
+    >>> known = {"ema.w": Belonging("copy", "w"), "adam_m.w": Belonging("state", "w")}
+    >>> [weight_of(name, known) for name in ("w", "ema.w", "main_param.w", "adam_m.w")]
+    ['w', 'w', 'w', None]
+    """
+    if name.startswith(_MASTER):
+        return name.removeprefix(_MASTER)
+    what = belongings.get(name, WEIGHT)
+    return {"weight": name, "copy": what.of}.get(what.role)
 
 
 def count_roles(names: Iterable[str], belongings: Belongings) -> dict[Role, int]:

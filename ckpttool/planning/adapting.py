@@ -4,13 +4,15 @@ Each weight that an adapter names gets two more terms for a pair of its tensors:
 other columns, and their product is added.  If a recipe makes the output of several weights, rows
 and columns are rearranged as it rearranges those of the weights: all are seen in the space of its
 `Arrangement`, with one more axis, the rank of the product.  Weights of a stack, such as experts,
-share their terms.
+share their terms.  A copy of a weight gets what the weight gets: training that resumes from a
+master copy would undo the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
+from shlex import quote
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import records_of_files
 from ckpttool.model.adapters import MAX_RANK, RANK, Adapter, AdapterTensor, LowRank
+from ckpttool.model.belonging import Belongings, weight_of
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Term, Transfer
@@ -33,7 +36,7 @@ def adapt(
     """Return the transfers with the terms of all adapters; what is wrong, and what was done."""
     adapted, found = [*transfers], list[Diagnostic]()
     for number, adapter in enumerate(checkpoint.options.tensors.lora, 1):
-        adapting = _Adapting(adapter, number, adapted)
+        adapting = _Adapting(adapter, number, adapted, checkpoint.belongings)
         adapted = [adapting.with_terms(transfer) for transfer in adapted]
         found += adapting.found()
     return adapted, found
@@ -58,26 +61,35 @@ class _Product(NamedTuple):
     scale: float
 
 
+_OTHER = "an adapter of this model"
+
+
 class _Refusal(NamedTuple):
     """Why an adapter cannot be added."""
 
     message: str
     fact: str
-    hint: str = "an adapter of this model"
+    hint: str = _OTHER
 
 
 class _Adapting:
-    def __init__(self, adapter: Adapter, number: int, transfers: Sequence[Transfer]) -> None:
-        self._adapter, self._input = adapter, number
+    def __init__(
+        self,
+        adapter: Adapter,
+        number: int,
+        transfers: Sequence[Transfer],
+        belongings: Belongings,
+    ) -> None:
+        self._adapter, self._input, self._belongings = adapter, number, belongings
         self._tensors = {it.name: it for it in records_of_files(adapter.catalog, "full")}
         self._pairs, self._lonely, self._others = adapter.named
         # A copy that a recipe makes has the slicing of what it copies, and none of its names.
         self._called = {
-            id(transfer.source.slicing): transfer.name
+            id(transfer.source.slicing): name
             for transfer in transfers
-            if transfer.name in self._pairs
+            if (name := self._weight(transfer.name))
         }
-        self._scales: dict[str, float] = {}  # by the weights that are used
+        self._scales: dict[str, float] = {}  # by the weights that are used, and their copies
         self._refused: dict[_Refusal, None] = {}
         self._met = set[str]()
 
@@ -97,6 +109,11 @@ class _Adapting:
                 terms += self._terms(out, products)
         return replace(transfer, terms=tuple(terms)) if terms[len(transfer.terms) :] else transfer
 
+    def _weight(self, name: str) -> str | None:
+        """Return the weight that the adapter names, of which a tensor has the numbers."""
+        weight = weight_of(name, self._belongings)
+        return weight if weight in self._pairs else None
+
     def _named(self, transfer: Transfer) -> Iterator[tuple[Arrangement, Sequence[_Place]]]:
         """Yield the weights of an output that the adapter names: those of the source, or itself."""
         slicing, shape = transfer.source.slicing, transfer.source.meta.shape
@@ -109,7 +126,7 @@ class _Adapting:
         places = []
         for part in parts:
             assert not isinstance(part.slicing, SpreadSlicing), "these are scales, in other terms"
-            name = part.name if part.name in self._pairs else self._called.get(id(part.slicing))
+            name = self._weight(part.name) or self._called.get(id(part.slicing))
             if name is not None:
                 places.append(_Place(name, part.arrangement, part.start, part.slicing.shape))
         yield out, places
@@ -124,6 +141,7 @@ class _Adapting:
         are_like = [len(axes) == len(meta.shape) for axes, meta in sides]
         ranks = [meta.shape[axes.index(RANK)] for axes, meta in sides] if all(are_like) else [0]
         rank = min(ranks)
+        is_copy = weight_of(weight.name, self._belongings) != weight.name
         if weight.meta.dtype not in CASTABLE:
             message = f"nothing can be added to {weight.meta.dtype}"
             return _Refusal(message, name, f"a base in {any_of(sorted(CASTABLE))}")
@@ -139,7 +157,8 @@ class _Adapting:
             if meta.shape != wanted or not rank:
                 expected = format_shape(wanted) if is_like else f"a weight of {pair.ndim} axes"
                 fact = f"{meta.name} {format_shape(meta.shape)}, expected {expected}"
-                return _Refusal("a shape is not that of the weight", fact)
+                hint = f"--exclude {quote(weight.name)}" if is_copy else _OTHER
+                return _Refusal("a shape is not that of the weight", fact, hint)
             if meta.dtype not in CASTABLE or rank > MAX_RANK:
                 fact = f"{meta.name} {meta.dtype} {format_shape(meta.shape)}"
                 return _Refusal("this type or rank cannot be added", fact)
@@ -154,7 +173,7 @@ class _Adapting:
         if is_turned is None:
             message = "rows and columns become one axis, so nothing can be added"
             return _Refusal(message, name, "--lora in one run, and --recipe in the next")
-        self._scales[name] = scale
+        self._scales[weight.name if is_copy else name] = scale
         return _Product(pair, place, is_turned, rank, scale)
 
     def _slot(self, out: Arrangement, product: _Product) -> Hashable:
@@ -239,8 +258,11 @@ class _Adapting:
             yield Diagnostic("lora", message, facts=text, hint=hint, where=root)
         if not refused:
             scales = shorten([f"{scale:g}" for scale in sorted({*self._scales.values()})], 3)
-            message = f"added to {count(len(self._scales), 'weight')}, times {scales}"
-            yield Diagnostic("lora_used", message, where=root)
+            copies = [name for name in self._scales if name not in self._pairs]
+            weights = count(len(self._scales) - len(copies), "weight")
+            more = f"and to copies: {format_names(copies)}" if copies else ""
+            message = f"added to {weights}, times {scales}"
+            yield Diagnostic("lora_used", message, facts=more, where=root)
 
 
 def _seen(out: Arrangement, of_weight: Arrangement) -> Region:

@@ -275,6 +275,37 @@ def test_the_scale_is_that_of_peft(tmp_path, config, scales):
     assert merge(tmp_path, BASE, "--lora", f"{adapter}:-2.5") == BASE | given
 
 
+def test_copies_of_a_weight_get_what_the_weight_gets(tmp_path):
+    """Training that resumes from a master copy would undo the sum."""
+    first, second = pair("first", (6, 4), 2), pair("second", (6, 4), 3)
+    base = {
+        "a.weight": some("a", (6, 4), "BFloat16"),
+        "main_param.a.weight": some("m", (6, 4)),
+        "ema.a.weight": some("e", (6, 4), "BFloat16"),
+        "adam_m.a.weight": some("s", (6, 4)),
+        "main_param.other.weight": some("o", (6, 4)),
+        "other.weight": some("p", (6, 4)),
+    }
+    lora = f"{write_adapter(tmp_path / 'x', named('a', *first))}:{SCALE}"
+    names = ("a.weight", "main_param.a.weight", "ema.a.weight")
+    expected = base | {name: added(base[name], *first) for name in names}
+    assert merge(tmp_path, base, "--lora", lora) == expected
+    other = f"{write_adapter(tmp_path / 'y', named('c', *second))}:{SCALE}"
+    got = merge(tmp_path, base, "--lora", other, "--rename", "a.weight=c.weight")
+    assert got["main_param.c.weight"] == added(base["main_param.a.weight"], *second)
+    done = ckpttool.merge(tmp_path / "base.ckpt", None, tmp_path / "n.ckpt", lora=lora)
+    (note,) = [note for note in done.notes if note.code == "lora_used"]
+    assert note.lines[-2:] == (
+        f"{tmp_path / 'x' / 'adapter_model.safetensors'}: added to 1 weight, times {SCALE}",
+        "and to copies: main_param.a.weight, ema.a.weight",
+    )
+    base["main_param.a.weight"] = some("m", (24,))  # nothing says how its elements lie
+    write_file(tmp_path / "base.ckpt", base, "ckpt")
+    words = ["merge", tmp_path / "base.ckpt", "-o", tmp_path / "f.ckpt", "--lora", lora]
+    assert "Try: --exclude main_param.a.weight" in message(run(*words))
+    run_well(*words, "--exclude", "main_param.a.weight")
+
+
 def test_weights_that_are_stored_transposed_get_what_is_added_transposed(tmp_path):
     a, b = some("A", (2, 6)), some("B", (4, 2))
     turned = numbers_of(BASE["a.weight"]) + 2 * (numbers_of(b) @ numbers_of(a)).T
