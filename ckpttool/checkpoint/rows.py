@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.model.belonging import weight_of
-from ckpttool.model.choices import VOCABULARY, Fusion, is_of_vocabulary
+from ckpttool.model.choices import VOCABULARY, Fusion, fused_axes, is_of_vocabulary
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
@@ -146,21 +146,22 @@ class RowChanges:
         if len(fusions) > 1:
             all_names = any_of(fusion.name for fusion in fusions)
             self._unlike[tensor.name] = f"one of {all_names} at most"
-        if len(fusions) > 1 or not self._may_move(tensor):
+        has_own_slices = isinstance(tensor.slicing, BoxSlicing) or tensor.own_ranks
+        if len(fusions) > 1 or (has_own_slices and not self._may_move(tensor)):
             return tensor
-        axes = range(len(tensor.meta.shape))
+        ndim = len(tensor.meta.shape)
+        axes = fused_axes(tensor.name, ndim) or (tuple(range(1, ndim)) if ndim > 2 else (0,))
         is_made = isinstance(tensor.slicing, RearrangedSlicing)  # with whole parts
         before = (1,) * len(axes) if is_made else tensor.layout.count_cuts(axes)
         after = layouts[0].count_cuts(axes)
-        changed = [axis for axis in axes if before[axis] != after[axis]]
+        changed = [it for it in zip(axes, before, after, strict=True) if it[1] != it[2]]
         if is_made and tensor.name in self._resized:
             self._unlike[tensor.name] = "it gets other rows as one of the vocabulary"
         elif len(changed) > 1 or any(layout.count_cuts(axes) != after for layout in layouts):
             self._unlike[tensor.name] = "its slices change along several axes"
-        elif changed:
-            (axis,) = changed
+        elif changed and self._may_move(tensor):
             try:
-                return regroup(tensor, fusions[0].parts, axis, before[axis], after[axis])
+                return regroup(tensor, fusions[0].parts, *changed[0])
             except ValueError as error:
                 self._unlike[tensor.name] = str(error)
         return tensor

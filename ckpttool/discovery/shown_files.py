@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.formats.local import identify_file, stat_file
+from ckpttool.formats.local import identify_file
 from ckpttool.formats.sandbox import Sandbox, read_virtual_hdf5
 from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.catalog import Catalog
@@ -24,11 +25,11 @@ from ckpttool.model.slicing import (
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    FileStamp,
     StoredFile,
     StoredTensor,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError
+from ckpttool.storage.files import stamp_at
 from ckpttool.wording import shorten
 
 
@@ -54,7 +55,7 @@ def scan_virtual(path: str) -> Catalog:
     if unlisted := used - recorded.keys():
         facts = shorten(sorted(unlisted), 3)
         raise FormatError(path, None, "it shows files that it does not list", facts=facts)
-    stamps = {name: _stamp_of(name) for name in recorded}
+    stamps = {name: stamp_at(Path(name)) for name in recorded}
     gone = [name for name, stamp in stamps.items() if stamp is None]
     changed = [it for it in stamps if it not in gone and as_recorded(stamps[it]) != recorded[it]]
     problems = [
@@ -77,7 +78,7 @@ def scan_virtual(path: str) -> Catalog:
     for meta, shards in tensors:
         boxes = []
         for region, segments in shards or [Shard(Region.whole(meta.shape), ())]:
-            file = files[segments[0].path] if segments else own
+            file = files[segments[0].path] if segments else next(iter(files.values()), own)
             extents = tuple(Extent(offset, nbytes) for _, offset, nbytes in segments)
             tensor = StoredTensor(replace(meta, shape=region.shape), file, extents)
             stored[file.path].setdefault(meta.name, tensor)
@@ -98,10 +99,3 @@ def scan_virtual(path: str) -> Catalog:
         documents=(own,),
         description=Description((path,), placed),
     )
-
-
-def _stamp_of(path: str) -> FileStamp | None:
-    try:
-        return stat_file(path)
-    except FileNotFoundError:
-        return None

@@ -39,7 +39,8 @@ def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
     with _made(plan, output) as (fd, nbytes):
         remove_document(plan.target.manifest_path)
         write_document(output.path, _chunks(fd, nbytes))
-    Path(output.path).chmod(0o444)
+    path = Path(output.path)
+    path.chmod(path.stat().st_mode & ~0o222)
     return (Written(output.rank, output.path, output.format, nbytes, len(output.tensors)),)
 
 

@@ -150,7 +150,7 @@ class Hdf5(Format):
         """Return the header of the file; only strings are read from the contents."""
         path, tensors, skipped = file.path, {}, list[str]()
         unread: dict[str, UnsupportedError] = {}
-        with _as_format_error(path), _open(path) as opened:
+        with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
             cache = opened.id.get_mdc_config()
             cache.max_size = _READ_CACHE_BYTES
             opened.id.set_mdc_config(cache)
@@ -387,16 +387,6 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
 
 
 # ------------------------------------------------------------------------------------------ reading
-
-
-def _open(path: str) -> h5py.File:
-    """Open a file without a lock, or as this process has it open."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        if "file locking flag" not in str(error):
-            raise
-        return h5py.File(path, "r")
 
 
 def _refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
@@ -671,7 +661,7 @@ def read_virtual(
     from ckpttool.model.segments import Shard, join_segments
 
     path, tensors = file.path, list[tuple[TensorMeta, list[Shard]]]()
-    with _as_format_error(path), _open(path) as opened:
+    with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
         root = h5g.open(opened.id, b"/")
         fd = opened.id.get_vfd_handle()
         attrs = _read_provenance(root, os.pread(fd, os.fstat(fd).st_size, 0))

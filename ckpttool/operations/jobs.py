@@ -529,7 +529,7 @@ def _conversion_problems(
         yield Diagnostic("options", message, hint=hint, ranks=tuple(absent), where=catalog.root)
     if not _is_folder(catalog, options):
         return
-    if format_of_suffix(path) is not None:
+    if format_of_suffix(path) is not None and catalog.description is None:
         message = "a folder is written, as the source is one, and the name is that of a file"
         more = "" if is_merged else "-s STRATEGY "
         hint = f"-o {Path(path).with_suffix('')}, or ckpttool merge {src} {more}-o {path}"

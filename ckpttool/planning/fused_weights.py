@@ -5,60 +5,18 @@ Inference and Megatron fuse the slices of each rank: ``[gate_0; up_0]`` on rank 
 ``[gate_1; up_1]`` on rank 1.  Joined in the order of ranks these are
 ``[gate_0; up_0; gate_1; up_1]``, which is right for two ranks and for no other number.  Semi-auto
 training fuses full tensors and shards these, so they are right for any number.
-
-Source
-------
-MindFormers' inference (``w_qkv``, ``w_gate_hidden``), Megatron-LM (``linear_fc1`` with swiglu,
-issue 2769), Megatron-DeepSpeed (``dense_h_to_4h``, issue 338), vLLM (``qkv_proj``,
-``gate_up_proj``, ``w13_weight``), Transformers (Baichuan ``W_pack``, GPT-2 ``c_attn``, Llama 4
-``experts.gate_up_proj``), InternLM ``wqkv``, PyTorch ``in_proj_weight``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
+from ckpttool.model.choices import fused_axes
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
-
-# Words in a component of a name, by what is fused.  A plain fc1 has no gate.
-_QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")
-_GATE_UP = ("gate_up", "gate_hidden", "linear_fc1", "fc1_weight", "fc1_bias", "w13", "h_to_4h")
-_GROUPED = "experts.weight1"  # Megatron-LM, grouped GEMM: stored transposed
-
-
-def fused_axes(name: str, ndim: int) -> tuple[int, ...]:
-    """Return the axes along which a weight may be fused, by its name; none if it is not fused.
-
-    It is axis 0, as PyTorch and MindSpore store linear layers.  Some programs store the weights of
-    experts and ``c_attn`` transposed; of three axes the first counts experts.
-
-    Examples
-    --------
-    >>> fused_axes("layers.0.w_qkv.weight", 2), fused_axes("mlp.experts.w13_weight", 3)
-    ((0,), (1, 2))
-    >>> fused_axes("mlp.fc1.weight", 2)
-    ()
-    """
-    if name.endswith(_GROUPED):
-        return (ndim - 1,)
-    components = name.lower().split(".")
-    if not any(map(_is_fused, components)):
-        return ()
-    if ndim > 2:
-        return tuple(range(1, ndim))
-    may_be_transposed = "c_attn" in components or components[-2:-1] == ["experts"]
-    return tuple(range(ndim)) if may_be_transposed else (0,)
-
-
-@lru_cache(maxsize=1024)  # the names of a model have few components
-def _is_fused(component: str) -> bool:
-    words = f"_{component.lower()}_"
-    return any(f"_{word}_" in words for word in _QKV + _GATE_UP)
 
 
 def fused_notes(

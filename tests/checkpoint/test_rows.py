@@ -55,6 +55,28 @@ def test_what_each_rank_fused_is_regrouped(tmp_path, typed, before, after):
     assert read(tmp_path / "m.ckpt") == full
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "tensor_map"),
+    [
+        ("experts.w13_weight", (4, 6, 5), [0, -1, -1]),
+        ("moe.stacked_fc1", (4, 6, 5), [0, -1, -1]),
+        ("linear_fc1.weight", (6, 8), [-1, 0]),
+    ],
+)
+def test_slices_along_another_axis_than_the_fused_one_leave_the_order(
+    tmp_path, name, shape, tensor_map
+):
+    entry = noise(name, "Float32", shape)
+    write_file(tmp_path / "m.ckpt", {name: entry}, "ckpt")
+    strategy = tmp_path / "s.json"
+    items = {name: {"dev_matrix": [2], "tensor_map": tensor_map}}
+    strategy.write_text(json.dumps({"parallel_layout_item": items}))
+    words = ["-o", tmp_path / "ranks", "--format", "ckpt", "--fused", f"{name}=2"]
+    run_well("split", tmp_path / "m.ckpt", "-d", strategy, *words)
+    expected = cut({name: entry}, ckpttool.read_strategy(strategy))
+    assert read_ranks(tmp_path / "ranks") == expected
+
+
 MODEL = {"model.embed_tokens.weight": (61, 6), "lm_head.weight": (61, 6), "norm.weight": (6,)}
 CHANGES = {  # what is typed, the rows that come of it
     ("--pad-vocab", "64"): 64,

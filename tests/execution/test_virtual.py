@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.formats.hdf5 import SHARDS, VIRTUAL
+from ckpttool.model.layout import Layout
 from ckpttool.model.segments import Segment, join_segments
 from ckpttool.model.tensors import TensorMeta
 from tests.strategies import examples, moves
-from tests.support.checkpoints import cut, write_ranks
+from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import everything, message, refused, run, run_well
 from tests.support.corpus import GOLDEN, a_third, conversions
 from tests.support.programs import need
 from tests.support.readers import read_hdf5
 
+ROWS = strategy_of(dict.fromkeys("we", Layout((2,), ((0,), ()))))
 CASE = GOLDEN / "layout_multi_axis_optshard"
 
 
@@ -120,6 +122,14 @@ def test_a_virtual_file_of_a_virtual_file_names_the_same_files(src):
     assert read_shown(src.parent / "again.h5").keys() >= {"w1", "w2"}
 
 
+def test_what_has_no_bytes_is_of_no_further_rank(tmp_path):
+    entries = {"w": noise("w", "Float32", (4, 2)), "e": noise("e", "Float32", (0, 2))}
+    write_ranks(tmp_path / "src", cut(entries, ROWS), "ckpt")
+    ckpttool.merge(tmp_path / "src", ROWS, tmp_path / "v.h5", virtual=True)
+    assert len(ckpttool.scan(tmp_path / "v.h5").files) == 2
+    assert "describes its slices itself" in message(run("convert", tmp_path / "v.h5", "-o", "c.h5"))
+
+
 def test_paths_are_absolute(src, monkeypatch):
     monkeypatch.chdir(src.parent)
     run_well("merge", "src", "-s", "strategy.ckpt", "-o", "virtual.h5", "--virtual")
@@ -169,8 +179,10 @@ def test_libhdf5_raises_where_a_file_is_gone_and_reads_zeros_where_one_is_short(
 
 
 def test_it_is_read_only_and_small_and_has_no_manifest(src):
+    mask = os.umask(0o027)
     out = show(src)
-    assert stat.S_IMODE(out.stat().st_mode) == 0o444
+    os.umask(mask)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o440
     assert {path.name for path in src.parent.iterdir()} == {"src", "strategy.ckpt", out.name}
     assert "exists already" in message(
         run("merge", src, "-s", src.parent / "strategy.ckpt", "-o", out, "--virtual")

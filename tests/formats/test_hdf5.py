@@ -9,7 +9,6 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.formats import read_index
 from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5, new_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.joining import join_alike
@@ -191,12 +190,6 @@ def test_libhdf5_locks_no_new_file_as_some_systems_have_no_locks(tmp_path):
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert new_file(str(path)).valid  # a lock would end here: somebody else has it
-
-
-def test_a_file_that_this_process_has_open_is_read(tmp_path):
-    index = create(tmp_path, [TensorMeta("w", "Float32", (2, 2))])
-    with h5py.File(index.path):
-        assert read_index(index.path).tensors == index.tensors
 
 
 # ------------------------------------------------------------------------ what cannot be written

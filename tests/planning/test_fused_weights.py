@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from ckpttool.model.choices import fused_axes
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.planning.fused_weights import fused_axes
 from tests.support.checkpoints import catalog_of, strategy_of
 from tests.support.in_memory import plan_in_memory
 
