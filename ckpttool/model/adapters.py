@@ -53,6 +53,9 @@ _MORE = (  # fields of a configuration whose adapters are no mere product
     *("layer_replication", "arrow_config", "kasa_config", "monteclora_config"),
 )
 
+# Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base.
+_TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
+
 
 class AdapterConfig(Struct, frozen=True):
     """What ``adapter_config.json`` says of the scale; the fields have their names there."""
@@ -64,6 +67,7 @@ class AdapterConfig(Struct, frozen=True):
     alpha_pattern: dict[str, float] | None = None
     fan_in_fan_out: bool = False  # whether weights are stored transposed
     peft_type: str = "LORA"
+    init_lora_weights: bool | str | None = None
     use_dora: bool = False
     use_qalora: bool = False
     use_bdlora: object = None
@@ -78,6 +82,8 @@ class AdapterConfig(Struct, frozen=True):
         """What the adapter has beside the product of two tensors; "" for nothing."""
         if self.peft_type != "LORA":
             return f"peft_type is {self.peft_type}"
+        if str(self.init_lora_weights).startswith(_TAKEN_FROM_BASE):
+            return f"init_lora_weights is {self.init_lora_weights}, which changes the base"
         return next((f"it has {name}" for name in _MORE if getattr(self, name)), "")
 
 

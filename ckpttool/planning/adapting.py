@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import records_of_files
 from ckpttool.model.adapters import MAX_RANK, RANK, Adapter, AdapterTensor, LowRank
-from ckpttool.model.belonging import Belongings, weight_of
+from ckpttool.model.belonging import weight_of
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Term, Transfer
@@ -36,7 +36,7 @@ def adapt(
     """Return the transfers with the terms of all adapters; what is wrong, and what was done."""
     adapted, found = [*transfers], list[Diagnostic]()
     for number, adapter in enumerate(checkpoint.options.tensors.lora, 1):
-        adapting = _Adapting(adapter, number, adapted, checkpoint.belongings)
+        adapting = _Adapting(adapter, number, adapted, checkpoint)
         adapted = [adapting.with_terms(transfer) for transfer in adapted]
         found += adapting.found()
     return adapted, found
@@ -78,16 +78,19 @@ class _Adapting:
         adapter: Adapter,
         number: int,
         transfers: Sequence[Transfer],
-        belongings: Belongings,
+        checkpoint: Checkpoint,
     ) -> None:
-        self._adapter, self._input, self._belongings = adapter, number, belongings
+        self._adapter, self._input, self._belongings = adapter, number, checkpoint.belongings
         self._tensors = {it.name: it for it in records_of_files(adapter.catalog, "full")}
         self._pairs, self._lonely, self._others = adapter.named
+        has_recipe = checkpoint.options.tensors.recipe is not None
+        stored = checkpoint.catalog.metas if has_recipe else checkpoint.whole.metas
         # A copy that a recipe makes has the slicing of what it copies, and none of its names.
+        # A name that the source has is that of its tensor, whatever the output calls by it.
         self._called = {
             id(transfer.source.slicing): name
             for transfer in transfers
-            if (name := self._weight(transfer.name))
+            if (name := self._weight(transfer.name)) and name not in stored
         }
         self._scales: dict[str, float] = {}  # by the weights that are used, and their copies
         self._refused: dict[_Refusal, None] = {}

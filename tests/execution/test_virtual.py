@@ -16,15 +16,16 @@ import ckpttool
 from ckpttool.formats.hdf5 import SHARDS, VIRTUAL
 from ckpttool.model.layout import Layout
 from ckpttool.model.segments import Segment, join_segments
+from ckpttool.model.strategy import join_stages
 from ckpttool.model.tensors import TensorMeta
 from tests.strategies import examples, moves
-from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
+from tests.support.checkpoints import cut, noise, write_ranks
 from tests.support.commands import everything, message, refused, run, run_well
 from tests.support.corpus import GOLDEN, a_third, conversions
 from tests.support.programs import need
 from tests.support.readers import read_hdf5
 
-ROWS = strategy_of(dict.fromkeys("we", Layout((2,), ((0,), ()))))
+ROWS = join_stages({0: dict.fromkeys("we", Layout((2,), ((0,), ())))})
 CASE = GOLDEN / "layout_multi_axis_optshard"
 
 

@@ -403,11 +403,36 @@ def test_all_that_is_wrong_with_an_adapter_is_said_before_the_first_byte(tmp_pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_names_of_the_source_are_those_of_its_tensors_whatever_they_become(tmp_path):
+    base = {f"layers.{n}.weight": some(f"w{n}", (6, 4)) for n in range(3)}
+    write_file(tmp_path / "base.safetensors", base, "safetensors")
+    of_layers = [pair(f"p{n}", (6, 4), 2) for n in range(3)]
+    one, three = tmp_path / "one", tmp_path / "three"
+    write_adapter(one, named("layers.1", *of_layers[1]), lora_alpha=4)
+    every = [named(f"layers.{n}", *of) for n, of in enumerate(of_layers)]
+    write_adapter(three, {name: it for of in every for name, it in of.items()}, lora_alpha=4)
+    out = tmp_path / "out.safetensors"
+    swap = ["--rename", "layers.0.*=layers.1.*", "--rename", "layers.1.*=layers.0.*"]
+    run_well("merge", tmp_path / "base.safetensors", "-o", out, "--lora", one, *swap)
+    assert read(out) == {
+        "layers.0.weight": added(base["layers.1.weight"], *of_layers[1], 2),
+        "layers.1.weight": base["layers.0.weight"],
+        "layers.2.weight": base["layers.2.weight"],
+    }
+    pruned = ["--exclude", "layers.1.*", "--rename", "layers.2.*=layers.1.*"]
+    words = ["-o", tmp_path / "never.safetensors", "--lora", three, *pruned]
+    result = run("merge", tmp_path / "base.safetensors", *words)
+    assert result.exit_code == 5
+    assert "2 tensors of the adapter would not be used" in message(result)
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"peft_type": "LOHA", "lora_alpha": 2}, "peft_type is LOHA"),
         ({"use_dora": True, "lora_alpha": 2}, "use_dora"),
+        ({"init_lora_weights": "pissa_niter_4", "lora_alpha": 2}, "which changes the base"),
+        ({"init_lora_weights": "olora", "lora_alpha": 2}, "init_lora_weights is olora"),
         ({"layer_replication": [[0, 1]], "lora_alpha": 2}, "layer_replication"),
         ({"lora_alpha": 2, "r": 3}, "rank 2, and the configuration says 3"),
         ({"r": 2}, "nothing says the scale"),
