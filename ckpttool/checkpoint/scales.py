@@ -36,8 +36,8 @@ _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "act_scale", "activation_
 def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Diagnostic]]:
     """Return the term of the scale of each Float8 weight that is cast, and what does not fit.
 
-    Without any scale in the checkpoint, nothing says what the stored numbers mean: no Float8 weight
-    is cast, and none is a problem.
+    Without any scale in the checkpoint, and without a configuration of these, nothing says what the
+    stored numbers mean: no Float8 weight is cast, and none is a problem.
     """
     options, tensors = checkpoint.options.tensors, {t.name: t for t in checkpoint.tensors}
     weights = {
@@ -54,7 +54,10 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
         beside[name] = [scale for scale in names if scale in tensors]
     scales: dict[str, Term] = {}
     problems: list[Diagnostic] = []
-    if not any(checkpoint.belonging(name).scale for name in tensors) and not any(beside.values()):
+    config = options.recipe.config if options.recipe is not None else {}
+    are_said = checkpoint.weight_block is not None or "quantization_config" in config
+    are_there = any(checkpoint.belonging(name).scale for name in tensors) or any(beside.values())
+    if not (are_said or are_there):
         return scales, problems
 
     def add(name: str, message: str, facts: str = "", hint: str = "") -> None:

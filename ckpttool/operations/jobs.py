@@ -247,9 +247,9 @@ def _as_written(path: Path, tensors: TensorOptions) -> bytes:
 
     said = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
     values = dict(said)
-    if tensors.may_scale:
-        values.pop("quantization_config", None)
     cast = next((cast.dtype for cast in tensors.casts if cast.pattern is None), None)
+    if tensors.recipe is not None or cast is not None:
+        values.pop("quantization_config", None)
     if cast is not None:
         values |= {key: cast.lower() for key in ("dtype", "torch_dtype") if key in values}
     if isinstance(rows := values.get("vocab_size"), int):

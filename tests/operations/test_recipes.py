@@ -494,7 +494,7 @@ def test_float8_with_scales_is_read(tmp_path, model, block):
                 assert np.array_equal(opened[new][:], entry.array())
 
 
-@pytest.mark.parametrize("lost", ["scale", "dtype", "one of two"])
+@pytest.mark.parametrize("lost", ["scale", "scales", "dtype", "one of two"])
 def test_float8_that_means_nothing_is_refused(tmp_path, lost):
     config, tensors = load_model("llama")
     stored, _ = quantize(tensors, (128, 128))
@@ -505,6 +505,9 @@ def test_float8_that_means_nothing_is_refused(tmp_path, lost):
         said = "nothing says the type of the Float8 weight: 21 tensors"
     elif lost == "scale":
         del stored[f"{name}_scale_inv"]
+    elif lost == "scales":
+        stored = {name: it for name, it in stored.items() if not name.endswith("_scale_inv")}
+        said = "the Float8 weight has no scale: 21 tensors"
     else:  # of the parts of one tensor
         stored[name] = tensors[name]
         del stored[f"{name}_scale_inv"]
