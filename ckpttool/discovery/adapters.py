@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
 from ckpttool.discovery.scan import find
-from ckpttool.formats.local import is_file, is_folder
+from ckpttool.formats import format_of_suffix
+from ckpttool.formats.foreign import NAME_CHECKPOINT
+from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.adapters import Adapter, AdapterConfig
 from ckpttool.model.catalog import Catalog
-from ckpttool.problems import Diagnostic, FormatError, PlanError
+from ckpttool.problems import Diagnostic, ForeignError, FormatError, PlanError
 from ckpttool.typed import parse_scaled
+from ckpttool.wording import shorten
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_FILE = "a .safetensors, .ckpt or .h5 file of the adapter"
 _MAX_BYTES = 16 << 20
 
 
@@ -37,13 +42,32 @@ def read_adapter(text: str) -> Adapter:
     if scale is not None and not math.isfinite(scale):
         message = f"the scale {scale:g} is not finite"
         raise PlanError([Diagnostic("lora", message, hint="another number", where=path)])
-    inner = Path(path, _WEIGHTS)
-    catalog = find(os.fspath(inner) if is_file(inner) else path)
+    folder = Path(path if is_folder(path) else Path(path).parent)
+    if is_folder(path):
+        path = _file_in(folder, text.removeprefix(path))
+    try:
+        catalog = find(path)
+    except FormatError as error:
+        if not isinstance(error, ForeignError) and error.hint != NAME_CHECKPOINT:
+            raise
+        raise error.with_hint(f"--lora with {_FILE}") from error
     if not isinstance(catalog, Catalog) or not catalog.is_merged or catalog.damaged:
         message, hint = "an adapter is one file of full tensors", "`ckpttool merge` it before"
         raise PlanError([Diagnostic("lora", message, hint=hint, where=path)])
-    beside = Path(path if is_folder(path) else Path(path).parent, CONFIG)
+    beside = folder / CONFIG
     return Adapter(catalog, _read_config(os.fspath(beside)) if is_file(beside) else None, scale)
+
+
+def _file_in(folder: Path, scale: str) -> str:
+    """Return the file that PEFT writes to a folder; ``scale`` as it was typed is for the hint."""
+    if is_file(folder / _WEIGHTS):
+        return os.fspath(folder / _WEIGHTS)
+    paths = [*list_folder(folder)]
+    files = [path for path in paths if format_of_suffix(path.name)]
+    hint = f"--lora {quote(str(files[0]))}{scale}" if len(files) == 1 else f"--lora with {_FILE}"
+    facts = f"it holds {shorten([path.name for path in paths], 3)}" if paths else ""
+    message = f"no {_WEIGHTS} in the folder"
+    raise PlanError([Diagnostic("lora", message, facts=facts, hint=hint, where=str(folder))])
 
 
 def _read_config(path: str) -> AdapterConfig:

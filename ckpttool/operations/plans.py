@@ -35,7 +35,7 @@ from ckpttool.operations.jobs import Job, reshard_source, slices_of_ranks, split
 from ckpttool.operations.look import Sight, Subject, look
 from ckpttool.planning import targets
 from ckpttool.planning.metadata import carry_metadata
-from ckpttool.problems import CkptToolError, Diagnostics, PlanError
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.typed import NotInTarget
@@ -43,6 +43,7 @@ from ckpttool.typed import NotInTarget
 if TYPE_CHECKING:
     from ckpttool.model.recipes import UsedRecipe
 
+_ADAPTERS = f"{PROVENANCE}lora"  # the attribute that lists them
 _HASHED_BYTES = 1 << 20  # of an adapter at a time
 _LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
 
@@ -107,7 +108,9 @@ def plan_source(
                 provenance = _provenance_of(
                     *(sight.catalog, checkpoint, target.strategy, sight.source.files)
                 )
-                provenance |= _provenance_of_adapters(plan)
+                before = sight.catalog.common_attrs.get(_ADAPTERS)
+                if adapters := _name_adapters(plan, [before] if before else [], diagnostics):
+                    provenance[_ADAPTERS] = adapters
                 plan = replace(plan, provenance=provenance, listed=sight.listed, kept=kept)
         except CkptToolError as error:
             diagnostics.failures.append(error)
@@ -149,22 +152,29 @@ def _provenance_of(
     return {f"{PROVENANCE}{key}": value for key, value in attrs.items() if value}
 
 
-def _provenance_of_adapters(plan: Plan) -> dict[str, str]:
-    """Return the name, the SHA-256 and the scales of each adapter."""
-    texts = []
+def _name_adapters(plan: Plan, texts: list[str], diagnostics: Diagnostics) -> str:
+    """Return the name, the SHA-256 and the scales of each adapter, behind those of the source.
+
+    An adapter that is added twice is noted.
+    """
     for number, adapter in enumerate(plan.tensors.lora, 1):
         state = hashlib.sha256()
         for path in adapter.catalog.paths:
             with open_file(path) as file:
                 for data in iter(partial(file.read, _HASHED_BYTES), b""):
                     state.update(data)
+        digest = f"sha256:{state.hexdigest()}"
+        if any(digest in text for text in texts):
+            message, where = (
+                "this adapter was added before, and is added again",
+                adapter.catalog.root,
+            )
+            diagnostics.add(Diagnostic("lora_used", message, where=where))
         terms = chain.from_iterable(transfer.terms for transfer in plan.transfers)
         scales = {it.weight for it in terms if it.input == number and not it.has_rows}
         name = Path(os.path.abspath(adapter.catalog.root)).name  # noqa: PTH100, it resolves ".."
-        texts.append(
-            f"{name} sha256:{state.hexdigest()} times {', '.join(map(repr, sorted(scales)))}"
-        )
-    return {f"{PROVENANCE}lora": "; ".join(texts)} if texts else {}
+        texts.append(f"{name} {digest} times {', '.join(map(repr, sorted(scales)))}")
+    return "; ".join(texts)
 
 
 def _name_recipe(used: UsedRecipe) -> str:

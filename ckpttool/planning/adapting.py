@@ -62,6 +62,7 @@ class _Product(NamedTuple):
 
 
 _OTHER = "an adapter of this model"
+_BY_PEFT = "`merge_and_unload` of PEFT"
 
 
 class _Refusal(NamedTuple):
@@ -83,8 +84,9 @@ class _Adapting:
         self._adapter, self._input, self._belongings = adapter, number, checkpoint.belongings
         self._tensors = {it.name: it for it in records_of_files(adapter.catalog, "full")}
         self._pairs, self._lonely, self._others = adapter.named
-        has_recipe = checkpoint.options.tensors.recipe is not None
-        stored = checkpoint.catalog.metas if has_recipe else checkpoint.whole.metas
+        self._has_recipe = checkpoint.options.tensors.recipe is not None
+        stored = checkpoint.catalog.metas if self._has_recipe else checkpoint.whole.metas
+        self._stored = [name for name in stored if name not in self._belongings]
         # A copy that a recipe makes has the slicing of what it copies, and none of its names.
         # A name that the source has is that of its tensor, whatever the output calls by it.
         self._called = {
@@ -169,9 +171,13 @@ class _Adapting:
             scale = self._adapter.scale_of(pair.module, rank)
         except LookupError:
             hint = f"--lora {self._adapter.catalog.root}:SCALE, such as alpha / {rank}"
-            return _Refusal("nothing says the scale", "no lora_alpha in adapter_config.json", hint)
+            fact = "no lora_alpha in adapter_config.json"
+            if self._adapter.config is None:
+                fact = "no adapter_config.json beside it"
+            return _Refusal("nothing says the scale", fact, hint)
         except ValueError as error:
-            return _Refusal("the rank is not that of the configuration", f"{name}: {error}")
+            hint = "the adapter_config.json saved with this file, or --lora FILE:SCALE"
+            return _Refusal("the rank is not that of the configuration", f"{name}: {error}", hint)
         is_turned = _is_turned(out, place.arrangement)
         if is_turned is None:
             message = "rows and columns become one axis, so nothing can be added"
@@ -243,15 +249,23 @@ class _Adapting:
         """Yield what is wrong with the adapter, or what it changes."""
         root, config, refused = self._adapter.catalog.root, self._adapter.config, [*self._refused]
         if config is not None and config.refused:
-            refused.append(_Refusal("more than a product is to be added", config.refused))
+            refused.append(_Refusal("more than a product is to be added", config.refused, _BY_PEFT))
         for name, other in self._lonely.items():
-            refused.append(_Refusal(f"a tensor of the adapter is there without its {other}", name))
-        pairs = (pair for name, pair in self._pairs.items() if name not in self._met)
-        unused = [*chain.from_iterable((it.rows.name, it.columns.name) for it in pairs)]
-        if unused := [*self._others, *unused]:
-            message = f"{count(len(unused), 'tensor')} of the adapter would not be used"
-            refused.append(_Refusal(message, format_names(unused)))
-        elif not (self._pairs or self._lonely):
+            message = f"a tensor of the adapter is there without its {other}"
+            refused.append(_Refusal(message, name, "the complete file"))
+        unmet = [name for name in self._pairs if name not in self._met]
+        unused = "{} of the adapter would not be used"
+        if self._others:
+            message = unused.format(count(len(self._others), "tensor"))
+            refused.append(_Refusal(message, format_names(self._others), _BY_PEFT))
+        if unmet:
+            message = unused.format(count(2 * len(unmet), "tensor"))
+            sides = format_names(self._stored, 1), format_names(unmet, 1)
+            fact = "the source has {}, the adapter {}".format(*sides)
+            has_names = self._met or self._has_recipe
+            hint = _OTHER if has_names else f"--recipe of the family, or {_OTHER}"
+            refused.append(_Refusal(message, fact, hint))
+        if not (self._pairs or self._lonely or self._others):
             refused.append(_Refusal("the adapter has no tensors", ""))
         facts: dict[tuple[str, str], list[str]] = {}
         for refusal in refused:

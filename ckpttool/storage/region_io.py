@@ -595,10 +595,11 @@ def _value_error(files: FlatFiles, tensor: OutputTensor, part: Region, at: int) 
             piece, *_ = term.pieces(element, tensor.region.start)
             where = [*element.moved_by(tensor.region.start).start]
             what = "NaN" if np.isnan(numbers).any() else "Inf"
-            message = (
-                f"{piece.tensor.meta.name}: {what} at {where}, in the file of rank {piece.rank}"
-            )
-            hint = "an input without it, or --exclude with this tensor"
+            message = f"{piece.tensor.meta.name}: {what} at {where}"
+            hint = "an adapter without it"
+            if not term.is_factor:
+                message += f", in the file of rank {piece.rank}"
+                hint = "an input without it, or --exclude with this tensor"
             return SourceValueError(piece.tensor.file.path, [message], hint)
     (*_, piece) = tensor.pieces(element)
     path = piece.tensor.file.path

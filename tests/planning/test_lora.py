@@ -396,7 +396,12 @@ def test_all_that_is_wrong_with_an_adapter_is_said_before_the_first_byte(tmp_pat
         "nothing can be added to Int8",
         "a tensor of the adapter is there without its B",
         "nothing says the scale",
-        "6 tensors of the adapter would not be used",
+        "4 tensors of the adapter would not be used",
+        "the source has a.weight and 4 more, the adapter bias.weight and 1 more",
+        "Try: the complete file",
+        "no adapter_config.json beside it",
+        "2 tensors of the adapter would not be used",
+        "Try: `merge_and_unload` of PEFT",
         "base_model.model.lm_head.weight",
     ):
         assert part in text, part
@@ -448,6 +453,35 @@ def test_a_configuration_that_is_not_of_this_adapter_is_refused(tmp_path, config
     assert not (tmp_path / "out.ckpt").exists()
 
 
+def test_an_adapter_of_other_names_asks_for_the_recipe(tmp_path):
+    adapter = write_adapter(tmp_path / "ad", named("layers.0.q", *pair("a", (6, 4), 2)))
+    write_file(tmp_path / "base.ckpt", {"decoder.0.q.weight": BASE["a.weight"]}, "ckpt")
+    result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "o", "--lora", f"{adapter}:1")
+    assert "the source has decoder.0.q.weight, the adapter layers.0.q.weight" in message(result)
+    assert "Try: --recipe of the family, or an adapter of this model" in message(result)
+
+
+def test_a_wrong_path_of_an_adapter_is_told_as_one(tmp_path):
+    folder = write_adapter(tmp_path / "ad", named("a", *pair("a", (6, 4), 2)), lora_alpha=2)
+    write_file(tmp_path / "base.ckpt", BASE, "ckpt")
+    one, none = tmp_path / "one", tmp_path / "none"
+    one.mkdir()
+    none.mkdir()
+    (one / "a.safetensors").write_bytes((folder / "adapter_model.safetensors").read_bytes())
+    (none / "adapter_model.bin").write_bytes(b"PK")
+    of_adapter = "Try: --lora with a .safetensors, .ckpt or .h5 file of the adapter"
+    for path, says in (
+        (folder / "adapter_config.json", of_adapter),
+        (none, of_adapter),
+        (none / "adapter_model.bin", of_adapter),
+        (f"{one}:2", f"Try: --lora {one}/a.safetensors:2"),
+        (f"{folder}:two", "the scale 'two' is not a number"),
+    ):
+        result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "o.ckpt", "--lora", path)
+        assert says in message(result)
+        assert "SRC" not in message(result)
+
+
 def test_each_file_of_ranks_by_itself_takes_no_adapter(tmp_path):
     write_ranks(tmp_path / "src", {0: BASE, 1: BASE}, "ckpt")
     lora = f"{write_adapter(tmp_path / 'ad', named('a', *pair('a', (6, 4), 2)))}:1"
@@ -462,8 +496,13 @@ def test_a_number_of_an_adapter_that_is_not_finite_is_named(tmp_path):
     lora = f"{write_adapter(tmp_path / 'ad', named('a', entry_of(broken), b))}:1"
     write_file(tmp_path / "base.ckpt", BASE, "ckpt")
     result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt", "--lora", lora)
-    assert "lora_A.weight: NaN at [0, 2]" in message(result)
+    assert "lora_A.weight: NaN at [0, 2] Try: an adapter without it" in message(result)
     assert not (tmp_path / "out.ckpt").exists()
+
+
+def attrs_of(path: Path) -> dict[str, str]:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
 
 
 def test_header_manifest_and_note_say_what_was_added(tmp_path):
@@ -475,9 +514,16 @@ def test_header_manifest_and_note_say_what_was_added(tmp_path):
     assert note.message == "added to 1 weight, times 1.5"
     file = adapter / "adapter_model.safetensors"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    size = int.from_bytes(out.read_bytes()[:8], "little")
-    attrs = json.loads(out.read_bytes()[8 : 8 + size])["__metadata__"]
+    attrs = attrs_of(out)
     assert attrs["ckpttool.lora"] == f"adapter_model.safetensors sha256:{digest} times 1.5"
+    again, kept = tmp_path / "again.safetensors", tmp_path / "kept.safetensors"
+    before = "this adapter was added before, and is added again"
+    assert before not in [note.message for note in done.notes]
+    done = ckpttool.merge(out, None, again, lora=f"{adapter}:2")
+    assert before in [note.message for note in done.notes]
+    ckpttool.merge(again, None, kept)
+    lists = attrs["ckpttool.lora"] + f"; adapter_model.safetensors sha256:{digest} times 2.0"
+    assert [attrs_of(it)["ckpttool.lora"] for it in (again, kept)] == [lists, lists]
     manifest = json.loads(Path(f"{out}.ckpttool.json").read_text())
     assert "ad/adapter_model.safetensors" in json.dumps(manifest)
     assert manifest["outputs"][0]["cast"]["elements"] == 24  # of a, and of no other
