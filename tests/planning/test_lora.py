@@ -306,6 +306,29 @@ def test_copies_of_a_weight_get_what_the_weight_gets(tmp_path):
     run_well(*words, "--exclude", "main_param.a.weight")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_master_copies_on_ranks_get_what_their_weights_get(tmp_path, layout):
+    weight, master, state = (
+        some("w", (40, 24), "BFloat16"),
+        some("m", (40, 24)),
+        some("s", (40, 24)),
+    )
+    a, b = pair("layer", (40, 24), 3)
+    names = ("layer.weight", "main_param.layer.weight", "adam_m.layer.weight")
+    source = dict(zip(names, (weight, master, state), strict=True))
+    sums = dict(zip(names, (added(weight, a, b), added(master, a, b), state), strict=True))
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"parallel_layout_item": dict.fromkeys(names, LAYOUTS[layout])}))
+    of_ranks = ckpttool.read_strategy(path)
+    write_ranks(tmp_path / "src", cut(source, of_ranks), "ckpt")
+    lora = f"{write_adapter(tmp_path / 'ad', named('layer', a, b))}:{SCALE}"
+    ckpttool.reshard(tmp_path / "src", path, path, tmp_path / "out", lora=lora, format="ckpt")
+    assert read_ranks(tmp_path / "out") == cut(sums, of_ranks)
+    listed = strategy(tmp_path / "one.json", "layer.weight", layout)
+    ckpttool.merge(tmp_path / "src", listed, tmp_path / "m.h5", lora=lora)
+    assert read(tmp_path / "m.h5") == sums
+
+
 def test_weights_that_are_stored_transposed_get_what_is_added_transposed(tmp_path):
     a, b = some("A", (2, 6)), some("B", (4, 2))
     turned = numbers_of(BASE["a.weight"]) + 2 * (numbers_of(b) @ numbers_of(a)).T
