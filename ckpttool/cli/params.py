@@ -382,17 +382,16 @@ def parse_fused(value: str) -> str:
 
 def parse_adapter(value: str) -> str:
     """Return the path of an adapter, perhaps with a scale; refuse one that does not exist."""
-    path, scale = parse_scaled(value)
-    head, colon, tail = value.rpartition(":")
+    head, _, tail = value.rpartition(":")
     existing = Existing("an adapter: a file, or the folder of PEFT")
     try:
-        existing.check(path)
+        existing.check(parse_scaled(value)[0])
     except UsageProblem:
-        if colon and scale is None:
-            existing.check(head)
-            problem = f"the scale {tail!r} is not a number"
-            raise UsageProblem(problem, example=f"{head}:2") from None
-        raise
+        if not head or os.sep in tail:
+            raise
+        existing.check(head)
+        problem = f"the scale {tail!r} is not a number"
+        raise UsageProblem(problem, example=f"{head}:2") from None
     return value
 
 

@@ -48,16 +48,24 @@ _SPELLINGS = tuple(
     )
 )
 
-_MORE = (  # fields of a configuration whose adapters are no mere product
-    *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
-    *("layer_replication", "arrow_config", "kasa_config", "monteclora_config"),
-)
-
 # Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base.
 _TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
 
 
-class AdapterConfig(Struct, frozen=True):
+class _More(Struct, frozen=True):
+    """What a configuration says of adapters that are no mere product."""
+
+    use_dora: bool = False
+    use_qalora: bool = False
+    use_bdlora: object = None
+    alora_invocation_tokens: object = None
+    layer_replication: object = None
+    arrow_config: object = None
+    kasa_config: object = None
+    monteclora_config: object = None
+
+
+class AdapterConfig(_More, frozen=True):
     """What ``adapter_config.json`` says of the scale; the fields have their names there."""
 
     r: int | None = None
@@ -68,14 +76,6 @@ class AdapterConfig(Struct, frozen=True):
     fan_in_fan_out: bool = False  # whether weights are stored transposed
     peft_type: str = "LORA"
     init_lora_weights: bool | str | None = None
-    use_dora: bool = False
-    use_qalora: bool = False
-    use_bdlora: object = None
-    alora_invocation_tokens: object = None
-    layer_replication: object = None
-    arrow_config: object = None
-    kasa_config: object = None
-    monteclora_config: object = None
 
     @property
     def refused(self) -> str:
@@ -84,7 +84,9 @@ class AdapterConfig(Struct, frozen=True):
             return f"peft_type is {self.peft_type}"
         if str(self.init_lora_weights).startswith(_TAKEN_FROM_BASE):
             return f"init_lora_weights is {self.init_lora_weights}, which changes the base"
-        return next((f"it has {name}" for name in _MORE if getattr(self, name)), "")
+        return next(
+            (f"it has {name}" for name in _More.__struct_fields__ if getattr(self, name)), ""
+        )
 
 
 class AdapterTensor(NamedTuple):
