@@ -432,7 +432,7 @@ def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
     assert (*done.assignment.whole.values(),) == (0, 2, 3)
     assert str(done.assignment.part) == "1/2"
     done = ckpttool.merge(
-        *(SRC, STRATEGY, tmp_path / "b"), max_shard_bytes="20kB", max_memory_bytes="1GiB"
+        *(SRC, STRATEGY, tmp_path / "b"), max_shard_bytes="20kB", max_memory_bytes="16GiB"
     )
     assert len(done.outputs) > 2
     (tmp_path / "key").write_text("hex:" + "5a" * 16, encoding="ascii")
