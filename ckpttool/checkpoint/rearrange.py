@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, Rearranged
 from ckpttool.checkpoint.rows import RowChanges
+from ckpttool.lazy import compile_late
 from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
@@ -23,8 +24,10 @@ from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing, SpreadSlicing
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.wording import any_of, count, format_shape, shorten
+from ckpttool.strategy_files.recipe_files import SHIPPED
+from ckpttool.wording import any_of, count, format_numbers, format_shape, shorten
 
+_LAYER = compile_late(r"\blayers\.(\d{1,7})\.")
 Copies = Sequence[tuple[FullTensor, FullTensor]]  # tensors that should hold the same
 
 
@@ -71,12 +74,13 @@ def rearrange(
 
 def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
     recipe, where = used.typed, used.folder or checkpoint.catalog.root
-    name = key if (key := used.recipe.sizes.get(name, "")).isidentifier() else name
+    key = used.recipe.sizes.get(name, "")  # or several keys, of which the first counts
+    name, called = (key, "") if key.isidentifier() else (name, key and f" ({key})")
     if not used.config:
         message, hint = "nothing tells the sizes of the model", "--hf-config with its folder"
     else:
         message, hint = "the configuration lacks a size", f"--recipe {recipe}:{name}=NUMBER"
-    facts = f"{recipe} needs {name}"
+    facts = f"{recipe} needs {name}{called}"
     return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
 
 
@@ -95,6 +99,7 @@ class _Rearranging:
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
+        self._halves = set[str | None]()  # of relations that lack others
         self._of_source = checkpoint.scales[0]
         self._scales: dict[str, Term] = {}
         self._rows = RowChanges(checkpoint)
@@ -114,7 +119,9 @@ class _Rearranging:
         for relation in self._used.relations:
             absent = [name for name in relation.sides[self._side] if name not in self._names]
             missing += absent
-            if not absent:
+            if absent:
+                self._halves.update(map(self._names.get, relation.sides[self._side]))
+            else:
                 self._add(relation)
         self._add_copies(missing)
         self._report(missing)
@@ -255,13 +262,24 @@ class _Rearranging:
         if missing := [name for name in missing if name not in unknown]:
             message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
             self._problems.append(self._problem(message, format_names(missing)))
-        rest = [name for name in self._stored if name not in self._used_names]
+        rest = [name for name in self._stored if name not in self._used_names | self._halves]
         reasons = self._unused()
         if rest := [name for name in rest if name not in reasons]:
             states = [n for n in rest if not self._checkpoint.belonging(n).is_model]
-            hint = "--weights-only" if states else f"--exclude, or another recipe than {recipe}"
+            facts, hint = format_names(rest), f"another recipe than {recipe}, or --exclude"
+            family = str(self._used.config.get("model_type")).replace("_", "-")
+            layers = self._used.values.get("num_hidden_layers")
+            numbers = {int(match[1]) for name in rest if (match := _LAYER.search(name))}
+            if states:
+                hint = "--weights-only"
+            elif family in SHIPPED and family not in (recipe, "llama"):  # mcore writes llama, too
+                facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
+            elif isinstance(layers, int) and max(numbers, default=-1) >= layers:
+                facts += f"; num_hidden_layers is {layers}, and these are of "
+                facts += f"layer {format_numbers(numbers)}"
+                hint = "--hf-config of this model, or --exclude"
             message = f"{count(len(rest), 'tensor')} that no rule of {recipe} knows"
-            self._problems.append(self._problem(message, format_names(rest), hint))
+            self._problems.append(self._problem(message, facts, hint))
         both = [name for name, number in Counter(self._called.values()).items() if number > 1]
         both += [*(self._made.keys() & {*self._called.values()})]
         if both:

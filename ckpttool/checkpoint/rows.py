@@ -189,6 +189,11 @@ class RowChanges:
             )
         return is_of_vocabulary(owner)
 
+    def refuses(self, name: str) -> bool:
+        """Return whether a tensor of the vocabulary cannot get the rows that are wanted."""
+        rows_for = self._checkpoint.options.tensors.rows_for
+        return name in self._resized and rows_for(self._resized[name]) is None
+
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong, and what was done."""
         yield from self.refused()

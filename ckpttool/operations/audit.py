@@ -17,6 +17,7 @@ from shlex import join, quote
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing
@@ -26,6 +27,7 @@ from ckpttool.formats.local import is_file, is_folder
 from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name, read_index_file
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import CAST_WORDS, CASTABLE
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError
@@ -36,11 +38,13 @@ from ckpttool.operations.tensor_diff import (
     Metas,
     TensorDifference,
     compare_headers,
+    compare_names,
     diff,
     fold_alike,
     full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
+from ckpttool.strategy_files.config_files import CONFIG
 from ckpttool.wording import count, format_shape
 
 if TYPE_CHECKING:
@@ -56,6 +60,7 @@ _SAYS: Mapping[Kind, str] = {  # the gravest first
     "text": "have another text",
     "values": "have other values",
 }
+_WORDS = {dtype: word for word, dtype in CAST_WORDS.items()}
 
 
 class Reference(Struct, frozen=True):
@@ -144,6 +149,8 @@ def load_audited(
     raise_all(error.on_side(what) if what == REFERENCE else error for what, error in errors)
     assert loaded is not None, "its error was raised"
     catalog, strategy, _ = loaded
+    if catalog.is_merged and strategy and reference and reference.strategy:
+        strategy = strategy if strategy.files != reference.strategy.files else None
     config = _config_beside(catalog) if config is None and catalog.is_merged else config
     return catalog, strategy, Audit(reference, config, card)
 
@@ -188,6 +195,9 @@ def _read_reference(path: str, beside: Source) -> Reference:
         files = {*index.files.values()}
         if files and not any(is_file(Path(path).parent / file) for file in files):
             return Reference(path, dict.fromkeys(index.files))
+    elif Path(path).name == CONFIG and is_file(path):
+        message, hint = "a configuration is no reference", f"--config {quote(path)}"
+        raise PlanError([Diagnostic("options", message, hint, where=path)])
     elif Path(path).suffix == ".json" and is_file(path):
         from ckpttool.operations.card import read_card
 
@@ -199,12 +209,15 @@ def _read_reference(path: str, beside: Source) -> Reference:
     catalog, strategy, _ = loaded = load(source, command="verify")
     if not catalog.is_merged:
         card = f"`ckpttool verify {quote(path)} -s STRATEGY --card ref.json`, then --like ref.json"
-        _require_full(loaded, card)
+        _require_full(loaded, f"-s STRATEGY, or {card}")
         checkpoint = resolve(catalog, strategy, ResolveOptions(unlisted="first"))
         metas = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
         return Reference(path, metas, catalog, strategy)
     lost = [error.remains.lost for error in catalog.cut_short.values()]
     problems = (*catalog.errors("verify"), *find_nothing(catalog))
+    if catalog.documents and not catalog.files:
+        hint = f"--like {quote(catalog.documents[0].path)}, which has the names"
+        problems = tuple(replace(problem, hint=hint) for problem in problems)
     errors = filter(_hides_tensors, catalog.damaged.values())
     raise_all((*errors, *([PlanError(problems)] if problems else [])))
     metas = {**catalog.with_remains().metas, **dict(chain(*(each.items() for each in lost)))}
@@ -255,7 +268,10 @@ def audit_checkpoint(
             unlike = {it.name for it in differences}
             others = [n for n in there if n not in unlike and digests.get(n) != like.digests[n]]
             differences += (TensorDifference(n, None, "values", None, None) for n in others)
-        found.add(*_unlike(differences, {**here, **there}, like.path))
+        command = join(_words_of_diff(checkpoint, like)) if like.catalog else ""
+        found.add(*compare_names(here, there, command and f"{command} --recipe NAME"))
+        names, unread = {**here, **there}, command if deep else ""
+        found.add(*_unlike(differences, names, like.path, unread))
     card = None
     if audit.card is not None and found.errors:
         message = "no card is written of a checkpoint with errors"
@@ -282,6 +298,14 @@ def _words(checkpoint: Checkpoint) -> Iterator[str]:
     yield from ("--weights-only",) if options.tensors.weights_only else ()
 
 
+def _words_of_diff(checkpoint: Checkpoint, like: Reference) -> Iterator[str]:
+    """Yield the command line that compares these tensors with those of a reference."""
+    program, _, root, *options = _words(checkpoint)
+    yield from (program, "diff", root, like.path, *options)
+    if like.strategy is not None and not checkpoint.strategy.files:
+        yield from chain(*(("-s", file) for file in like.strategy.files))
+
+
 def _metas_of(checkpoint: Checkpoint) -> Metas:
     if checkpoint.are_joined:
         records = checkpoint.records
@@ -300,14 +324,19 @@ def _wanted_of(like: Reference, checkpoint: Checkpoint) -> Metas:
 
 
 def _unlike(
-    differences: Iterable[TensorDifference], names: Iterable[str], reference: str
+    differences: Iterable[TensorDifference], names: Iterable[str], reference: str, command: str = ""
 ) -> Iterator[Diagnostic]:
+    """Yield what differs; with the ``command`` that would compare values of two types."""
     named: dict[str, Diagnostic] = {}
     for tensor in sorted(differences, key=lambda tensor: [*_SAYS].index(tensor.kind)):
-        kind, facts = tensor.kind, f"the reference is {reference}"
+        kind, facts, hint = tensor.kind, f"the reference is {reference}", ""
         if tensor.a is not None and tensor.b is not None and kind in ("dtype", "shape"):
             a, b = tensor.a, tensor.b
             pair = (a.dtype, b.dtype) if kind == "dtype" else map(format_shape, (a.shape, b.shape))
             facts = "{}, expected {}".format(*pair)
-        named[tensor.name] = Diagnostic("unlike", _SAYS[kind], facts=facts)
+            word = _WORDS.get(tensor.b.dtype) if tensor.a.dtype in CASTABLE else None
+            if command and kind == "dtype":
+                facts += "; values are not compared"
+                hint = f"{command} --dtype {word}" if word else ""
+        named[tensor.name] = Diagnostic("unlike", _SAYS[kind], hint, facts=facts)
     return fold_alike(named, names)

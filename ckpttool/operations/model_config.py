@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -100,7 +101,8 @@ def compare_config(config: Config, metas: Metas) -> Iterator[Diagnostic]:
             yield finding
         elif finding.code != "doubt":
             facts = join_clauses(finding.facts, f"by {config.path}")
-            yield replace(finding, code="config", facts=facts)
+            hint = f"--config {quote(config.path)}, which makes it an error"
+            yield replace(finding, code="config", facts=facts, hint=hint)
 
 
 def _wrong(message: str, facts: str = "") -> Diagnostic:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from shlex import quote
@@ -22,6 +22,7 @@ from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.joining import format_names
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Strategy
@@ -347,6 +348,8 @@ def diff(
         checkpoints = _checkpoints(*sides)
         pairs = list(_pairs(*([*full_outputs(checkpoint)] for checkpoint in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
+        a_names, b_names = ([it.name for it in checkpoint.tensors] for checkpoint in checkpoints)
+        unlike = compare_names(a_names, b_names, "--recipe NAME, for names of Hugging Face")
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
         findings = [*chain(*(side.findings(is_empty=not pairs) for side in sides))]
@@ -366,7 +369,7 @@ def diff(
             changes=changes,
             applied={side: what for side, what in applied.items() if what != Applied()} or None,
             findings=Reported(findings, severities("diff")),
-            notes=Reported(_notes(*sides), severities("diff")),
+            notes=Reported([*_notes(*sides), *unlike], severities("diff")),
         )
 
 
@@ -464,6 +467,13 @@ def _notes(a: _Side, b: _Side) -> Iterator[Diagnostic]:
     for note in dict.fromkeys((*a.notes, *b.notes)):
         names = [side.name for side in (a, b) if note in side.notes]
         yield note if len(names) > 1 else note.on_side(names[0])
+
+
+def compare_names(a: Collection[str], b: Collection[str], hint: str) -> Iterator[Diagnostic]:
+    """Yield a note if two checkpoints have tensors, and no name in common."""
+    if a and b and {*a}.isdisjoint(b):
+        facts = f"one has {format_names(a, 1)}; the other {format_names(b, 1)}"
+        yield Diagnostic("doubt", "no name is in common", hint, facts=facts)
 
 
 def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:

@@ -42,6 +42,7 @@ from ckpttool.formats.weight_index import (
     shard_file_name,
 )
 from ckpttool.model.belonging import WEIGHT, count_roles, find_belongings
+from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names, format_states
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
@@ -247,7 +248,10 @@ def _find_transfers(
             continue  # a scale that is multiplied into its weight
         layouts, reasons = chooser.fit(tensor)
         if reasons:
-            diagnostics.add(_mismatch_problem(tensor.name, reasons, target))
+            if rows is None or not rows.refuses(tensor.name):  # else it is said below
+                owner = checkpoint.belonging(tensor.name).of or tensor.name
+                padded = layouts if is_of_vocabulary(owner) else ()
+                diagnostics.add(_mismatch_problem(tensor.meta, reasons, target, padded))
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
@@ -422,13 +426,19 @@ def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
     return layout.why_not(shape)
 
 
-def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diagnostic:
+def _mismatch_problem(
+    meta: TensorMeta, reasons: Sequence[str], target: Target, padded: Sequence[Layout]
+) -> Diagnostic:
+    """Return the problem of a shape; of ``padded`` layouts more rows can be the remedy."""
+    alike = (it for it in padded if len(it.tensor_map) == len(meta.shape))
+    cuts = [axis.slices for it in alike for axis in it.uneven_axes(meta.shape) if axis.axis == 0]
+    hint = "a target with slices that divide the axes; `ckpttool help target` explains"
     return Diagnostic(
         "target",
         "the target cannot shard this shape",
-        hint="a target with slices that divide the axes; `ckpttool help target` explains",
+        hint=f"--pad-vocab multiple:{math.lcm(*cuts)}" if cuts else hint,
         facts="; ".join(reasons),
-        tensor=name,
+        tensor=meta.name,
         where="" if target.strategy is None else target.strategy.origin,
     )
 
@@ -446,6 +456,7 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         facts += format_names(sorted(names), 2)
         message = "no parameter in common with the source"
         hint = "-d with a strategy of this model"
+        hint += ", or --recipe NAME" if checkpoint.rearranged is None else ""
         diagnostics.add(
             Diagnostic("target", message, hint=hint, facts=facts, where=strategy.origin)
         )
@@ -478,6 +489,9 @@ def _unfit_problem(
     A state counts as its parameter.  Copies that take no more than the source do no harm.
     """
     names = {} if target.strategy is None else target.strategy.layouts
+    if not names and target.strategy and any(it.code == "absent" for it in target.strategy.notes):
+        # No pattern of a hand-written strategy matches, and ``otherwise`` is about all tensors.
+        full = {transfer.source.name: transfer.source.meta for transfer in transfers}
     weights = [transfer.source.meta for transfer in transfers if transfer.source.meta.shape[1:]]
     states = checkpoint.states if full else {}
     outside = (

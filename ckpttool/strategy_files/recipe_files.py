@@ -28,7 +28,7 @@ SHIPPED = ("deepseek-v3", "glm4", "glm4-moe", "llama", "mcore", "qwen2", "qwen3"
 def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> UsedRecipe:
     """Return a recipe from ``NAME`` or ``FILE``, with ``:KEY=VALUE,...`` or without.
 
-    ``folder`` has the ``config.json`` of the model.
+    ``folder`` has the ``config.json`` of the model, or is that file.
 
     Raises
     ------
@@ -53,7 +53,10 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
         raise RulesError(text, f"{path} knows no {shorten(unknown)}", f"{path}:{known}=VALUE")
     for name, choice in recipe.choices.items():
         if name in values and values[name] not in choice.values:
-            raise RulesError(text, f"{name} is not {values[name]}", any_of(choice.values))
+            hint = any_of(f"{path}:{name}={value}" for value in choice.values)
+            raise RulesError(text, f"{name} has no such value", hint)
+    if folder is not None and Path(folder).name == CONFIG and is_file(folder):
+        folder = Path(folder).parent
     if folder is not None and not is_file(Path(folder, CONFIG)):
         raise RulesError(
             os.fspath(folder), f"no {CONFIG}", "--hf-config with the folder of a model"

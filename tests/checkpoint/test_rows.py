@@ -123,6 +123,23 @@ def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
     assert read(tmp_path / "back.ckpt") == kept
 
 
+def test_slices_that_do_not_divide_the_vocabulary_are_named_with_more_rows(tmp_path):
+    shapes = {"embed_tokens.weight": (61, 6), "other.weight": (61, 6)}
+    full = {name: noise(name, "Float32", shape) for name, shape in shapes.items()}
+    write_file(tmp_path / "m.ckpt", full, "ckpt")
+    target = tmp_path / "t.yaml"
+    target.write_text(
+        "ckpttool_strategy: 1\nranks: 8\nparameters:\n"
+        "  embed_tokens.weight: [8, 1]\notherwise: replicated\n"
+    )
+    words = ["split", tmp_path / "m.ckpt", "-d", target, "-o", tmp_path / "o"]
+    assert "Try: --pad-vocab multiple:8" in message(run(*words))
+    said = message(run(*words, "--pad-vocab", "8"))
+    assert "61 rows, and 8 are wanted" in said
+    assert "cannot shard" not in said
+    run_well(*words, "--pad-vocab", "multiple:8")
+
+
 def test_state_of_a_named_tensor_follows_and_others_are_told(tmp_path):
     shapes = {"wte.weight": (61, 6), "adam_m.wte.weight": (61, 6), "output.weight": (61, 6)}
     full = {name: noise(name, "Float32", shape) for name, shape in shapes.items()}

@@ -12,8 +12,10 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.audit import _unlike
 from ckpttool.operations.model_config import Config, compare_config
 from ckpttool.operations.tensor_diff import compare_headers
-from tests.support.commands import merged, run_well
+from tests.support.checkpoints import write_file
+from tests.support.commands import merged, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry
 
 HIDDEN, HEADS, GROUPS, SIZE, WORDS, EXPERTS, LAYERS = 8, 4, 2, 3, 16, 4, 6
 ATTENTION = {
@@ -184,3 +186,38 @@ def test_a_card_has_the_hash_of_the_bytes_of_each_full_tensor(case, tmp_path):
     assert cards[0] == cards[1]
     run_well("verify", source, "-s", strategy, "--card", of_ranks, "--overwrite")
     assert of_ranks.read_text().partition('"digest"')[2] == cards[0]
+
+
+def test_the_strategy_is_that_of_the_reference_if_only_that_has_ranks(tmp_path):
+    case, out = GOLDEN / "optshard_transposed_cut", tmp_path / "full.safetensors"
+    words = ["-s", case / "src_strategy.ckpt"]
+    run_well("merge", case / "src", *words, "-o", out)
+    assert "equal" in message(run_well("diff", case / "src", out, *words))
+    run_well("verify", out, "--like", case / "src", *words, "--deep")
+    lacking = run("verify", out, "--like", case / "src")
+    assert "Try: -s STRATEGY, or `ckpttool verify" in message(lacking)
+
+
+def test_what_verify_takes_for_no_reference_is_named_with_a_way_on(tmp_path):
+    config, index = tmp_path / "config.json", tmp_path / "only" / "model.safetensors.index.json"
+    config.write_text(json.dumps(BASE))
+    zeros = {"w": Entry("Float32", (2,), bytes(8))}
+    write_file(tmp_path / "a.safetensors", zeros, "safetensors")
+    index.parent.mkdir()
+    index.write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
+    words = ["verify", tmp_path / "a.safetensors"]
+    assert f"Try: --config {config}" in message(run(*words, "--like", config))
+    assert f"Try: --like {index}, which" in message(run(*words, "--like", index.parent))
+    run_well(*words, "--like", index)
+
+
+def test_values_that_are_not_compared_are_named_with_the_command_that_does(tmp_path):
+    for file, name, dtype in (("a", "w", "Float32"), ("b", "w", "Float16"), ("c", "v", "Float32")):
+        entry = Entry(dtype, (2,), bytes(8 if dtype == "Float32" else 4))
+        write_file(tmp_path / f"{file}.ckpt", {name: entry}, "ckpt")
+    a, b, c = (tmp_path / f"{file}.ckpt" for file in "abc")
+    said = message(run("verify", a, "--like", b, "--deep"))
+    assert f"values are not compared Try: ckpttool diff {a} {b} --dtype fp16" in said
+    assert "values are not" not in message(run("verify", a, "--like", b))
+    assert f"ckpttool diff {a} {c} --recipe NAME" in message(run("verify", a, "--like", c))
+    assert "Try: --recipe NAME" in message(run("diff", a, c))

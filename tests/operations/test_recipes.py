@@ -158,7 +158,7 @@ def test_states_are_left_out_by_an_option_alone(tmp_path):
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3": (5, "fc1 is interleaved or contiguous"),
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
-    "qwen3:fc1=inter,attention=grouped": (4, "fc1 is not inter"),
+    "qwen3:fc1=true,attention=grouped": (4, "Try: qwen3:fc1=interleaved or qwen3:fc1=contiguous"),
     "qwen4": (4, "no such recipe"),
     "qwen3:fc1": (4, "'fc1' is not KEY=VALUE"),
     "qwen3:typo=3": (4, "qwen3 knows no typo"),
@@ -179,6 +179,25 @@ def test_what_does_not_fit_is_said_before_the_first_byte(tmp_path, typed):
     code, said = MISTAKES[typed]
     assert (result.exit_code, out.exists()) == (code, False), message(result)
     assert said in message(result)
+
+
+def test_the_configuration_says_why_no_rule_knows_a_tensor(tmp_path):
+    config, _ = write_model(tmp_path / "hf", "qwen3")
+    file = tmp_path / "hf" / "config.json"
+    answers = ":fc1=interleaved,attention=grouped"
+    words = ["recipe", "check", tmp_path / "hf", "--hf-config", file, "--recipe"]
+    run_well(*words, f"qwen3{answers}")
+    said = message(run(*words, f"mcore{answers}"))
+    assert "config.json says qwen3 Try: --recipe qwen3" in said
+    said = message(run(*words, f"qwen3-moe{answers}"))
+    assert "needs E (num_experts or " in said
+    said = message(run(*words, f"qwen3{answers}", "--exclude", "*.0.mlp.up_proj.weight"))
+    assert "1 tensor is in no file that qwen3 asks for" in said
+    assert "no rule of qwen3" not in said
+    layers = config["num_hidden_layers"] - 1
+    file.write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    said = message(run(*words, f"qwen3{answers}"))
+    assert f"num_hidden_layers is {layers}, and these are of layer {layers}" in said
 
 
 def test_without_a_configuration_its_option_is_named(tmp_path):

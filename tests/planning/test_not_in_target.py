@@ -15,7 +15,7 @@ from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
 from tests.strategies import Move, examples, layouts, moves
-from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
+from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import everything, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import (
@@ -89,6 +89,21 @@ def test_a_target_that_lists_too_few_weights_is_refused(
     result = run("reshard", src, *words, "--dry-run")
     assert result.exit_code == (5 if is_refused else 0)
     assert ("target_unfit" in everything(result)) == is_refused
+
+
+@pytest.mark.parametrize(("pattern", "code"), [("typo.*", 5), ("w", 0)])
+def test_a_target_none_of_whose_patterns_matches_is_refused(tmp_path, pattern, code):
+    entries = {name: noise(name, "Float32", (8, 4)) for name in ("w", "v")}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    target = tmp_path / "t.yaml"
+    target.write_text(
+        f"ckpttool_strategy: 1\nranks: 4\nparameters:\n  {pattern}: [4, 1]\notherwise: replicated\n"
+    )
+    words = ["split", tmp_path / "m.ckpt", "-d", target, "-o", tmp_path / "o", "--dry-run"]
+    result = run(*words)
+    assert result.exit_code == code
+    assert ("target_unfit" in everything(result)) == bool(code)
+    run_well(*words, "--not-in-target", "follow")
 
 
 # --------------------------------------------------------------- split(merge(x)) = reshard(x)

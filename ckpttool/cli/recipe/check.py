@@ -9,7 +9,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import UsageProblem
-from ckpttool.wording import NUMBER, count, fold_members, format_shape, shorten
+from ckpttool.wording import NUMBER, count, fold_members, fold_names, format_shape, shorten
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -61,7 +61,9 @@ def _print(plan: Plan) -> None:
     }
     rows = []
     for folded, names in fold_members(kinds):
-        meta, stored = made[names[0]].meta, made[names[0]].source.stored_names
-        rows.append((folded, format_shape(meta.shape), meta.dtype, shorten(stored, 2)))
+        meta = made[names[0]].meta
+        stored = {old: None for name in names for old in made[name].source.stored_names}
+        sources = shorten((old for old, _ in fold_names(stored)), 2)
+        rows.append((folded, format_shape(meta.shape), meta.dtype, sources))
     columns = ("tensor", "shape", "type", "made of")
     tables.print_table(count(len(made), "tensor"), columns, rows, has_names=True)
