@@ -44,7 +44,6 @@ from ckpttool.operations.tensor_diff import (
     full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
-from ckpttool.strategy_files.config_files import CONFIG
 from ckpttool.wording import count, format_shape
 
 if TYPE_CHECKING:
@@ -195,12 +194,13 @@ def _read_reference(path: str, beside: Source) -> Reference:
         files = {*index.files.values()}
         if files and not any(is_file(Path(path).parent / file) for file in files):
             return Reference(path, dict.fromkeys(index.files))
-    elif Path(path).name == CONFIG and is_file(path):
-        message, hint = "a configuration is no reference", f"--config {quote(path)}"
-        raise PlanError([Diagnostic("options", message, hint, where=path)])
     elif Path(path).suffix == ".json" and is_file(path):
         from ckpttool.operations.card import read_card
+        from ckpttool.strategy_files.config_files import CONFIG
 
+        if Path(path).name == CONFIG:
+            message, hint = "a configuration is no reference", f"--config {quote(path)}"
+            raise PlanError([Diagnostic("options", message, hint, where=path)])
         contents = read_card(path).contents
         metas: Metas = {it.name: it.meta for it in contents}
         return Reference(path, metas, digests={it.name: it.sha256 for it in contents})
