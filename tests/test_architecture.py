@@ -429,7 +429,9 @@ def test_a_command_loads_only_what_it_needs(tmp_path, line, most):
 def test_a_merge_into_another_format_loads_no_hdf5_and_starts_nothing(tmp_path, suffix):
     case = GOLDEN / "reshard_8_to_4"
     words = ("merge", str(case / "src"), "-s", str(case / "src_strategy.ckpt"), "-q", "-o")
-    ours, loaded = loaded_by(*words, str(tmp_path / f"merged{suffix}"), beside="click, numpy")
+    ours, loaded = loaded_by(
+        *words, str(tmp_path / f"merged{suffix}"), beside="click, msgspec, numpy"
+    )
     assert len(ours) <= 128
     assert not ours & {"formats.hdf5", "strategy_files.handwritten"}
     assert not loaded & {"h5py", "rich", "socket", "subprocess", "yaml"}

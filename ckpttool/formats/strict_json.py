@@ -94,7 +94,8 @@ def _decode(kind: type[T], data: bytes) -> T | None:
     It says nothing else if the value makes the text again: then no name came twice.  This takes a
     fifth of the time of Python's parser; a manifest may list millions of tensors.
     """
-    with suppress(msgspec.DecodeError, RecursionError, OverflowError):  # `parse_json` explains them
+    # `parse_json` explains them; before 0.22 msgspec raised UnicodeDecodeError.
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         value = msgspec.json.decode(data, type=kind)
         if msgspec.json.encode(value) == msgspec.json.format(data, indent=-1):
             return value
