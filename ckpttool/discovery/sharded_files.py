@@ -112,7 +112,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         facts = f"{index.path} lists {_format_tensors(named[file])} in it"
         findings.append(_of_file(root / file, "missing", "the file is missing", facts))
     files, damaged = read_files({n: str(root / at) for n, at in enumerate(there)}, key)
-    damaged = {n: _know_listed(error, there[n], index) for n, error in damaged.items()}
+    damaged = {n: _know_listed(e, there[n], named[there[n]]) for n, e in damaged.items()}
     by_name = {there[n]: file for n, file in files.items()}
     copies = _copies(index, by_name)
     findings += _contradictions(index, named, by_name, copies)
@@ -142,8 +142,8 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     )
 
 
-def _know_listed(error: FormatError, file: str, index: WeightIndex) -> FormatError:
-    """Return the error of a file; if it is cut short, with all tensors that the index lists in it.
+def _know_listed(error: FormatError, file: str, listed: Collection[str]) -> FormatError:
+    """Return the error of a file; if it is cut short, with all tensors that an index lists in it.
 
     Of the file that goes to every rank, only its own header lists the tensors.
     """
@@ -152,9 +152,8 @@ def _know_listed(error: FormatError, file: str, index: WeightIndex) -> FormatErr
     if Path(file).stem == COMMON_STEM:
         return error if error.remains.are_all_known else FormatError(*error.args[:5])
     left, lost = error.remains.index, error.remains.lost
-    tensors = {name: t for name, t in left.tensors.items() if index.files.get(name) == file}
-    names = [name for name, at in index.files.items() if at == file and name not in tensors]
-    known = {name: lost.get(name) for name in names}
+    tensors = {name: left.tensors[name] for name in listed if name in left.tensors}
+    known = {name: lost.get(name) for name in listed if name not in tensors}
     remains = Remains(replace(left, tensors=tensors), known, are_all_known=True)
     return error.knowing(remains)
 
