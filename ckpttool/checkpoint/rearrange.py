@@ -50,9 +50,8 @@ def rearrange(
             rearranging = _Rearranging(checkpoint, used)
             done = rearranging.run()
         except ValueError as error:
-            message, hint = "a rule is malformed", f"`ckpttool recipe show {used.typed}`"
-            where = checkpoint.catalog.root
-            problem = Diagnostic("recipe", message, facts=str(error), hint=hint, where=where)
+            hint = f"`ckpttool recipe show {used.typed}`"
+            problem = _problem(checkpoint, "a rule is malformed", str(error), hint)
             raise PlanError([problem]) from error
         except LookupError as error:
             name = str(error.args[0])
@@ -66,10 +65,13 @@ def rearrange(
             given = ",".join(f"{name}={value}" for name, value in used.given.items())
             hint = f"--recipe '{used.typed}:{given}', if these are the values"
             message, facts = "names do not tell how weights are laid out", "; ".join(questions)
-            where = checkpoint.catalog.root
-            problem = Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
-            raise PlanError([problem])
+            raise PlanError([_problem(checkpoint, message, facts, hint)])
         return *done, rearranging.copies
+
+
+def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = "") -> Diagnostic:
+    where = checkpoint.catalog.root
+    return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
 
 
 def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
@@ -99,6 +101,7 @@ class _Rearranging:
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
         self._used_names = set[str]()
+        self._makers = Counter[str]()  # how many rules and copies make each tensor
         self._halves = set[str | None]()  # of relations that lack others
         self._of_source = checkpoint.scales[0]
         self._scales: dict[str, Term] = {}
@@ -109,12 +112,11 @@ class _Rearranging:
         checkpoint, recipe = self._checkpoint, self._used.recipe
         if any(tensor.own_ranks for tensor in self._stored.values()):
             message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
-            raise PlanError([self._problem(message, "each file is read by itself", hint)])
+            raise PlanError([_problem(checkpoint, message, "each file is read by itself", hint)])
         if not self._is_of_family:
             message = f"no tensor has a name of the recipe {recipe.recipe}"
-            facts = f"found {shorten(self._stored, 2)}"
-            hint = "--recipe of this model's family"
-            raise PlanError([self._problem(message, facts, hint)])
+            facts, hint = f"found {shorten(self._stored, 2)}", "--recipe of this model's family"
+            raise PlanError([_problem(checkpoint, message, facts, hint)])
         missing: list[str] = []
         for relation in self._used.relations:
             absent = [name for name in relation.sides[self._side] if name not in self._names]
@@ -151,9 +153,10 @@ class _Rearranging:
         sides = (others, stored) if self._side else (stored, others)
         relation = replace(relation, sides=sides)
         if twice := self._used_names.intersection(stored):
-            self._problems.append(self._problem("two rules take one tensor", shorten(twice, 3)))
+            self._refuse("two rules take one tensor", shorten(twice, 3))
         scales = [self._of_source[name] for name in stored if name in self._of_source]
         self._used_names.update(stored, (term.source.name for term in scales))
+        self._makers.update(others)
         sources = {name: self._stored[name] for name in stored}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
         dtypes = {tensor.meta.dtype for tensor in sources.values()}
@@ -161,14 +164,13 @@ class _Rearranging:
         if len(dtypes) > 1 or len(of_scales) > 1 or 0 < len(scales) < len(stored):
             facts = f"{shorten(stored, 3)}: {', '.join(sorted(dtypes))}"
             facts += f"; with scales: {len(scales)}" if scales else ""
-            self._problems.append(self._problem("parts of one tensor have several types", facts))
+            self._refuse("parts of one tensor have several types", facts)
             return
         try:
             given, wanted = arrange(relation, self._side, shapes)
         except ValueError as error:
             hint = f"--hf-config of this model; `ckpttool recipe show {self._used.typed}`"
-            problem = self._problem("a shape is not that of the rule", str(error), hint)
-            self._problems.append(problem)
+            self._refuse("a shape is not that of the rule", str(error), hint)
             return
         if relation.is_same:
             (old,), (self._called[old],) = stored, others
@@ -177,9 +179,7 @@ class _Rearranging:
         if len(wanted_dtypes) > 1:
             facts = f"{shorten(stored, 3)}: {', '.join(sorted(wanted_dtypes))}"
             hint = "--dtype with a pattern for all of them"
-            self._problems.append(
-                self._problem("parts of one tensor get several types", facts, hint)
-            )
+            self._refuse("parts of one tensor get several types", facts, hint)
             return
         (wanted_dtype,) = wanted_dtypes
         parts = [
@@ -188,9 +188,6 @@ class _Rearranging:
             for part in _parts(self._as_one_slice(sources[name]), arrangement)
         ]
         first = next(iter(sources.values()))
-        if twice := self._made.keys() & wanted.keys():
-            message = f"two rules make one tensor of {SIDES[1 - self._side]}"
-            self._problems.append(self._problem(message, shorten(twice, 3)))
         for name, arrangement in wanted.items():
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
             self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
@@ -225,22 +222,23 @@ class _Rearranging:
     def _add_copies(self, missing: list[str]) -> None:
         news = {new: old for old, new in self._called.items()}
         for name, of, is_written in self._copies:
-            if self._side and name not in self._stored:
-                if is_written and name not in self._checkpoint.left_out:
-                    missing.append(name)
-            elif self._side:
+            if self._side and name in self._stored:
                 self._check_copy(name, of)
             elif not is_written:
                 continue
+            elif self._side:
+                missing += {name} - self._checkpoint.left_out.keys()
             elif (made := self._made.get(of)) is not None:
                 self._made[name] = replace(made, meta=replace(made.meta, name=name))
+                self._makers[name] += 1
             elif of in news:
                 tensor = self._stored[news[of]]
                 whole = Arrangement.whole(tensor.meta.shape)
                 slicing = RearrangedSlicing(whole, tuple(_parts(tensor, whole)))
                 self._made[name] = _made_of(tensor, name, slicing)
+                self._makers[name] += 1
             else:
-                self._problems.append(self._problem("a copy is of no tensor", f"{name}: {of}"))
+                self._refuse("a copy is of no tensor", f"{name}: {of}")
 
     def _check_copy(self, name: str, of: str) -> None:
         """Take a tensor for the copy of another, if they may be equal."""
@@ -253,7 +251,7 @@ class _Rearranging:
         if len({(meta.dtype, meta.shape) for meta in both}) > 1:
             facts = f"{name} {copy.meta.dtype} {format_shape(copy.meta.shape)}, {of} "
             facts += f"{tensor.meta.dtype} {format_shape(tensor.meta.shape)}"
-            self._problems.append(self._problem("a copy is not like what it copies", facts))
+            self._refuse("a copy is not like what it copies", facts)
 
     def _report(self, missing: list[str]) -> None:
         recipe = self._used.recipe.recipe
@@ -261,7 +259,7 @@ class _Rearranging:
         unknown = broken.union(map(self._used.recipe.spelled, broken))  # which a check tells
         if missing := [name for name in missing if name not in unknown]:
             message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
-            self._problems.append(self._problem(message, format_names(missing)))
+            self._refuse(message, format_names(missing))
         rest = [name for name in self._stored if name not in self._used_names | self._halves]
         reasons = self._unused()
         if rest := [name for name in rest if name not in reasons]:
@@ -279,12 +277,10 @@ class _Rearranging:
                 facts += f"layer {format_numbers(numbers)}"
                 hint = "--hf-config of this model, or --exclude"
             message = f"{count(len(rest), 'tensor')} that no rule of {recipe} knows"
-            self._problems.append(self._problem(message, facts, hint))
-        both = [name for name, number in Counter(self._called.values()).items() if number > 1]
-        both += [*(self._made.keys() & {*self._called.values()})]
-        if both:
+            self._refuse(message, facts, hint)
+        if twice := [name for name, number in self._makers.items() if number > 1]:
             message = f"two rules make one tensor of {SIDES[1 - self._side]}"
-            self._problems.append(self._problem(message, shorten(both, 3)))
+            self._refuse(message, shorten(twice, 3))
 
     def _unused(self) -> Mapping[str, str]:
         if self._side:
@@ -309,7 +305,7 @@ class _Rearranging:
             facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")
         if left := self._checkpoint.left_out:
             facts.append(f"left out by options: {count(len(left), 'tensor')}")
-        return replace(self._problem(message, "; ".join(facts)), code="recipe_used")
+        return replace(_problem(self._checkpoint, message, "; ".join(facts)), code="recipe_used")
 
     def _unlike_config(self) -> Iterator[Diagnostic]:
         """Yield a warning if a model gets another vocabulary than its configuration says."""
@@ -326,9 +322,8 @@ class _Rearranging:
             hint = f"--cut-vocab {said}" if number > said else "--hf-config of this model"
             yield Diagnostic("not_resized", message, hint=hint, where=self._used.folder)
 
-    def _problem(self, message: str, facts: str = "", hint: str = "") -> Diagnostic:
-        where = self._checkpoint.catalog.root
-        return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+    def _refuse(self, message: str, facts: str = "", hint: str = "") -> None:
+        self._problems.append(_problem(self._checkpoint, message, facts, hint))
 
 
 def _parts(tensor: FullTensor, arrangement: Arrangement) -> Iterator[Part]:
