@@ -156,7 +156,7 @@ class _Rearranging:
             self._refuse("two rules take one tensor", shorten(twice, 3))
         scales = [self._of_source[name] for name in stored if name in self._of_source]
         self._used_names.update(stored, (term.source.name for term in scales))
-        self._makers.update(others)
+        self._makers.update(others.keys())
         sources = {name: self._stored[name] for name in stored}
         shapes = {name: tensor.meta.shape for name, tensor in sources.items()}
         dtypes = {tensor.meta.dtype for tensor in sources.values()}

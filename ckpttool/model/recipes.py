@@ -20,7 +20,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, product
 from math import prod
 
@@ -49,8 +49,6 @@ _OPERATORS: Mapping[type, Callable[..., Value]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: operator.contains,
-    ast.NotIn: operator.contains,
 }
 
 
@@ -77,67 +75,62 @@ def evaluate(expression: str, values: Mapping[str, Value]) -> Value:
     >>> evaluate("head_dim or hidden_size // heads", {"hidden_size": 64, "heads": 4})
     16
     """
+    return _value(_parse(expression), values.get)
 
-    def of(node: ast.expr) -> Value:
-        match node:
-            case ast.Constant(value=constant):
-                return constant
-            case ast.Name(id=name):
-                if isinstance(value := values.get(name), Unanswered):
-                    raise LookupError(name)
-                return value
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return compute(type(op), left, right)
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                if isinstance(op, ast.Eq | ast.NotEq):
-                    return _OPERATORS[type(op)](of(left), of(right))
-                if isinstance(op, ast.In | ast.NotIn):
-                    return (of(left) in sequence(right)) == isinstance(op, ast.In)
-                return compute(type(op), left, right)
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not truth(of(operand))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -number(operand)
-            case ast.BoolOp(op=op, values=parts):
-                for part in parts[:-1]:
-                    if truth(met := of(part)) == isinstance(op, ast.Or):
-                        return met
-                return of(parts[-1])
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return [*map(of, parts)]
-            case ast.IfExp(test=test, body=body, orelse=other):
-                return of(body if truth(of(test)) else other)
-            case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]) if (
-                parts[:3] == parts
-            ):
-                return range(*map(number, parts))
-            case ast.ListComp(elt=elt, generators=[ast.comprehension(ast.Name(id=name)) as loop]):
-                used = {it.id for it in ast.walk(node) if isinstance(it, ast.Name)}
-                outer = {name: values.get(name) for name in used}
-                inner = [{**outer, name: item} for item in sequence(loop.iter)]
-                tests = [*map(ast.unparse, loop.ifs)]
-                kept = (it for it in inner if all(truth(evaluate(test, it)) for test in tests))
-                return [_evaluate(elt, it) for it in kept]
-        raise ValueError(f"{expression!r} has more than names, numbers and operators")
 
-    def compute(op: type, left: ast.expr, right: ast.expr) -> Value:
-        try:
-            return _OPERATORS[op](number(left), number(right))
-        except (ArithmeticError, TypeError) as error:
-            raise ValueError(f"{expression!r}: {error}") from error
+def _value(node: ast.expr, find: Callable[[str], Value]) -> Value:
+    """Return the value of a part of an expression; ``find`` returns those of names."""
+    match node:
+        case ast.Constant(value=constant):
+            return constant
+        case ast.Name(id=name):
+            if isinstance(value := find(name), Unanswered):
+                raise LookupError(name)
+            return value
+        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as op], comparators=[right]):
+            return (_value(left, find) in _sequence(right, find)) == isinstance(op, ast.In)
+        case (
+            ast.BinOp(left=left, op=op, right=right)
+            | ast.Compare(left=left, ops=[op], comparators=[right])
+        ) if type(op) in _OPERATORS:
+            value_of = _value if isinstance(op, ast.Eq | ast.NotEq) else _number
+            try:
+                return _OPERATORS[type(op)](value_of(left, find), value_of(right, find))
+            except ArithmeticError as error:
+                raise ValueError(f"{ast.unparse(node)!r}: {error}") from error
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not truth(_value(operand, find))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand, find)
+        case ast.BoolOp(op=op, values=parts):
+            for part in parts[:-1]:
+                if truth(met := _value(part, find)) == isinstance(op, ast.Or):
+                    return met
+            return _value(parts[-1], find)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return [_value(part, find) for part in parts]
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return _value(body if truth(_value(test, find)) else other, find)
+        case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]) if len(parts) <= 3:
+            return range(*(_number(part, find) for part in parts))
+        case ast.ListComp(elt=elt, generators=[ast.comprehension(ast.Name(id=name)) as loop]):
+            scopes = [partial(_find_in, {name: it}, find) for it in _sequence(loop.iter, find)]
+            kept = (it for it in scopes if all(truth(_value(test, it)) for test in loop.ifs))
+            return [_value(elt, it) for it in kept]
+    raise ValueError(f"{ast.unparse(node)!r} has more than names, numbers and operators")
 
-    def number(node: ast.expr) -> int:
-        value = of(node)
-        if value is None:
-            raise LookupError(ast.unparse(node))
-        if not isinstance(value, int):
-            raise ValueError(f"{ast.unparse(node)} is {value!r}, and no number")
-        return value
 
-    def sequence(node: ast.expr) -> Sequence[Value]:
-        return _sequence(of(node), ast.unparse(node))
+def _find_in(scope: Mapping[str, Value], find: Callable[[str], Value], name: str) -> Value:
+    return scope[name] if name in scope else find(name)
 
-    return of(_parse(expression))
+
+def _number(node: ast.expr, find: Callable[[str], Value]) -> int:
+    value = _value(node, find)
+    if value is None:
+        raise LookupError(ast.unparse(node))
+    if not isinstance(value, int):
+        raise ValueError(f"{ast.unparse(node)} is {value!r}, and no number")
+    return value
 
 
 def truth(value: Value) -> bool:
@@ -147,19 +140,16 @@ def truth(value: Value) -> bool:
     return bool(value)
 
 
-def _sequence(value: Value, expression: str) -> Sequence[Value]:
+def _sequence(node: ast.expr, find: Callable[[str], Value]) -> Sequence[Value]:
     """Return the values of a loop."""
+    value = _value(node, find)
     if value is None:
-        raise LookupError(expression)
+        raise LookupError(ast.unparse(node))
     if not isinstance(value, range | list | tuple):
-        raise ValueError(f"{expression} is {value!r}, and no list or range")
+        raise ValueError(f"{ast.unparse(node)} is {value!r}, and no list or range")
     if len(value) > _MAX_LOOP:
-        raise ValueError(f"{expression} has {len(value)} values; at most {_MAX_LOOP}")
+        raise ValueError(f"{ast.unparse(node)} has {len(value)} values; at most {_MAX_LOOP}")
     return value
-
-
-def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Value:
-    return evaluate(ast.unparse(node), values)
 
 
 _TOKEN = compile_late(r"\s*(?:(\()|(\))|([A-Za-z_]\w*)(?:\[([^]:]*)(:)?([^]]*)\])?)")
@@ -396,16 +386,18 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         ValueError
             A rule is malformed.
         """
-        moved = dict(self._moved(values))
+        moved = {
+            _fill(prefix.old, of_loop): _fill(prefix.new, of_loop)
+            for prefix in self.prefixes
+            for of_loop in _loop(prefix.loops, "True", values)
+        }
 
         def here(name: str) -> str:
             starts = (old for old in moved if name.startswith(old))
             return next((moved[old] + name.removeprefix(old) for old in starts), name)
 
         for rule in self.rules:
-            for of_loop in _loop(rule.loops, values):
-                if not truth(evaluate(rule.condition, of_loop)):
-                    continue
+            for of_loop in _loop(rule.loops, rule.condition, values):
                 sizes = dict(of_loop)
                 for name, expression in rule.sizes.items():
                     sizes[name] = evaluate(expression, sizes)
@@ -413,7 +405,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                     both = {here(_fill(old, of_loop)): rule.axes}, {_fill(new, of_loop): rule.axes}
                     yield Relation(both, sizes, dtype=rule.dtype, is_same=True)
                 if rule.mindspore:
-                    every = [*_loop(rule.each, of_loop)]
+                    every = [*_loop(rule.each, "True", of_loop)]
                     ours = {here(n): t for n, t in _fill_all(rule.mindspore, every)}
                     theirs = dict(_fill_all(rule.huggingface, every))
                     yield Relation((ours, theirs), sizes, rule.written, rule.dtype)
@@ -457,44 +449,38 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 raise ValueError(f"{name!r} has a hole that is not closed")
             yield from _HOLE.findall(name)
         for notation in chain.from_iterable(notation.split("|") for notation in axes):
-            every, rest = parse_axes(_HOLE.sub("0", notation))
-            for factor in (*chain(*every), *rest):
+            for factor in _factors(_HOLE.sub("0", notation)):
                 yield from filter(None, (factor.start, factor.stop))
 
     def copied(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str, bool]]:
         """Yield the names of copies, those of what they hold, and whether they are written."""
         for copies in self.copies:
-            for of_loop in _loop(copies.loops, values):
-                if truth(evaluate(copies.condition, of_loop)):
-                    for name, of in copies.names.items():
-                        yield _fill(name, of_loop), _fill(of, of_loop), copies.written
-
-    def _moved(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
-        for prefix in self.prefixes:
-            for of_loop in _loop(prefix.loops, values):
-                yield _fill(prefix.old, of_loop), _fill(prefix.new, of_loop)
+            for of_loop in _loop(copies.loops, copies.condition, values):
+                for name, of in copies.names.items():
+                    yield _fill(name, of_loop), _fill(of, of_loop), copies.written
 
     def spelled(self, name: str) -> str:
         """Return the usual spelling of a name on the side of MindSpore."""
-        for end, usual in self.spellings.items():
-            if name.endswith(end):
-                return name.removesuffix(end) + usual
-        return name
+        return _with_end(name, self.spellings)
 
     def written_as(self, name: str, values: Mapping[str, Value]) -> str:
         """Return the spelling of a name of MindSpore that is written."""
-        for end, other in self.modes.get(str(values.get("mode")), {}).items():
-            if name.endswith(end):
-                return name.removesuffix(end) + other
-        return name
+        return _with_end(name, self.modes.get(str(values.get("mode")), {}))
 
 
-def _loop(loops: Mapping[str, str], values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    of_holes = [
-        _sequence(evaluate(expression, values), expression) for expression in loops.values()
-    ]
-    for chosen in product(*of_holes):
-        yield {**values, **dict(zip(loops, chosen, strict=True))}
+def _with_end(name: str, ends: Mapping[str, str]) -> str:
+    found = (name.removesuffix(end) + other for end, other in ends.items() if name.endswith(end))
+    return next(found, name)
+
+
+def _loop(
+    loops: Mapping[str, str], condition: str, values: Mapping[str, Value]
+) -> Iterator[dict[str, Value]]:
+    """Yield the values with those of the holes, where the condition holds."""
+    for chosen in product(*(_sequence(_parse(it), values.get) for it in loops.values())):
+        of_loop = {**values, **dict(zip(loops, chosen, strict=True))}
+        if truth(evaluate(condition, of_loop)):
+            yield of_loop
 
 
 def _fill(name: str, values: Mapping[str, Value]) -> str:
@@ -530,44 +516,36 @@ def arrange(
     LookupError
         A size is not known.
     """
-    texts = [
-        {
-            name: _choose(notation, len(shapes[name]))
-            for name, notation in relation.sides[side].items()
-        },
-        {name: _written(notation, relation) for name, notation in relation.sides[1 - side].items()},
-    ]
-    sizes: dict[str, int] = {}
-    names = dict.fromkeys(
-        factor.name
-        for of_side in texts
-        for notation in of_side.values()
-        for axis in (*parse_axes(notation)[0], parse_axes(notation)[1])
-        for factor in axis
-    )
-    for name in names:
+    given = {n: _choose(text, len(shapes[n])) for n, text in relation.sides[side].items()}
+    wanted = {n: _written(text, relation) for n, text in relation.sides[1 - side].items()}
+    factors = chain.from_iterable(map(_factors, (*given.values(), *wanted.values())))
+    known: dict[str, int] = {}
+    space = [*dict.fromkeys(factor.name for factor in factors)]
+    for name in space:
         value = relation.values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
-            sizes[name] = value
-    for name, notation in texts[0].items():
-        _solve(name, parse_axes(notation)[0], shapes[name], sizes, relation.values)
-    if lacking := [name for name in names if name not in sizes]:
+            known[name] = value
+    for name, notation in given.items():
+        _solve(name, parse_axes(notation)[0], shapes[name], known, relation.values)
+    if lacking := [name for name in space if name not in known]:
         raise LookupError(lacking[0])
-    space = [*names]
+    sizes = {name: known[name] for name in space}
     arranged = tuple(
-        {
-            name: _arrangement(notation, space, sizes, relation.values)
-            for name, notation in of_side.items()
-        }
-        for of_side in texts
+        {name: _arrangement(text, sizes, relation.values) for name, text in of_side.items()}
+        for of_side in (given, wanted)
     )
     for name, arrangement in arranged[0].items():
         if arrangement.shape != shapes[name]:
             expected = format_shape(arrangement.shape)
             raise ValueError(f"{name} is {format_shape(shapes[name])}, expected {expected}")
     for of_side in arranged:
-        _require_tiles(of_side, [sizes[name] for name in space])
+        _require_tiles(of_side, prod(sizes.values()))
     return arranged[0], arranged[1]
+
+
+def _factors(notation: str) -> tuple[Factor, ...]:
+    axes, rest = parse_axes(notation)
+    return (*chain(*axes), *rest)
 
 
 def _choose(notation: str, ndim: int) -> str:
@@ -587,14 +565,7 @@ def _written(notation: str, relation: Relation) -> str:
 
 
 def _at(expression: str, default: int, values: Mapping[str, Value]) -> int:
-    if not expression:
-        return default
-    value = evaluate(expression, values)
-    if value is None:
-        raise LookupError(expression)
-    if not isinstance(value, int):
-        raise ValueError(f"{expression} is {value!r}, and no number")
-    return value
+    return _number(_parse(expression), values.get) if expression else default
 
 
 def _ends(factor: Factor, size: int, values: Mapping[str, Value]) -> tuple[int, int]:
@@ -634,26 +605,24 @@ def _solve(
 
 
 def _arrangement(
-    notation: str, space: Sequence[str], sizes: Mapping[str, int], values: Mapping[str, Value]
+    notation: str, sizes: Mapping[str, int], values: Mapping[str, Value]
 ) -> Arrangement:
-    axes, rest = parse_axes(notation)
-    place = {name: number for number, name in enumerate(space)}
-    start, stop = [0] * len(space), [sizes[name] for name in space]
-    mentioned = set[str]()
-    for factor in (*(factor for axis in axes for factor in axis), *rest):
-        number = place[factor.name]
-        start[number], stop[number] = _ends(factor, sizes[factor.name], values)
-        mentioned.add(factor.name)
-    if absent := [name for name in space if name not in mentioned and sizes[name] > 1]:
+    ends = {name: (0, size) for name, size in sizes.items()}
+    factors = {factor.name: factor for factor in _factors(notation)}
+    ends |= {name: _ends(factor, sizes[name], values) for name, factor in factors.items()}
+    if absent := [name for name in sizes if name not in factors and sizes[name] > 1]:
         raise ValueError(f"{notation!r} does not say which part of {absent[0]} it has")
+    place = {name: number for number, name in enumerate(sizes)}
+    axes = parse_axes(notation)[0]
     numbers = tuple(tuple(place[factor.name] for factor in axis) for axis in axes)
-    return Arrangement(numbers, Region(tuple(start), tuple(stop)))
+    start, stop = zip(*ends.values(), strict=True) if ends else ((), ())
+    return Arrangement(numbers, Region(start, stop))
 
 
-def _require_tiles(tensors: Mapping[str, Arrangement], sizes: Sequence[int]) -> None:
-    """Raise `ValueError` unless the tensors have each element of a space once."""
+def _require_tiles(tensors: Mapping[str, Arrangement], size: int) -> None:
+    """Raise `ValueError` unless the tensors have each of ``size`` elements of a space once."""
     names = [*tensors]
-    if sum(it.box.size for it in tensors.values()) != prod(sizes):
+    if sum(it.box.size for it in tensors.values()) != size:
         raise ValueError(f"{shorten(names, 3)}: not all elements of the other side")
     if pair := _find_overlap(tuple(it.box for it in tensors.values())):
         raise ValueError(f"{names[pair[0]]} and {names[pair[1]]} have the same elements")
