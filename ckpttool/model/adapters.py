@@ -29,22 +29,22 @@ _PREFIX = "base_model.model."  # of PEFT
 
 
 class _Spelling(NamedTuple):
-    """How names end, and that of the weight; the axes of A, of B and of the weight."""
+    """How names end, and that of the weight; which axes of the weight A and B have."""
 
     pattern: re.Pattern[str]
     end: str
-    a: str
-    b: str
-    weight: str
+    a: tuple[int, ...]
+    b: tuple[int, ...]
 
 
+_LINEAR = (RANK, 1), (0, RANK)
 _SPELLINGS = tuple(
-    _Spelling(re.compile(pattern, re.ASCII), *rest)
-    for pattern, *rest in (
-        (r"(.+)\.lora_([AB])(?:\.\w+)?\.weight", ".weight", "r i", "o r", "o i"),
-        (r"(.+)\.(?:mindpet_delta_)?lora_([ab])", ".weight", "r i", "o r", "o i"),
-        (r"(.+\.weight[12])_lora_([ab])", "", "e i r", "e r o", "e i o"),  # experts
-        (r"(.+)\.lora_embedding_([AB])(?:\.\w+)?", ".weight", "r v", "d r", "v d"),
+    _Spelling(re.compile(pattern, re.ASCII), end, *axes)
+    for pattern, end, axes in (
+        (r"(.+)\.lora_([AB])(?:\.\w+)?\.weight", ".weight", _LINEAR),
+        (r"(.+)\.(?:mindpet_delta_)?lora_([ab])", ".weight", _LINEAR),
+        (r"(.+\.weight[12])_lora_([ab])", "", ((0, 1, RANK), (0, RANK, 2))),  # experts
+        (r"(.+)\.lora_embedding_([AB])(?:\.\w+)?", ".weight", ((RANK, 0), (1, RANK))),
     )
 )
 
@@ -52,21 +52,18 @@ _SPELLINGS = tuple(
 _TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
 
 
-class _More(Struct, frozen=True):
-    """What a configuration says of adapters that are no mere product."""
-
-    use_dora: bool = False
-    use_qalora: bool = False
-    use_bdlora: object = None
-    alora_invocation_tokens: object = None
-    layer_replication: object = None
-    arrow_config: object = None
-    kasa_config: object = None
-    monteclora_config: object = None
+# Keys with which an adapter is more than the product of two tensors.
+_MORE = (
+    *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
+    *("arrow_config", "kasa_config", "monteclora_config"),
+)
 
 
-class AdapterConfig(_More, frozen=True):
-    """What ``adapter_config.json`` says of the scale; the fields have their names there."""
+class AdapterConfig(Struct, frozen=True):
+    """What ``adapter_config.json`` says of the scale; the fields have their names there.
+
+    ``refused`` is what the adapter has beside the product of two tensors; "" for nothing.
+    """
 
     r: int | None = None
     lora_alpha: float | None = None
@@ -74,19 +71,17 @@ class AdapterConfig(_More, frozen=True):
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
     fan_in_fan_out: bool = False  # whether weights are stored transposed
-    peft_type: str = "LORA"
-    init_lora_weights: bool | str | None = None
+    refused: str = ""
 
-    @property
-    def refused(self) -> str:
-        """What the adapter has beside the product of two tensors; "" for nothing."""
-        if self.peft_type != "LORA":
-            return f"peft_type is {self.peft_type}"
-        if str(self.init_lora_weights).startswith(_TAKEN_FROM_BASE):
-            return f"init_lora_weights is {self.init_lora_weights}, which changes the base"
-        return next(
-            (f"it has {name}" for name in _More.__struct_fields__ if getattr(self, name)), ""
-        )
+
+def refused_of(document: Mapping[str, object]) -> str:
+    """Return what a configuration says of more than the product of two tensors."""
+    kind, start = document.get("peft_type", "LORA"), document.get("init_lora_weights")
+    if kind != "LORA":
+        return f"peft_type is {kind}"
+    if str(start).startswith(_TAKEN_FROM_BASE):
+        return f"init_lora_weights is {start}, which changes the base"
+    return next((f"it has {key}" for key in _MORE if document.get(key)), "")
 
 
 class AdapterTensor(NamedTuple):
@@ -125,33 +120,28 @@ class Adapter(Struct, frozen=True, dict=True):
     @cached_property
     def named(self) -> tuple[Mapping[str, LowRank], Mapping[str, str], tuple[str, ...]]:
         """The tensors by the weight, those without their counterpart, and all others."""
-        halves: dict[tuple[str, str, int], dict[str, AdapterTensor]] = {}
+        halves: dict[tuple[str, str], dict[str, AdapterTensor]] = {}
         others = []
+        is_turned = self.config is not None and self.config.fan_in_fan_out
         for name in self.catalog.metas:
-            for spelling in _SPELLINGS:
-                if match := spelling.pattern.fullmatch(name.removeprefix(_PREFIX)):
-                    break
-            else:
+            spelled = ((it, it.pattern.fullmatch(name.removeprefix(_PREFIX))) for it in _SPELLINGS)
+            spelling, match = next((it for it in spelled if it[1]), (_SPELLINGS[0], None))
+            sides = {} if match is None else halves.setdefault((match[1], spelling.end), {})
+            if match is None or (side := match[2].upper()) in sides:
                 others.append(name)
                 continue
-            axes_of_weight = spelling.weight.split()
-            if spelling.weight == "o i" and self.config and self.config.fan_in_fan_out:
-                axes_of_weight.reverse()
-            places = {axis: number for number, axis in enumerate(axes_of_weight)}
-            side = match[2].upper()
-            axes = (spelling.a if side == "A" else spelling.b).split()
-            pair = halves.setdefault((match[1], match[1] + spelling.end, len(places)), {})
-            if side in pair:
-                others.append(name)
-            pair.setdefault(side, AdapterTensor(name, tuple(places.get(it, RANK) for it in axes)))
+            axes = spelling.a if side == "A" else spelling.b
+            if is_turned and (spelling.a, spelling.b) == _LINEAR:
+                axes = tuple(axis if axis == RANK else 1 - axis for axis in axes)
+            sides[side] = AdapterTensor(name, axes)
         pairs, lonely = {}, {}
-        for (module, weight, ndim), sides in halves.items():
-            if len(sides) < 2:
+        for (module, end), sides in halves.items():
+            if len(sides) == 1:
                 ((side, tensor),) = sides.items()
                 lonely[tensor.name] = "B" if side == "A" else "A"
-                continue
-            rows, columns = sorted(sides.values(), key=lambda it: ndim - 2 not in it.axes)
-            pairs[weight] = LowRank(module, rows, columns, ndim)
+            else:
+                rows, columns = sorted(sides.values(), key=lambda it: max(it.axes))
+                pairs[module + end] = LowRank(module, rows, columns, max(columns.axes) + 1)
         return pairs, lonely, tuple(others)
 
     def scale_of(self, module: str, rank: int) -> float:

@@ -25,7 +25,7 @@ from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Term, Transfer
 from ckpttool.model.region import Arrangement, Region, common
-from ckpttool.model.slicing import FullTensor, LayoutSlicing, Part, RearrangedSlicing, SpreadSlicing
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing, SpreadSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import any_of, count, format_shape, shorten
 
@@ -42,20 +42,12 @@ def adapt(
     return adapted, found
 
 
-class _Place(NamedTuple):
-    """A weight that an adapter may name: where its elements are in a space, and its full shape."""
-
-    name: str
-    arrangement: Arrangement
-    start: tuple[int, ...]  # as of a `Part`
-    shape: tuple[int, ...]
-
-
 class _Product(NamedTuple):
-    """A pair of tensors and the place of their weight; ``is_turned`` if its columns become rows."""
+    """A pair of tensors and their weight; ``is_turned`` if its columns become rows."""
 
     pair: LowRank
-    place: _Place
+    weight: Part
+    seen: Region  # the elements that the output has of the weight, in the space of both
     is_turned: bool
     rank: int
     scale: float
@@ -63,14 +55,6 @@ class _Product(NamedTuple):
 
 _OTHER = "an adapter of this model"
 _BY_PEFT = "`merge_and_unload` of PEFT"
-
-
-class _Refusal(NamedTuple):
-    """Why an adapter cannot be added."""
-
-    message: str
-    fact: str
-    hint: str = _OTHER
 
 
 class _Adapting:
@@ -95,19 +79,19 @@ class _Adapting:
             if (name := self._weight(transfer.name)) and name not in stored
         }
         self._scales: dict[str, float] = {}  # by the weights that are used, and their copies
-        self._refused: dict[_Refusal, None] = {}
+        self._refused: list[Diagnostic] = []
         self._met = set[str]()
 
     def with_terms(self, transfer: Transfer) -> Transfer:
         """Return a transfer with what the adapter adds to it."""
         terms = [*transfer.terms]
-        for out, places in self._named(transfer):
+        for out, weights in self._named(transfer):
             slots: dict[Hashable, list[_Product]] = {}
-            for place in places:
-                self._met.add(place.name)
-                product = self._product(transfer.source, out, place)
-                if isinstance(product, _Refusal):
-                    self._refused[product] = None
+            for weight in weights:
+                self._met.add(weight.name)
+                product = self._product(transfer.source, out, weight)
+                if isinstance(product, Diagnostic):
+                    self._refused.append(product)
                 else:
                     slots.setdefault(self._slot(out, product), []).append(product)
             for products in slots.values():
@@ -119,75 +103,82 @@ class _Adapting:
         weight = weight_of(name, self._belongings)
         return weight if weight in self._pairs else None
 
-    def _named(self, transfer: Transfer) -> Iterator[tuple[Arrangement, Sequence[_Place]]]:
+    def _refusal(
+        self, message: str, facts: str = "", hint: str = _OTHER, tensor: str | None = None
+    ) -> Diagnostic:
+        where = self._adapter.catalog.root
+        return Diagnostic("lora", message, facts=facts, hint=hint, tensor=tensor, where=where)
+
+    def _named(self, transfer: Transfer) -> Iterator[tuple[Arrangement, Sequence[Part]]]:
         """Yield the weights of an output that the adapter names: those of the source, or itself."""
-        slicing, shape = transfer.source.slicing, transfer.source.meta.shape
-        out = whole = Arrangement.whole(shape)
-        parts: tuple[Part, ...]
+        slicing = transfer.source.slicing
+        out = whole = Arrangement.whole(transfer.source.meta.shape)
+        parts: tuple[Part, ...] = (Part(transfer.source.name, slicing, whole),)
         if isinstance(slicing, RearrangedSlicing):
             out, parts = slicing.arrangement, slicing.parts
-        else:
-            parts = (Part(transfer.source.name, slicing, whole),)
-        places = []
-        for part in parts:
-            assert not isinstance(part.slicing, SpreadSlicing), "these are scales, in other terms"
-            name = self._weight(part.name) or self._called.get(id(part.slicing))
-            if name is not None:
-                places.append(_Place(name, part.arrangement, part.start, part.slicing.shape))
-        yield out, places
-        name = self._called.get(id(slicing))
-        if name is not None and name not in (place.name for place in places):
-            yield whole, [_Place(name, whole, (), shape)]
+        weights = [
+            replace(part, name=name)
+            for part in parts
+            if (name := self._weight(part.name) or self._called.get(id(part.slicing)))
+        ]
+        yield out, weights
+        copied = self._called.get(id(slicing))
+        if copied is not None and copied not in (weight.name for weight in weights):
+            yield whole, [Part(copied, slicing, whole)]
 
-    def _product(self, weight: FullTensor, out: Arrangement, place: _Place) -> _Product | _Refusal:
+    def _product(self, tensor: FullTensor, out: Arrangement, weight: Part) -> _Product | Diagnostic:
         """Return what is added to a weight, or why it does not fit."""
-        pair, shape, name = self._pairs[place.name], place.shape, place.name
+        assert not isinstance(weight.slicing, SpreadSlicing), "these are scales, in other terms"
+        pair, shape, name = self._pairs[weight.name], weight.slicing.shape, weight.name
         sides = [(side.axes, self._tensors[side.name].meta) for side in (pair.rows, pair.columns)]
-        are_like = [len(axes) == len(meta.shape) for axes, meta in sides]
-        ranks = [meta.shape[axes.index(RANK)] for axes, meta in sides] if all(are_like) else [0]
-        rank = min(ranks)
-        is_copy = weight_of(weight.name, self._belongings) != weight.name
-        if weight.meta.dtype not in CASTABLE:
-            message = f"nothing can be added to {weight.meta.dtype}"
-            return _Refusal(message, name, f"a base in {any_of(sorted(CASTABLE))}")
-        if weight.own_ranks:
+        fitting = (it for it in sides if len(it[0]) == len(it[1].shape))
+        rank = min((meta.shape[axes.index(RANK)] for axes, meta in fitting), default=0)
+        is_copy = weight_of(tensor.name, self._belongings) != tensor.name
+        if tensor.meta.dtype not in CASTABLE:
+            message, hint = f"nothing can be added to {tensor.meta.dtype}", any_of(sorted(CASTABLE))
+            return self._refusal(message, "", f"a base in {hint}", name)
+        if tensor.own_ranks:
             message = "an adapter takes full tensors, and each file is read by itself"
-            return _Refusal(message, name, "merge or reshard, with -s")
-        if isinstance(weight.slicing, RearrangedSlicing) and weight.slicing.padding == "mean":
+            return self._refusal(message, "", "merge or reshard, with -s", name)
+        if isinstance(tensor.slicing, RearrangedSlicing) and tensor.slicing.padding == "mean":
             hint = "--lora in one run, and --pad-with in the next"
-            return _Refusal("nothing is added to a mean of rows", name, hint)
+            return self._refusal("nothing is added to a mean of rows", "", hint, name)
         for axes, meta in sides:
             is_like = len(shape) == pair.ndim
             wanted = tuple(rank if axis == RANK else shape[axis] for axis in axes if is_like)
             if meta.shape != wanted or not rank:
                 expected = format_shape(wanted) if is_like else f"a weight of {pair.ndim} axes"
-                fact = f"{meta.name} {format_shape(meta.shape)}, expected {expected}"
-                hint = f"--exclude {quote(weight.name)}" if is_copy else _OTHER
-                return _Refusal("a shape is not that of the weight", fact, hint)
+                facts = f"{meta.name} {format_shape(meta.shape)}, expected {expected}"
+                hint = f"--exclude {quote(tensor.name)}" if is_copy else _OTHER
+                return self._refusal("a shape is not that of the weight", facts, hint)
             if meta.dtype not in CASTABLE or rank > MAX_RANK:
-                fact = f"{meta.name} {meta.dtype} {format_shape(meta.shape)}"
-                return _Refusal("this type or rank cannot be added", fact)
+                facts = f"{meta.name} {meta.dtype} {format_shape(meta.shape)}"
+                return self._refusal("this type or rank cannot be added", facts)
         try:
             scale = self._adapter.scale_of(pair.module, rank)
         except LookupError:
+            lacks = "no adapter_config.json beside it"
+            facts = (
+                lacks if self._adapter.config is None else "no lora_alpha in adapter_config.json"
+            )
             hint = f"--lora {self._adapter.catalog.root}:SCALE, such as alpha / {rank}"
-            fact = "no lora_alpha in adapter_config.json"
-            if self._adapter.config is None:
-                fact = "no adapter_config.json beside it"
-            return _Refusal("nothing says the scale", fact, hint)
+            return self._refusal("nothing says the scale", facts, hint)
         except ValueError as error:
             hint = "the adapter_config.json saved with this file, or --lora FILE:SCALE"
-            return _Refusal("the rank is not that of the configuration", f"{name}: {error}", hint)
-        is_turned = _is_turned(out, place.arrangement)
+            message = "the rank is not that of the configuration"
+            return self._refusal(message, str(error), hint, name)
+        seen = common(out.box, weight.arrangement.box)
+        assert seen is not None, "the output has elements of the weight"
+        is_turned = _is_turned(out, weight.arrangement, seen.shape)
         if is_turned is None:
             message = "rows and columns become one axis, so nothing can be added"
-            return _Refusal(message, name, "--lora in one run, and --recipe in the next")
-        self._scales[weight.name if is_copy else name] = scale
-        return _Product(pair, place, is_turned, rank, scale)
+            return self._refusal(message, "", "--lora in one run, and --recipe in the next", name)
+        self._scales[tensor.name if is_copy else name] = scale
+        return _Product(pair, weight, seen, is_turned, rank, scale)
 
     def _slot(self, out: Arrangement, product: _Product) -> Hashable:
         """Return a value that is equal for products that lie one behind the other in a stack."""
-        seen = _seen(out, product.place.arrangement)
+        seen = product.seen
         spans = tuple((seen.start[it], seen.stop[it]) for it in chain(*out.axes[-2:]))
         sides = product.pair.rows, product.pair.columns
         dtypes = tuple(self._tensors[side.name].meta.dtype for side in sides)
@@ -198,7 +189,7 @@ class _Adapting:
         *lead, rows, columns = out.axes
         axes = (*lead, rows, (out.box.ndim,)), (*lead, (out.box.ndim,), columns)
         ones = (1,) * len(lead)
-        found = [out.bounds(_seen(out, product.place.arrangement)) for product in products]
+        found = [out.bounds(product.seen) for product in products]
         start = tuple(map(min, zip(*(it.start for it in found), strict=True)))
         within = Region(start, tuple(map(max, zip(*(it.stop for it in found), strict=True))))
         for number, block in enumerate(((*ones, 1, 0), (*ones, 0, 1))):
@@ -214,11 +205,10 @@ class _Adapting:
         products: Sequence[_Product],
     ) -> FullTensor:
         """Return the rows or the columns of products, which lack the factors of the other axis."""
-        first, rank = products[0], products[0].rank
-        seen, start, stop = _seen(out, first.place.arrangement), [*out.box.start], [*out.box.stop]
+        first, start, stop = products[0], [*out.box.start], [*out.box.stop]
         for factor in lost:
-            start[factor], stop[factor] = seen.start[factor], seen.start[factor] + 1
-        box = Region((*start, 0), (*stop, rank))
+            start[factor], stop[factor] = first.seen.start[factor], first.seen.start[factor] + 1
+        box = Region((*start, 0), (*stop, first.rank))
         parts = [self._part(product, number, out.box.ndim) for product in products]
         filled = sum(it.size for part in parts if (it := common(box, part.arrangement.box)))
         slicing = RearrangedSlicing(
@@ -230,67 +220,59 @@ class _Adapting:
 
     def _part(self, product: _Product, number: int, rank_axis: int) -> Part:
         """Return a tensor of the adapter as a part of rows (0) or columns (1)."""
-        place, pair = product.place, product.pair
+        weight, pair = product.weight, product.pair
         side: AdapterTensor = (pair.rows, pair.columns)[number ^ product.is_turned]
-        of_weight = (*place.arrangement.axes, (rank_axis,))  # RANK is the last
-        starts = (*place.start, 0) if place.start else ()
-        box = place.arrangement.box
+        of_weight = (*weight.arrangement.axes, (rank_axis,))  # RANK is the last
+        starts = (*weight.start, 0) if weight.start else ()
+        box = weight.arrangement.box
         arrangement = Arrangement(
             tuple(of_weight[axis] for axis in side.axes),
             Region((*box.start, 0), (*box.stop, product.rank)),
         )
         slicing = self._tensors[side.name].slicing
-        assert isinstance(slicing, LayoutSlicing), "a file holds it in full"
-        return Part(
-            side.name, slicing, arrangement, tuple(starts[axis] for axis in side.axes if starts)
-        )
+        start = tuple(starts[axis] for axis in side.axes if starts)
+        return Part(side.name, slicing, arrangement, start)
 
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong with the adapter, or what it changes."""
-        root, config, refused = self._adapter.catalog.root, self._adapter.config, [*self._refused]
+        config, refused = self._adapter.config, self._refused
         if config is not None and config.refused:
-            refused.append(_Refusal("more than a product is to be added", config.refused, _BY_PEFT))
+            message = "more than a product is to be added"
+            refused.append(self._refusal(message, config.refused, _BY_PEFT))
         for name, other in self._lonely.items():
             message = f"a tensor of the adapter is there without its {other}"
-            refused.append(_Refusal(message, name, "the complete file"))
+            refused.append(self._refusal(message, "", "the complete file", name))
         unmet = [name for name in self._pairs if name not in self._met]
         unused = "{} of the adapter would not be used"
         if self._others:
             message = unused.format(count(len(self._others), "tensor"))
-            refused.append(_Refusal(message, format_names(self._others), _BY_PEFT))
+            refused.append(self._refusal(message, format_names(self._others), _BY_PEFT))
         if unmet:
             message = unused.format(count(2 * len(unmet), "tensor"))
             sides = format_names(self._stored, 1), format_names(unmet, 1)
-            fact = "the source has {}, the adapter {}".format(*sides)
             has_names = self._met or self._has_recipe
             hint = _OTHER if has_names else f"--recipe of the family, or {_OTHER}"
-            refused.append(_Refusal(message, fact, hint))
+            refused.append(
+                self._refusal(message, "the source has {}, the adapter {}".format(*sides), hint)
+            )
         if not (self._pairs or self._lonely or self._others):
-            refused.append(_Refusal("the adapter has no tensors", ""))
-        facts: dict[tuple[str, str], list[str]] = {}
-        for refusal in refused:
-            facts.setdefault((refusal.message, refusal.hint), []).append(refusal.fact)
-        for (message, hint), of_message in facts.items():
-            text = shorten(dict.fromkeys(of_message), 3)
-            yield Diagnostic("lora", message, facts=text, hint=hint, where=root)
+            refused.append(self._refusal("the adapter has no tensors"))
+        yield from refused
         if not refused:
             scales = shorten([f"{scale:g}" for scale in sorted({*self._scales.values()})], 3)
             copies = [name for name in self._scales if name not in self._pairs]
             weights = count(len(self._scales) - len(copies), "weight")
             more = f"and to copies: {format_names(copies)}" if copies else ""
             message = f"added to {weights}, times {scales}"
-            yield Diagnostic("lora_used", message, facts=more, where=root)
+            where = self._adapter.catalog.root
+            yield Diagnostic("lora_used", message, facts=more, where=where)
 
 
-def _seen(out: Arrangement, of_weight: Arrangement) -> Region:
-    seen = common(out.box, of_weight.box)
-    assert seen is not None, "the output has elements of the weight"
-    return seen
+def _is_turned(out: Arrangement, of_weight: Arrangement, sizes: tuple[int, ...]) -> bool | None:
+    """Return whether columns of a weight become rows; None if one axis would have both.
 
-
-def _is_turned(out: Arrangement, of_weight: Arrangement) -> bool | None:
-    """Return whether columns of a weight become rows; None if one axis would have both."""
-    sizes = _seen(out, of_weight).shape
+    ``sizes`` are those of the factors, of the elements that the output has of the weight.
+    """
     *_, rows, columns = ({it for it in axis if sizes[it] > 1} for axis in out.axes)
     of_stack = {it for it in chain(*out.axes[:-2]) if sizes[it] > 1}
     *_, of_rows, of_columns = map(frozenset, of_weight.axes)
