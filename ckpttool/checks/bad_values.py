@@ -21,7 +21,7 @@ from ckpttool.model.belonging import WEIGHT, find_belongings
 from ckpttool.model.slicing import Unlisted, Whole
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.compare import CompareOptions, Index, TensorStats
+from ckpttool.storage.compare import CompareOptions, Index, TensorDelta, TensorStats
 from ckpttool.wording import count, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
@@ -59,11 +59,13 @@ def check_contents(
     on_progress: OnProgress,
     fingerprints: set[bytes] | None = None,
     running: Collection[str] = (),
+    deltas: dict[str, TensorDelta] | None = None,
 ) -> list[Diagnostic]:
     """Read every byte of some slices and return the findings.
 
-    ``fingerprints`` collects the `fingerprint` of every stored tensor that is read.  All
-    differences in ``running`` statistics are one warning.
+    ``fingerprints`` collects the `fingerprint` of every stored tensor that is read, ``deltas`` how
+    the slices that have a reference differ from it.  All differences in ``running`` statistics are
+    one warning.
     """
     in_statistics: list[Diagnostic] = []
     findings: list[Diagnostic] = []
@@ -74,6 +76,11 @@ def check_contents(
         if fingerprints is not None:
             fingerprints.update(map(fingerprint, part.tensors, stats.hashes))
         tensor, name = part.tensor, part.tensor.name
+        if deltas is not None and part.reference:
+            *others, delta = stats.differences
+            delta = replace(delta, first=part.index_in_full(delta.first))
+            deltas[name] = deltas.get(name, TensorDelta()).merged(delta)
+            stats = replace(stats, differences=tuple(others))
         (in_statistics if name in running else findings).extend(find_differences(part, stats))
         stage = 0 if isinstance(tensor.known_by, Whole) else next(tensor.slicing.owners())[0]
         tallies.setdefault((name, stage), _Tally()).add(part, stats)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.layout_samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
-from ckpttool.model.plan import OutputTensor
+from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
 from ckpttool.model.tensors import StoredTensor
@@ -32,11 +32,12 @@ class Slice(Struct, frozen=True):
     tensor: FullTensor
     ranks: tuple[int, ...]
     tensors: tuple[StoredTensor, ...]
+    reference: tuple[OutputTensor, ...] = ()  # its elements in another checkpoint, if any
 
     @property
-    def replicas(self) -> tuple[OutputTensor, ...]:
-        """The replica of each rank, as `compare_tensors` reads it."""
-        return tuple(map(OutputTensor.copy_of, self.tensors))
+    def readings(self) -> tuple[OutputTensor, ...]:
+        """The replica of each rank, and the reference, as `compare_tensors` reads them."""
+        return (*map(OutputTensor.copy_of, self.tensors), *self.reference)
 
     def index_in_full(self, element: Index | None) -> Index | None:
         """Return the index of an element of the slice in the full tensor; None for None."""
@@ -78,6 +79,14 @@ def slices_of(tensor: FullTensor) -> Iterator[Slice]:
         yield Slice(tensor, tuple(replicas), tuple(replicas.values()))
 
 
+def slices_beside(tensor: FullTensor, reference: FullTensor) -> Iterator[Slice]:
+    """Yield all slices of a tensor, those of one region beside its elements in a reference."""
+    for part, holding in zip(slices_of(tensor), tensor.slicing.holdings(), strict=True):
+        meta, regions = part.tensors[0].meta, holding.regions
+        same = (OutputTensor(meta, region, (Term(reference),)) for region in regions)
+        yield replace(part, reference=tuple(same) if len(regions) == 1 else ())
+
+
 def compare_replicas(
     slices: Iterable[Slice],
     executor: Executor,
@@ -85,7 +94,7 @@ def compare_replicas(
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Slice, TensorStats]]:
     """Read every replica of every slice once, and compare them; see `compare_tensors`."""
-    subjects = ((part, part.replicas) for part in slices)
+    subjects = ((part, part.readings) for part in slices)
     yield from compare_tensors(subjects, executor, options, on_progress)
 
 

@@ -39,11 +39,12 @@ from ckpttool.operations.tensor_diff import (
     TensorDifference,
     compare_headers,
     compare_names,
-    diff,
+    differing_values,
     fold_alike,
     full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
+from ckpttool.storage.compare import TensorDelta
 from ckpttool.wording import count, format_shape
 
 if TYPE_CHECKING:
@@ -231,13 +232,27 @@ def _hides_tensors(error: FormatError) -> bool:
     return not error.remains.are_all_known or None in error.remains.lost.values()
 
 
+def read_values(audit: Audit, executor: Executor) -> Mapping[str, FullTensor]:
+    """Return the tensors of the reference whose values can be compared, by name."""
+    if audit.like is None or audit.like.catalog is None:
+        return {}
+    options = ResolveOptions(unlisted="first")
+    checkpoint = resolve(audit.like.catalog, audit.like.strategy, options, executor)
+    return {it.name: it for it in checkpoint.tensors if it.meta.text is None}
+
+
 def audit_checkpoint(
-    audit: Audit, sight: Sight, deep: bool, executor: Executor, open_progress: OpenProgress
+    audit: Audit,
+    sight: Sight,
+    deep: bool,
+    deltas: Mapping[str, TensorDelta],
+    executor: Executor,
+    open_progress: OpenProgress,
 ) -> tuple[tuple[TensorDifference, ...] | None, Card | None]:
     """Return how a checkpoint differs from a reference, and its card; None if not wanted.
 
-    ``sight.found`` gets what is wrong.  ``deep`` compares values, too, if both sides have them.
-    Values of a checkpoint with errors are neither compared nor described.
+    ``sight.found`` gets what is wrong.  ``deep`` compares values, too: ``deltas`` says how they
+    differ, and a card has hashes.  No tensor of a checkpoint with errors is hashed.
     """
     like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"
@@ -255,16 +270,12 @@ def audit_checkpoint(
     if like is not None:
         there = _wanted_of(like, checkpoint)
         differences += compare_headers(here, there)
-        if deep and (is_wrong or not (like.catalog or like.digests)):
+        differences += differing_values(here, deltas)
+        if deep and not like.catalog and (is_wrong or not like.digests):
             message = "values are not compared with the reference"
             facts = "this checkpoint has errors" if is_wrong else f"{like.path} has no values"
             found.add(Diagnostic("doubt", message, facts=facts))
-        elif deep and like.catalog is not None:
-            sides = (sight.catalog, like.catalog, sight.source.strategy, like.strategy)
-            options = sight.source.options
-            compared = diff(*sides, options, executor=executor, open_progress=open_progress)
-            differences += (it for it in compared.differences if it.kind == "values")
-        elif deep:
+        elif deep and like.digests:
             unlike = {it.name for it in differences}
             others = [n for n in there if n not in unlike and digests.get(n) != like.digests[n]]
             differences += (TensorDifference(n, None, "values", None, None) for n in others)

@@ -584,6 +584,14 @@ def compare_headers(a: Metas, b: Metas) -> Iterator[TensorDifference]:
             yield TensorDifference(name, None, kind, a_side, b_side)
 
 
+def differing_values(metas: Metas, deltas: Mapping[str, TensorDelta]) -> Iterator[TensorDifference]:
+    """Yield the full tensors whose values differ; the headers of both sides are equal."""
+    for name, delta in deltas.items():
+        if delta.count and (meta := metas[name]) is not None:
+            side = ComparedTensor.of(meta)
+            yield TensorDifference(name, None, "values", side, side, _value_difference(meta, delta))
+
+
 def _pairs(a: Sequence[OutputTensor], b: Sequence[OutputTensor]) -> Iterator[_Pair]:
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
@@ -624,7 +632,7 @@ def _compare(
             a, b = (
                 None if side is None else ComparedTensor.of(side.meta) for side in (pair.a, pair.b)
             )
-            values = None if delta is None else _value_difference(pair, delta)
+            values = None if delta is None else _value_difference(pair.sides[0].meta, delta)
             differences.append(TensorDifference(pair.name, pair.rank, kind, a, b, values))
     if not options.wants_statistics:
         return tuple(differences), None
@@ -632,9 +640,8 @@ def _compare(
     return tuple(differences), tuple(sorted(changes, key=lambda change: change.order))
 
 
-def _value_difference(pair: _Pair, delta: TensorDelta) -> ValueDifference:
-    assert pair.a is not None, "its values were compared"
-    elements, numbers = math.prod(pair.a.meta.shape), (delta.max_abs, delta.max_rel)
+def _value_difference(meta: TensorMeta, delta: TensorDelta) -> ValueDifference:
+    elements, numbers = math.prod(meta.shape), (delta.max_abs, delta.max_rel)
     return ValueDifference(
         *(elements, delta.count, delta.same_number, delta.nans, *numbers, delta.first)
     )

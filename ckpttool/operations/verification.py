@@ -29,6 +29,7 @@ from ckpttool.checks.replicas import (
     Slice,
     compare_replicas,
     compare_stages,
+    slices_beside,
     slices_of,
 )
 from ckpttool.checks.unlisted import running_statistics_problem
@@ -37,10 +38,11 @@ from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import LeftOut
-from ckpttool.model.slicing import Unlisted
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.slicing import FullTensor, Unlisted
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Digest, Document, Reported
-from ckpttool.operations.audit import Audit, audit_checkpoint
+from ckpttool.operations.audit import Audit, audit_checkpoint, read_values
 from ckpttool.operations.look import Subject, look
 from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
@@ -51,6 +53,7 @@ from ckpttool.problems import (
     raise_all,
 )
 from ckpttool.storage.checksums import check_files
+from ckpttool.storage.compare import TensorDelta, compare_tensors
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import count, format_bytes, format_difference
 
@@ -207,18 +210,21 @@ def verify(
         diagnostics.add(*find_nothing(catalog))
         return _report(catalog, diagnostics, deep, _compared(deep, crc, options))
     options = replace(options, unlisted="first", check_replicas=False)
-    with require_unmodified_sources(catalog.with_remains()):
+    others = [] if audit.like is None or audit.like.catalog is None else [audit.like.catalog]
+    with require_unmodified_sources(catalog.with_remains(), *others):
+        reference = read_values(audit, executor) if deep else {}
+        deltas: dict[str, TensorDelta] = {}
         sight = look(
             *(replace(source, options=options), diagnostics, executor),
             contents="slices" if deep else "samples",
             crc=crc,
-            read_more=partial(_read, deep=deep, crc=crc),
+            read_more=partial(_read, deep=deep, crc=crc, reference=reference, deltas=deltas),
             open_progress=open_progress,
         )
         if sight.checkpoint is not None and sight.checkpoint.misfits:
             raise PlanError(sight.checkpoint.misfits)
         raise_all(diagnostics.failures)
-        differences, card = audit_checkpoint(audit, sight, deep, executor, open_progress)
+        differences, card = audit_checkpoint(audit, sight, deep, deltas, executor, open_progress)
     checkpoint = sight.checkpoint
     assert checkpoint is not None, "else there is an error"
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
@@ -292,13 +298,19 @@ def _read(
     *,
     deep: bool,
     crc: bool,
+    reference: Mapping[str, FullTensor],
+    deltas: dict[str, TensorDelta],
 ) -> dict[Reading, list[Diagnostic]]:
-    """Read what was requested, and return what it shows; see `Contents`."""
+    """Read what was requested, and return what it shows; see `Contents`.
+
+    ``deltas`` collects how tensors differ from those of a ``reference`` with the same header.
+    """
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
     manifests = find_manifests(catalog)
     partial = () if checkpoint.unfiltered is None else catalog.paths
     checked = _files_to_check(catalog, deep, crc)
     nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
+    nbytes += sum(tensor.meta.nbytes for tensor in reference.values())
     read: dict[Reading, list[Diagnostic]] = {}
     with _counted(open_progress, nbytes) as on_progress:
         errors, notes = check_files(
@@ -309,7 +321,8 @@ def _read(
         if deep:
             fingerprints = hashed if manifests else None
             of_bytes = _check_contents(
-                *(checkpoint, shown.evidence, executor, on_progress, fingerprints)
+                *(checkpoint, shown.evidence, executor, on_progress, fingerprints),
+                *(reference, deltas),
             )
             read["contents"] = [*of_bytes]
         elif checkpoint.are_joined:
@@ -399,22 +412,33 @@ def _check_contents(
     executor: Executor,
     on_progress: OnProgress,
     fingerprints: set[bytes] | None,
+    reference: Mapping[str, FullTensor],
+    deltas: dict[str, TensorDelta],
 ) -> Iterator[Diagnostic]:
     """Check all data; see `ckpttool.checks.bad_values.check_contents`."""
     catalog = checkpoint.catalog
     names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
     statistics = find_running_statistics(catalog, checkpoint.strategy, names)
     running = answer(statistics, executor, evidence)
-    slices = _slices(checkpoint)
-    yield from check_contents(slices, executor, on_progress, fingerprints, running)
+    tensors = {it.name: it for it in checkpoint.tensors}
+    metas = {name: it.meta for name, it in tensors.items()}
+    like = {name: it for name, it in reference.items() if metas.get(name) == it.meta}
+    slices = _slices(checkpoint, like)
+    yield from check_contents(slices, executor, on_progress, fingerprints, running, deltas)
+    # Slices of several regions, as field-sliced embeddings have, are read again.
+    again = ((name, (tensors[name], like[name])) for name in like if name not in deltas)
+    pairs = ((name, [*map(OutputTensor.full, pair)]) for name, pair in again)
+    for name, stats in compare_tensors(pairs, executor, None, on_progress):
+        (deltas[name],) = stats.differences
     yield from compare_stages(checkpoint.tensors, executor, on_progress)
 
 
-def _slices(checkpoint: Checkpoint) -> Iterator[Slice]:
+def _slices(checkpoint: Checkpoint, like: Mapping[str, FullTensor]) -> Iterator[Slice]:
     """Yield all slices on disk; those that make no tensor, and those of other stages, last."""
     catalog, tensors = checkpoint.catalog, checkpoint.tensors
     for tensor in tensors:
-        yield from slices_of(tensor)
+        beside = like.get(tensor.name)
+        yield from slices_beside(tensor, beside) if beside else slices_of(tensor)
     full = {tensor.name for tensor in tensors}
     for one in checkpoint.records if checkpoint.are_joined else ():
         for rank in catalog.holders[one.name] if one.name not in full else ():

@@ -99,7 +99,7 @@ class TensorDelta(Struct, frozen=True):
     distances: Statistics | None = None
 
     def merged(self, later: TensorDelta) -> TensorDelta:
-        """Return the difference in this region and the following one together."""
+        """Return the difference in this region and another one together."""
         content = self.content or later.content
         if self.content and later.content:
             content = hashlib.sha256(self.content + later.content).digest()
@@ -108,7 +108,7 @@ class TensorDelta(Struct, frozen=True):
             self.same_number + later.same_number,
             _largest(self.max_abs, later.max_abs),
             _largest(self.max_rel, later.max_rel),
-            later.first if self.first is None else self.first,
+            min((it for it in (self.first, later.first) if it is not None), default=None),
             self.differs or later.differs,
             content,
             self.nans + later.nans,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +14,11 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.audit import _unlike
 from ckpttool.operations.model_config import Config, compare_config
 from ckpttool.operations.tensor_diff import compare_headers
-from tests.support.checkpoints import write_file
+from ckpttool.storage.region_io import FlatFiles
+from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import merged, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.file_bytes import layout, strategy
 from tests.support.readers import Entry
 
 HIDDEN, HEADS, GROUPS, SIZE, WORDS, EXPERTS, LAYERS = 8, 4, 2, 3, 16, 4, 6
@@ -196,6 +200,42 @@ def test_the_strategy_is_that_of_the_reference_if_only_that_has_ranks(tmp_path):
     run_well("verify", out, "--like", case / "src", *words, "--deep")
     lacking = run("verify", out, "--like", case / "src")
     assert "Try: -s STRATEGY, or `ckpttool verify" in message(lacking)
+
+
+@pytest.mark.parametrize(
+    ("case", "again"),  # bytes of slices of several regions
+    [("optshard_transposed_cut", 0), ("moe_ep8_to_4_optshard", 0), ("fields", 96)],
+)
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_values_are_compared_where_bytes_are_checked(
+    case, again, is_changed, tmp_path, monkeypatch
+):
+    source = [shutil.copytree(GOLDEN / case / "src", tmp_path / "src")] if not again else []
+    words = ["-s", GOLDEN / case / "src_strategy.ckpt"]
+    if not source:
+        source, words = [tmp_path / "src"], ["-s", tmp_path / "fields.ckpt"]
+        write_ranks(source[0], {r: {"w": noise(f"{r}", "Int32", (4, 3))} for r in (0, 1)}, "ckpt")
+        words[1].write_bytes(strategy(layout("w", (2,), (0, -1), field=2)))
+    full, _ = merged(*source, *words)
+    largest = max(full, key=lambda name: len(full[name].data))
+    dtype, shape, data = full[largest].dtype, full[largest].shape, full[largest].data
+    like = tmp_path / "like.safetensors"
+    changed = Entry(dtype, shape, bytes([*data[:-1], data[-1] ^ is_changed]))
+    write_file(like, full | {largest: changed}, "safetensors")
+    nbytes, read_bytes = Counter(), FlatFiles.read_bytes
+
+    def counted(files, tensor, offset, out):
+        nbytes[Path(tensor.file.path).name == like.name] += len(out)
+        read_bytes(files, tensor, offset, out)
+
+    monkeypatch.setattr(FlatFiles, "read_bytes", counted)
+    run_well("verify", *source, *words, "--deep")
+    alone = nbytes.pop(False)
+    result = run("verify", *source, *words, "--deep", "--like", like, "--json")
+    assert nbytes == {False: alone + again, True: sum(len(it.data) for it in full.values())}
+    expected = json.loads(run("diff", *source, like, *words, "--json").stdout)["differences"]
+    assert json.loads(result.stdout)["differences"] == expected
+    assert len(expected) == is_changed
 
 
 def test_what_verify_takes_for_no_reference_is_named_with_a_way_on(tmp_path):
