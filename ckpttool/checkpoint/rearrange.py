@@ -48,7 +48,7 @@ def rearrange(
     while True:
         try:
             rearranging = _Rearranging(checkpoint, used)
-            done = rearranging.run()
+            return *rearranging.run(questions), rearranging.copies
         except ValueError as error:
             hint = f"`ckpttool recipe show {used.typed}`"
             problem = _problem(checkpoint, "a rule is malformed", str(error), hint)
@@ -60,13 +60,6 @@ def rearrange(
             questions.append(f"{name} is {any_of(choice.values)} ({choice.why})")
             usual = next(iter(choice.values))
             used = replace(used, given={**used.given, name: usual})  # to ask for others
-            continue
-        if questions:
-            given = ",".join(f"{name}={value}" for name, value in used.given.items())
-            hint = f"--recipe '{used.typed}:{given}', if these are the values"
-            message, facts = "names do not tell how weights are laid out", "; ".join(questions)
-            raise PlanError([_problem(checkpoint, message, facts, hint)])
-        return *done, rearranging.copies
 
 
 def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = "") -> Diagnostic:
@@ -107,8 +100,10 @@ class _Rearranging:
         self._scales: dict[str, Term] = {}
         self._rows = RowChanges(checkpoint)
         self.copies: list[tuple[FullTensor, FullTensor]] = []
+        self._of_states: list[Diagnostic] = []
 
-    def run(self) -> tuple[Checkpoint, Sequence[Diagnostic]]:
+    def run(self, questions: Sequence[str]) -> tuple[Checkpoint, Sequence[Diagnostic]]:
+        """Make the tensors; what is wrong otherwise may follow from the answers to questions."""
         checkpoint, recipe = self._checkpoint, self._used.recipe
         if any(tensor.own_ranks for tensor in self._stored.values()):
             message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
@@ -128,6 +123,12 @@ class _Rearranging:
         self._add_copies(missing)
         self._report(missing)
         self._problems += self._rows.refused()
+        if questions:
+            given = ",".join(f"{name}={value}" for name, value in self._used.given.items())
+            hint = f"--recipe '{self._used.typed}:{given}', if these are the values"
+            message = "names do not tell how weights are laid out"
+            asked = _problem(checkpoint, message, "; ".join(questions), hint)
+            self._problems = [asked, *self._of_states]
         if self._problems:
             raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]
@@ -262,22 +263,26 @@ class _Rearranging:
             self._refuse(message, format_names(missing))
         rest = [name for name in self._stored if name not in self._used_names | self._halves]
         reasons = self._unused()
-        if rest := [name for name in rest if name not in reasons]:
-            states = [n for n in rest if not self._checkpoint.belonging(n).is_model]
-            facts, hint = format_names(rest), f"another recipe than {recipe}, or --exclude"
+        rest = [name for name in rest if name not in reasons]
+        weights = [name for name in rest if self._checkpoint.belonging(name).is_model]
+        if states := [name for name in rest if name not in {*weights}]:
+            message = f"{count(len(states), 'state')} that no rule of {recipe} knows"
+            facts = format_names(states)
+            self._of_states = [_problem(self._checkpoint, message, facts, "--weights-only")]
+        if weights:
+            facts, hint = format_names(weights), f"another recipe than {recipe}, or --exclude"
             family = str(self._used.config.get("model_type")).replace("_", "-")
             layers = self._used.values.get("num_hidden_layers")
-            numbers = {int(match[1]) for name in rest if (match := _LAYER.search(name))}
-            if states:
-                hint = "--weights-only"
-            elif family in SHIPPED and family not in (recipe, "llama"):  # mcore writes llama, too
+            numbers = {int(match[1]) for name in weights if (match := _LAYER.search(name))}
+            if family in SHIPPED and family not in (recipe, "llama"):  # mcore writes llama, too
                 facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
             elif isinstance(layers, int) and max(numbers, default=-1) >= layers:
                 facts += f"; num_hidden_layers is {layers}, and these are of "
                 facts += f"layer {format_numbers(numbers)}"
                 hint = "--hf-config of this model, or --exclude"
-            message = f"{count(len(rest), 'tensor')} that no rule of {recipe} knows"
+            message = f"{count(len(weights), 'tensor')} that no rule of {recipe} knows"
             self._refuse(message, facts, hint)
+        self._problems += self._of_states
         if twice := [name for name, number in self._makers.items() if number > 1]:
             message = f"two rules make one tensor of {SIDES[1 - self._side]}"
             self._refuse(message, shorten(twice, 3))
@@ -294,7 +299,8 @@ class _Rearranging:
         }
 
     def _note(self) -> Diagnostic:
-        by_axes = {name for tensor in self._made.values() for name in tensor.stored_names}
+        stored = {name for tensor in self._made.values() for name in tensor.stored_names}
+        by_axes = stored - self._called.keys()  # of which copies are made, too
         recipe, used = self._used.recipe, len(self._used_names)
         message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe {recipe.recipe}: "
         message += f"{len(self._called)} by name, {len(by_axes)} by axes"

@@ -442,9 +442,10 @@ class Conversion(Document, frozen=True, kw_only=True):
 
     @property
     def beside(self) -> Iterator[str]:
-        """The kind and the path of each document; of more than three of a kind their number."""
+        """The kind and the path of each document; of more than three of a kind the first."""
         for kind, paths in _paths_of(self.documents).items():
-            yield from [f"{len(paths)} {kind}"] if paths[3:] else (f"{kind} {at}" for at in paths)
+            shown = [shorten(paths, 1)] if paths[3:] else paths
+            yield from (f"{kind} {path}" for path in shown)
 
     @property
     def shapes_to_check(self) -> str:

@@ -42,7 +42,7 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     path, _, given = text.partition(":") if not is_file(text) else (text, "", "")
     values: dict[str, Value] = {}
     for pair in filter(None, given.split(",")):
-        key, sign, value = pair.partition("=")
+        key, sign, value = (word.strip() for word in pair.partition("="))
         if not sign:
             raise RulesError(text, f"{pair!r} is not KEY=VALUE", f"{path}:fc1=interleaved")
         is_number = re.fullmatch(r"\d{1,9}", value, re.ASCII)

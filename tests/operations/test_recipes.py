@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 
 import ml_dtypes
@@ -148,11 +149,36 @@ def test_states_are_left_out_by_an_option_alone(tmp_path):
     words += ["--recipe", option("qwen3", choices), "--hf-config", tmp_path / "hf"]
     result = run(*words)
     assert result.exit_code == 5
-    assert f"{len(made)} tensors that no rule of qwen3 knows" in message(result)
+    assert f"{len(made)} states that no rule of qwen3 knows" in message(result)
     assert message(result).endswith("Try: --weights-only")
     said = run_well(*words, "--weights-only")
     assert f"left out by options: {len(made)} tensors" in message(said)
     assert read(tmp_path / "out" / "model.safetensors") == tensors
+
+
+def test_what_follows_from_an_answer_that_nobody_gave_is_not_said(tmp_path):
+    model, choices = "deepseek-v3-no-q", {"fc1": "interleaved", "mla": "separate", "mode": "graph"}
+    config, tensors = write_model(tmp_path / "hf", model)
+    made = to_mindformers(config, tensors, "deepseek-v3", choices)
+    made["adam_m.output_layer.weight"] = made["output_layer.weight"]
+    write_file(tmp_path / "m.ckpt", made, "ckpt")
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out", "--hf-config", tmp_path / "hf"]
+    result = run(*words, "--recipe", "deepseek-v3:fc1=interleaved")
+    assert result.exit_code == 5
+    assert "mla is fused or separate" in message(result)
+    assert "1 state that no rule of deepseek-v3 knows" in message(result)
+    assert "asks for" not in message(result)
+
+
+def test_a_tensor_that_is_copied_is_counted_once(tmp_path):
+    config, tensors = write_model(tmp_path / "hf", "deepseek-v3-mtp")
+    choices = {"fc1": "interleaved", "mla": "separate", "mode": "graph"}
+    made = to_mindformers(config, tensors, "deepseek-v3", choices)
+    write_file(tmp_path / "m.ckpt", made, "ckpt")
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out", "--hf-config", tmp_path / "hf"]
+    said = message(run_well(*words, "--recipe", option("deepseek-v3", choices)))
+    used, names, axes = re.findall(r"(\d+) (?:of|by name|by axes)", said)[:3]
+    assert int(used) == int(names) + int(axes) == len(made)
 
 
 MISTAKES = {  # what is typed, the exit code, what is said
