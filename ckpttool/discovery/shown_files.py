@@ -13,7 +13,7 @@ from ckpttool.formats.sandbox import Sandbox, read_virtual_hdf5
 from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.region import Region
-from ckpttool.model.segments import Shard, as_recorded
+from ckpttool.model.shown_extents import as_recorded
 from ckpttool.model.slicing import (
     Box,
     BoxSlicing,
@@ -22,12 +22,7 @@ from ckpttool.model.slicing import (
     Listed,
     fill_with_boxes,
 )
-from ckpttool.model.tensors import (
-    Extent,
-    FileIndex,
-    StoredFile,
-    StoredTensor,
-)
+from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor
 from ckpttool.problems import Diagnostic, FormatError, PlanError
 from ckpttool.storage.files import stamp_at
 from ckpttool.wording import shorten
@@ -46,7 +41,7 @@ def scan_virtual(path: str) -> Catalog:
     own = identify_file(path)
     with Sandbox() as sandbox:
         attrs, tensors = sandbox.run(read_virtual_hdf5, own, "libhdf5")
-    used = {it.path for _, shards in tensors for shard in shards for it in shard.segments}
+    used = {shard.tensor.file.path for _, shards in tensors for shard in shards}
     try:
         text = attrs.get(f"{PROVENANCE}files", "").encode()
         recorded = parse_as(dict[str, list[int]], text, "surrogateescape")
@@ -71,31 +66,24 @@ def scan_virtual(path: str) -> Catalog:
     ]
     if problems:
         raise PlanError(problems)
-    files = {name: StoredFile(name, stamp) for name, stamp in stamps.items()}
+    files = {name: StoredFile(name, stamp) for name, stamp in stamps.items()} or {path: own}
     numbers = {name: number for number, name in enumerate(files)}
+    first = next(iter(files.values()))
     placed: dict[str, FullTensor] = {}
     stored: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for meta, shards in tensors:
         boxes = []
-        for region, segments in shards or [Shard(Region.whole(meta.shape), ())]:
-            file = files[segments[0].path] if segments else next(iter(files.values()), own)
-            extents = tuple(Extent(offset, nbytes) for _, offset, nbytes in segments)
-            tensor = StoredTensor(replace(meta, shape=region.shape), file, extents)
-            stored[file.path].setdefault(meta.name, tensor)
-            boxes.append(Box(region, numbers.setdefault(file.path, len(numbers)), tensor))
+        for box in shards or [Box(Region.whole(meta.shape), 0, StoredTensor(meta, first, ()))]:
+            name = box.tensor.file.path
+            tensor = replace(box.tensor, file=files[name])
+            stored[name].setdefault(meta.name, tensor)
+            boxes.append(Box(box.region, numbers[name], tensor))
         filled = fill_with_boxes(meta, boxes)
         if not isinstance(filled, BoxSlicing):
             raise FormatError(path, None, filled[0].message)
         placed[meta.name] = FullTensor(meta, filled, Listed())
     indexes = {
-        number: FileIndex(
-            (files.get(name, own),), "hdf5", recorded.get(name, [0])[0], stored[name], attrs
-        )
-        for name, number in numbers.items()
+        numbers[name]: FileIndex((file,), "hdf5", recorded.get(name, [0])[0], stored[name], attrs)
+        for name, file in files.items()
     }
-    return Catalog(
-        path,
-        indexes,
-        documents=(own,),
-        description=Description((path,), placed),
-    )
+    return Catalog(path, indexes, documents=(own,), description=Description((path,), placed))

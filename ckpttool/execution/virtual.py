@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ckpttool.formats.hdf5 import VIRTUAL, write_virtual
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
-from ckpttool.model.segments import Shard, as_recorded, find_shards
+from ckpttool.model.shown_extents import as_recorded, find_shards
+from ckpttool.model.slicing import Box
 from ckpttool.storage.files import remove_document, write_document
 from ckpttool.system import open_scratch
 from ckpttool.transaction.sealed_files import Written
@@ -36,7 +39,7 @@ def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
         It cannot be written.
     """
     (output,) = plan
-    with _made(plan, output) as (fd, nbytes):
+    with _made(output) as (fd, nbytes):
         remove_document(plan.target.manifest_path)
         write_document(output.path, _chunks(fd, nbytes))
     path = Path(output.path)
@@ -47,33 +50,30 @@ def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
 def count_virtual(plan: Plan) -> int:
     """Return the bytes of the file that `write_virtual_output` writes."""
     (output,) = plan
-    with _made(plan, output) as (_, nbytes):
+    with _made(output) as (_, nbytes):
         return nbytes
 
 
 @contextmanager
-def _made(plan: Plan, output: OutputFile) -> Iterator[tuple[int, int]]:
+def _made(output: OutputFile) -> Iterator[tuple[int, int]]:
     """Make the file in memory; yield its descriptor and its size."""
-    of_input = [catalog.stamps for catalog in plan.inputs]
-    stamps = {_absolute(path): stamp for stamps in of_input for path, stamp in stamps.items()}
     shown = [[*_shards(tensor)] for tensor in output.tensors]
-    used = dict.fromkeys(it.path for of in shown for shard in of for it in shard.segments)
-    files = {path: as_recorded(stamps[path]) for path in used}
+    used = {shard.tensor.file: None for of in shown for shard in of}
+    files = {file.path: as_recorded(file.stamp) for file in used}
     attrs = {**output.attrs, VIRTUAL: json.dumps(files)}
     with open_scratch() as (fd, path):
         write_virtual(path, zip(output.metas, shown, strict=True), attrs)
         yield fd, os.fstat(fd).st_size
 
 
-def _shards(tensor: OutputTensor) -> Iterator[Shard]:
+def _shards(tensor: OutputTensor) -> Iterator[Box]:
+    """Yield the boxes of a tensor, in files with absolute paths."""
     shards = find_shards(tensor)
     assert not isinstance(shards, str), "else the preflight has refused it"
-    for region, segments in shards:
-        yield Shard(region, tuple(it._replace(path=_absolute(it.path)) for it in segments))
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 - a link keeps its name
+    for shard in shards:
+        file = shard.tensor.file
+        path = os.path.abspath(file.path)  # noqa: PTH100 - a link keeps its name
+        yield replace(shard, tensor=replace(shard.tensor, file=replace(file, path=path)))
 
 
 def _chunks(fd: int, nbytes: int) -> Iterator[bytes]:

@@ -85,7 +85,7 @@ from ckpttool.system import open_scratch
 from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
-    from ckpttool.model.segments import Segment, Shard
+    from ckpttool.model.slicing import Box
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -104,7 +104,7 @@ _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are written first
 _HEAP_SIGNATURE, _HEAP_HEADER_BYTES, _HEAP_OBJECT_BYTES = b"GCOL", 16, 16
 _DTYPE_ATTRIBUTE = "dtype"
-_MOST_SEGMENTS = 1000  # of one dataset; its header holds about 2,700
+_MOST_EXTENTS = 1000  # of one dataset; its header holds about 2,700
 SHARDS = ".shards"  # the group of the datasets of which virtual ones are made
 VIRTUAL = f"{PROVENANCE}files"  # the attribute of virtual files: the files with the bytes, in JSON
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
@@ -599,7 +599,7 @@ def _utf8_links() -> h5p.PropLCID:
 
 
 def write_virtual(
-    path: str, tensors: Iterable[tuple[TensorMeta, Sequence[Shard]]], attrs: Mapping[str, str]
+    path: str, tensors: Iterable[tuple[TensorMeta, Sequence[Box]]], attrs: Mapping[str, str]
 ) -> None:
     """Write a file whose tensors lie in other files.
 
@@ -609,7 +609,7 @@ def write_virtual(
     where external storage is gone.  Nothing of a file is written when it is opened later, as no
     dataset has a fill value.
     """
-    from ckpttool.model.segments import is_of_rows  # few files are virtual
+    from ckpttool.model.shown_extents import is_of_rows  # few files are virtual
 
     groups: set[str] = set()
     with h5py.File(new_file(path)) as opened:
@@ -617,38 +617,38 @@ def write_virtual(
         _write_attributes(root, attrs)
         for meta, shards in tensors:
             _create_groups(opened.id, meta.name, groups)
-            segments = [segment for shard in shards for segment in shard.segments]
             is_external = all(is_of_rows(shard.region, meta.shape) for shard in shards)
-            if is_external and len(segments) <= _MOST_SEGMENTS:
-                _create_dataset(opened.id, meta, _external(segments) if segments else None)
+            if is_external and sum(len(it.tensor.extents) for it in shards) <= _MOST_EXTENTS:
+                _create_dataset(opened.id, meta, _external(shards) if shards else None)
                 continue
             virtual = h5p.create(h5p.DATASET_CREATE)
             virtual.set_obj_track_times(False)
             for number, shard in enumerate(shards):
                 name, shape = f"{SHARDS}/{meta.name}/{number}", shard.region.shape
                 _create_groups(opened.id, name, groups)
-                _create_dataset(
-                    opened.id, replace(meta, name=name, shape=shape), _external(shard.segments)
-                )
+                part = replace(meta, name=name, shape=shape)
+                _create_dataset(opened.id, part, _external([shard]))
                 place = h5s.create_simple(meta.shape)
                 place.select_hyperslab(shard.region.start, shape)
                 virtual.set_virtual(place, b".", name.encode(), h5s.create_simple(shape))
             _create_dataset(opened.id, meta, virtual)
 
 
-def _external(segments: Iterable[Segment]) -> h5p.PropDCID:
+def _external(shards: Iterable[Box]) -> h5p.PropDCID:
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_fill_time(h5d.FILL_TIME_NEVER)
     options.set_obj_track_times(False)
-    for path, offset, nbytes in segments:
-        options.set_external(os.fsencode(path), offset, nbytes)
+    for shard in shards:
+        path = os.fsencode(shard.tensor.file.path)
+        for extent in shard.tensor.extents:
+            options.set_external(path, extent.offset, extent.nbytes)
     return options
 
 
 def read_virtual(
     file: StoredFile, on_object: Callable[[], None] = lambda: None
-) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]]:
-    """Return attributes and tensors of a file of `write_virtual`.
+) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Box]]]]:
+    """Return attributes and tensors of a file of `write_virtual`; no box says which rank it is of.
 
     ``on_object`` is called before each dataset is read.
 
@@ -658,9 +658,10 @@ def read_virtual(
         The file is damaged.
     """
     from ckpttool.model.region import Region
-    from ckpttool.model.segments import Shard, join_segments
+    from ckpttool.model.shown_extents import join_extents
+    from ckpttool.model.slicing import Box
 
-    path, tensors = file.path, list[tuple[TensorMeta, list[Shard]]]()
+    path, tensors = file.path, list[tuple[TensorMeta, list[Box]]]()
     with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
         root = h5g.open(opened.id, b"/")
         fd = opened.id.get_vfd_handle()
@@ -676,26 +677,24 @@ def read_virtual(
                 meta = TensorMeta(name, dtype, tuple(int(n) for n in dataset.shape))
             else:
                 raise _unsupported_type(path, name, kind)
-            shards = [*join_segments(meta, _segments(options))] if meta.nbytes else []
-            for number in range(options.get_virtual_count() if _is_virtual(options) else 0):
+            shards = [*join_extents(meta, _extents(options))] if meta.nbytes else []
+            is_virtual = options.get_layout() == h5d.VIRTUAL
+            for number in range(options.get_virtual_count() if is_virtual else 0):
                 start, last = options.get_virtual_vspace(number).get_select_bounds()
-                shard = h5d.open(opened.id, options.get_virtual_dsetname(number).encode())
                 region = Region(tuple(map(int, start)), tuple(int(index) + 1 for index in last))
-                shards.append(Shard(region, (*_segments(shard.get_create_plist()),)))
+                shard = h5d.open(opened.id, options.get_virtual_dsetname(number).encode())
+                files, extents = zip(*_extents(shard.get_create_plist()), strict=True)
+                (name,) = {*files}
+                stored = StoredTensor(meta.of_shape(region.shape), StoredFile(name), extents)
+                shards.append(Box(region, 0, stored))
             tensors.append((meta, shards))
     return attrs, tensors
 
 
-def _is_virtual(options: h5p.PropDCID) -> bool:
-    return bool(options.get_layout() == h5d.VIRTUAL)
-
-
-def _segments(options: h5p.PropDCID) -> Iterator[Segment]:
-    from ckpttool.model.segments import Segment
-
+def _extents(options: h5p.PropDCID) -> Iterator[tuple[str, Extent]]:
     for number in range(options.get_external_count()):
         path, offset, nbytes = options.get_external(number)
-        yield Segment(os.fsdecode(path), int(offset), int(nbytes))
+        yield os.fsdecode(path), Extent(int(offset), int(nbytes))
 
 
 # -------------------------------------------------------------------------------- errors of libhdf5

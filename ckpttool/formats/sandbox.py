@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import subprocess
     from multiprocessing.connection import Connection
 
-    from ckpttool.model.segments import Shard
+    from ckpttool.model.slicing import Box
 
 T = TypeVar("T")
 
@@ -217,7 +217,7 @@ def read_hdf5(file: StoredFile) -> FileIndex:
 
 def read_virtual_hdf5(
     file: StoredFile,
-) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Shard]]]]:
+) -> tuple[Mapping[str, str], list[tuple[TensorMeta, list[Box]]]]:
     """Return what a virtual HDF5 file shows; each object may take `CPU_SECONDS`."""
     from ckpttool.formats.hdf5 import read_virtual
 

@@ -75,7 +75,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
 
 def _find_unshown(plan: Plan) -> Iterator[Diagnostic]:
     """Yield why tensors cannot be shown as they lie in the files of the source."""
-    from ckpttool.model.segments import find_shards
+    from ckpttool.model.shown_extents import find_shards
 
     unshown: dict[str, list[str]] = defaultdict(list)
     for tensor in chain.from_iterable(output.tensors for output in plan):

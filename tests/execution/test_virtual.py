@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.formats.hdf5 import SHARDS, VIRTUAL
 from ckpttool.model.layout import Layout
-from ckpttool.model.segments import Segment, join_segments
+from ckpttool.model.shown_extents import join_extents
 from ckpttool.model.strategy import join_stages
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import Extent, TensorMeta
 from tests.strategies import examples, moves
 from tests.support.checkpoints import cut, noise, write_ranks
 from tests.support.commands import everything, message, refused, run, run_well
@@ -242,9 +242,9 @@ def test_encrypted_files_cannot_be_shown(tmp_path):
 @pytest.mark.parametrize("segments", [[4, 20], [30], [8]])
 def test_rows_in_parts_are_no_shards(segments):
     meta = TensorMeta("w", "Float32", (2, 3))
-    of = [Segment(str(number), 0, nbytes) for number, nbytes in enumerate(segments)]
+    of = [(str(number), Extent(0, nbytes)) for number, nbytes in enumerate(segments)]
     with pytest.raises(ValueError, match="rows in parts"):
-        [*join_segments(meta, of)]
+        [*join_extents(meta, of)]
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckpttool.model.region import Region, Steps, View
-from ckpttool.model.tensors import FileStamp, StoredTensor, TensorMeta
+from ckpttool.model.slicing import Box
+from ckpttool.model.tensors import Extent, FileStamp, StoredFile, StoredTensor, TensorMeta
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import OutputTensor
-
-
-class Segment(NamedTuple):
-    """Bytes of a file: where they start, and how many there are."""
-
-    path: str
-    offset: int
-    nbytes: int
-
-
-class Shard(NamedTuple):
-    """Elements of a full tensor, and the segments that hold them in C order."""
-
-    region: Region
-    segments: tuple[Segment, ...]
 
 
 def is_of_rows(region: Region, shape: tuple[int, ...]) -> bool:
@@ -42,16 +28,16 @@ def is_of_rows(region: Region, shape: tuple[int, ...]) -> bool:
     return (region.start[1:], region.stop[1:]) == ((0,) * (region.ndim - 1), shape[1:])
 
 
-def find_shards(tensor: OutputTensor) -> list[Shard] | str:
-    """Return where the elements of a tensor lie, in C order; or why they lie nowhere.
+def find_shards(tensor: OutputTensor) -> list[Box] | str:
+    """Return the boxes of a tensor and their bytes, in C order; or why they lie nowhere.
 
     A string and a tensor without elements have no shards.
     """
     if tensor.is_cast or tensor.is_scaled:
         return "other values than in the files"
-    shards: list[Shard] = []
+    shards: list[Box] = []
     whole = Region.whole(tensor.meta.shape)
-    for _, stored, src, dst in tensor.pieces(whole) if tensor.meta.nbytes else ():
+    for rank, stored, src, dst in tensor.pieces(whole) if tensor.meta.nbytes else ():
         if (
             isinstance(src, View)
             or isinstance(dst, Steps)
@@ -61,25 +47,26 @@ def find_shards(tensor: OutputTensor) -> list[Shard] | str:
         if stored.file.cipher is not None:
             return "in an encrypted file"
         start = math.prod(stored.meta.shape[1:]) * sum(src.start[:1]) * stored.meta.itemsize
-        segments = _cut(stored, start, start + src.size * stored.meta.itemsize)
-        shards.append(Shard(dst, tuple(segments)))
+        extents = _cut(stored.extents, start, start + src.size * stored.meta.itemsize)
+        meta = stored.meta.of_shape(dst.shape)
+        shards.append(Box(dst, rank, StoredTensor(meta, stored.file, tuple(extents))))
     if sum(shard.region.size for shard in shards) < whole.size and tensor.meta.text is None:
         return "elements that no file holds"
     return sorted(shards, key=lambda shard: shard.region.start)
 
 
-def _cut(stored: StoredTensor, start: int, stop: int) -> Iterator[Segment]:
-    """Yield the segments of the bytes from ``start`` to ``stop`` of a stored tensor."""
+def _cut(extents: Iterable[Extent], start: int, stop: int) -> Iterator[Extent]:
+    """Yield the extents of the bytes from ``start`` to ``stop`` of a stored tensor."""
     at = 0
-    for extent in stored.extents:
+    for extent in extents:
         first, last = max(start - at, 0), min(stop - at, extent.nbytes)
         if first < last:
-            yield Segment(stored.file.path, extent.offset + first, last - first)
+            yield Extent(extent.offset + first, last - first)
         at += extent.nbytes
 
 
-def join_segments(meta: TensorMeta, segments: Iterable[Segment]) -> Iterator[Shard]:
-    """Yield the shards of a tensor whose bytes are ``segments``, each of rows of one file.
+def join_extents(meta: TensorMeta, extents: Iterable[tuple[str, Extent]]) -> Iterator[Box]:
+    """Yield the boxes of a tensor whose bytes are ``extents`` of files, each of rows of one file.
 
     Raises
     ------
@@ -88,17 +75,19 @@ def join_segments(meta: TensorMeta, segments: Iterable[Segment]) -> Iterator[Sha
     """
     row_nbytes = math.prod(meta.shape[1:]) * meta.itemsize
     row = nbytes = 0
-    run: list[Segment] = []
-    for segment in segments:
-        run.append(segment)
-        nbytes += segment.nbytes
+    run: list[Extent] = []
+    begun = ""
+    for path, extent in extents:
+        begun = path if not run else begun
+        run.append(extent)
+        nbytes += extent.nbytes
         rows, rest = divmod(nbytes, row_nbytes)
-        if run[0].path != segment.path or row + rows > (*meta.shape, 1)[0]:
+        if begun != path or row + rows > (*meta.shape, 1)[0]:
             raise ValueError(f"{meta.name}: rows in parts")
         if not rest:
-            whole = Region.whole(meta.shape)
-            start, stop = (row, *whole.start[1:]), (row + rows, *whole.stop[1:])
-            yield Shard(Region(start, stop) if meta.shape else whole, tuple(run))
+            region = Region.whole((rows, *meta.shape[1:]) if meta.shape else ())
+            stored = StoredTensor(meta.of_shape(region.shape), StoredFile(path), tuple(run))
+            yield Box(region.moved_by((row, *region.start[1:])[: region.ndim]), 0, stored)
             row, nbytes, run = row + rows, 0, []
     if run:
         raise ValueError(f"{meta.name}: rows in parts")
