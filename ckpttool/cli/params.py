@@ -243,12 +243,15 @@ class Parsed(ParsedType):
     name
         What the option takes, for ``--help``.
     parse
-        Returns the value of a text; raises `UsageProblem`, or a `TypedError` of any face.
+        Returns the value of a text; raises `UsageProblem`, or `ValueError` of any face.
+    example
+        A right value, for the hint.
     """
 
-    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], object], example: str = "") -> None:
         self.name = name
         self.parse = parse
+        self.example = example
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -258,6 +261,8 @@ class Parsed(ParsedType):
             return self.parse(str(value))
         except TypedError as error:
             raise UsageProblem(error.message, "", error.facts, error.example) from error
+        except ValueError as error:
+            raise UsageProblem(str(error), example=self.example) from error
 
 
 def parse_pattern(value: str) -> str:
@@ -272,10 +277,7 @@ def parse_name_pattern(value: str) -> str:
     """Return a pattern of names of tensors; refuse a malformed regular expression."""
     from ckpttool.model.patterns import Pattern
 
-    try:
-        return Pattern(value).text
-    except ValueError as error:
-        raise UsageProblem(str(error), example="re:layers[.][0-3][.]") from error
+    return Pattern(value).text
 
 
 def parse_engine(value: str) -> str:
@@ -343,10 +345,7 @@ def parse_rename(value: str) -> object:
     """Return a rule for names."""
     from ckpttool.model.renames import parse_renames
 
-    try:
-        (rule,) = parse_renames([value])
-    except ValueError as error:
-        raise UsageProblem(str(error), example="*.gamma=*.weight") from error
+    (rule,) = parse_renames([value])
     return rule
 
 
@@ -363,20 +362,14 @@ def parse_cast(value: str) -> str:
     """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
     from ckpttool.model.choices import Cast
 
-    try:
-        return Cast(value).text
-    except ValueError as error:
-        raise UsageProblem(str(error), example="bf16") from error
+    return Cast(value).text
 
 
 def parse_fused(value: str) -> str:
     """Return the name and the parts of a fused weight."""
     from ckpttool.model.choices import Fusion
 
-    try:
-        Fusion.parse(value)
-    except ValueError as error:
-        raise UsageProblem(str(error), example="linear_fc1=2") from error
+    Fusion.parse(value)
     return value
 
 
@@ -415,7 +408,7 @@ def parse_input(value: str) -> AveragedText:
 
 
 RANK_FILES = Parsed("pattern", parse_rank_files)
-NAME_PATTERN = Parsed("pattern", parse_name_pattern)
+NAME_PATTERN = Parsed("pattern", parse_name_pattern, "re:layers[.][0-3][.]")
 PATTERN = Parsed("pattern", parse_pattern)
 ROWS = Parsed("slice", parse_rows)
 JOBS = whole_number(1, 999_999)
@@ -427,11 +420,11 @@ KINDS: Mapping[str, ParsedType] = {  # of the options that `ckpttool.keywords` d
     "pattern": PATTERN,
     "names": NAME_PATTERN,
     "key": Parsed("file", open_key),
-    "rename": Parsed("old=new", parse_rename),
+    "rename": Parsed("old=new", parse_rename, "*.gamma=*.weight"),
     "rename file": Parsed("file", parse_rename_file),
-    "type": Parsed("type", parse_cast),
+    "type": Parsed("type", parse_cast, "bf16"),
     "model folder": Existing("the folder of a model, with its config.json"),
-    "parts": Parsed("name=parts", parse_fused),
+    "parts": Parsed("name=parts", parse_fused, "linear_fc1=2"),
     "adapter": Parsed("adapter", parse_adapter),
     "rows": Parsed("n", parse_vocabulary),
     "engine": Parsed("engine", parse_engine),
