@@ -804,7 +804,7 @@ def _recipe_of(recipe: object, folder: object) -> UsedRecipe | None:
 
 
 def _adapters_of(given: object) -> tuple[Adapter, ...]:
-    from ckpttool.discovery.adapters import read_adapter
+    from ckpttool.discovery.adapter_files import read_adapter
     from ckpttool.model.adapters import Adapter
 
     adapters = list[Adapter]()

@@ -489,7 +489,7 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     elif folder:
         require_flag("--recipe", ["hf_config"])
     if adapters := of_tensors.pop("lora", ()):
-        from ckpttool.discovery.adapters import read_adapter
+        from ckpttool.discovery.adapter_files import read_adapter
 
         of_tensors["lora"] = tuple(map(read_adapter, adapters))
     if of_tensors.get("pad_vocab") and of_tensors.get("cut_vocab"):

@@ -28,6 +28,7 @@ from ckpttool.operations.answer import (
     Count,
     Document,
     Each,
+    FileOfSet,
     Reported,
     Shape,
     SizedTensor,
@@ -226,21 +227,11 @@ class FileOfCheckpoint(Answer, frozen=True):
     tensors: Count
 
 
-class FileOfRank(Answer, frozen=True):
+class FileOfRank(FileOfSet, frozen=True):
     """The files of a rank.
 
     Attributes
     ----------
-    rank
-        The rank.
-    path
-        Its file.
-    format
-        Its format.
-    nbytes
-        Its size.
-    tensors
-        Number of tensors in it.
     other_paths
         Further files of this rank.
     server
@@ -249,11 +240,6 @@ class FileOfRank(Answer, frozen=True):
         Device of the rank, if there is a rank table.
     """
 
-    rank: Count
-    path: str
-    format: str
-    nbytes: Count
-    tensors: Count
     other_paths: tuple[str, ...] | None = None
     server: str | UnsetType | None = UNSET
     device: Count | UnsetType | None = UNSET
