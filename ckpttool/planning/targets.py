@@ -208,7 +208,8 @@ def _resolve_names(
         return target, ()
     whole = checkpoint.whole
     full = {tensor.name: tensor.meta for tensor in whole.tensors}
-    metas = {**whole.metas, **full}
+    is_made = whole.rearranged is not None  # then the names on disk are those of the other side
+    metas = full if is_made else {**whole.metas, **full}
     new_names = target.strategy.new_names_in(checkpoint.renamed)
     called = {name: new_names.get(name, name) for name in metas}
     strategy, problems = fit_to_full_tensors(

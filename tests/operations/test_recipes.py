@@ -60,6 +60,21 @@ def test_a_model_goes_there_and_back(tmp_path, model, recipe, choices, ranks):
     assert made.attrs["ckpttool.recipe"].split() == [recipe, "1", *asked]
 
 
+def test_patterns_of_a_hand_written_strategy_are_about_what_a_recipe_makes(tmp_path):
+    _, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    words = ["--recipe", option("qwen3", choices)]
+    strategy, back = tmp_path / "two.yaml", tmp_path / "back"
+    lines = ["ckpttool_strategy: 1", "ranks: 2", "parameters:", '  "*norm.weight": replicated']
+    lines += ['  "*linear_proj.weight": [1, 2]', '  "*linear_fc*.weight": replicated']
+    lines += [f'  "*{end}.weight": [2, 1]' for end in ("linear_qkv", "embeddings", "output_layer")]
+    strategy.write_text("\n".join(lines))
+    run_well("split", tmp_path / "hf", "-d", strategy, "-o", tmp_path / "ms", *words)
+    words += ["--hf-config", tmp_path / "hf"]
+    run_well("merge", tmp_path / "ms", "-s", strategy, "-o", back, *words)
+    assert read(back / "model.safetensors") == tensors
+
+
 def problems_of(shapes, used):
     """Return what is wrong if a file has tensors of these types and shapes."""
     checkpoint = checkpoint_in_memory(catalog_of({0: shapes}), None)
