@@ -52,7 +52,8 @@ def _runs(size: int, parts: Sequence[int], slices: int) -> Iterator[tuple[int, i
     """Yield the runs of a fused tensor: place, first row where parts are whole, and number."""
     unit, rest = divmod(size, slices * sum(parts))
     if rest:
-        raise ValueError(f"{size} rows in {slices} slices of {':'.join(map(str, parts))}")
+        of_slice = f"{sum(parts)}, for slices of {':'.join(map(str, parts))}"
+        raise ValueError(f"{size} rows are not divisible by {slices} x {of_slice}")
     begins = [*accumulate(parts, initial=0)]
     place = 0
     for index in range(slices):
@@ -105,7 +106,7 @@ class RowChanges:
         self._resized: dict[str, int] = {}  # rows that there were, by name
         self._averaged: dict[str, None] = {}  # names of those whose new rows are means
         self._others: dict[str, int] = {}  # those of other matrices
-        self._unlike: dict[str, str] = {}
+        self._unlike: dict[str, tuple[str, str]] = {}  # name to why it cannot, and a remedy
         done = checkpoint.rearranged
         self._called = {} if done is None else done.called
         self.regrouped_by: set[str] = set() if done is None else {*done.regrouped_by}
@@ -132,7 +133,7 @@ class RowChanges:
         if weight is None or self._checkpoint.options.tensors.pad_with == "zero":
             return False
         if tensor.meta.dtype not in CASTABLE:
-            self._unlike[name] = f"rows in {tensor.meta.dtype} have no mean"
+            self._unlike[name] = (f"rows in {tensor.meta.dtype} have no mean", "--pad-with zero")
         self._averaged[name] = None
         return True
 
@@ -145,7 +146,7 @@ class RowChanges:
         self.regrouped_by.update(fusion.name for fusion in fusions)
         if len(fusions) > 1:
             all_names = any_of(fusion.name for fusion in fusions)
-            self._unlike[tensor.name] = f"one of {all_names} at most"
+            self._unlike[tensor.name] = ("several --fused are about it", f"one of {all_names}")
         has_own_slices = isinstance(tensor.slicing, BoxSlicing) or tensor.own_ranks
         if len(fusions) > 1 or (has_own_slices and not self._may_move(tensor)):
             return tensor
@@ -156,14 +157,16 @@ class RowChanges:
         after = layouts[0].count_cuts(axes)
         changed = [it for it in zip(axes, before, after, strict=True) if it[1] != it[2]]
         if is_made and tensor.name in self._resized:
-            self._unlike[tensor.name] = "it gets other rows as one of the vocabulary"
+            reason, hint = "it is one of the vocabulary, too", "--vocab with other names"
+            self._unlike[tensor.name] = reason, hint
         elif len(changed) > 1 or any(layout.count_cuts(axes) != after for layout in layouts):
-            self._unlike[tensor.name] = "its slices change along several axes"
+            reason, hint = "its slices change along several axes", "a target that shards one"
+            self._unlike[tensor.name] = reason, hint
         elif changed and self._may_move(tensor):
             try:
                 return regroup(tensor, fusions[0].parts, *changed[0])
             except ValueError as error:
-                self._unlike[tensor.name] = str(error)
+                self._unlike[tensor.name] = str(error), "--fused with the parts of this weight"
         return tensor
 
     def _may_move(self, tensor: FullTensor) -> bool:
@@ -171,11 +174,12 @@ class RowChanges:
         name, belongs = tensor.name, self._checkpoint.belonging(tensor.name)
         is_scaled = belongs.scale is not None or name in self._checkpoint.scales[0]
         if is_scaled or belongs.role == "scale":
-            self._unlike[name] = "its Float8 scales are those of blocks of rows; --dtype first"
+            reason, hint = "its scales are those of blocks of rows", "a run with --dtype before"
+            self._unlike[name] = reason, hint
         elif tensor.own_ranks:
-            self._unlike[name] = "each file is read by itself; merge or reshard, with -s"
+            self._unlike[name] = "each file is read by itself", "merge or reshard, with -s"
         elif isinstance(tensor.slicing, BoxSlicing):
-            self._unlike[name] = "the checkpoint describes its slices"
+            self._unlike[name] = "the checkpoint describes its slices", "merge in a run before"
         return name not in self._unlike
 
     def _matching(self, fusions: Sequence[Fusion], names: Sequence[str]) -> list[Fusion]:
@@ -205,9 +209,8 @@ class RowChanges:
 
     def refused(self) -> Iterator[Diagnostic]:
         """Yield a problem for each tensor whose rows cannot move."""
-        for name, reason in self._unlike.items():
-            message = "its rows cannot be moved"
-            yield self._problem(message, reason, "the same without it", name)
+        for name, (reason, hint) in self._unlike.items():
+            yield self._problem("rows cannot be moved", reason, hint, name)
 
     def _found_of_vocabulary(self, kind: str, number: int) -> Iterator[Diagnostic]:
         names = self._resized

@@ -24,7 +24,12 @@ from ckpttool.checks.missing import find_nothing
 from ckpttool.concurrency import OpenCount, OpenProgress, no_count
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.formats.local import is_file, is_folder
-from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name, read_index_file
+from ckpttool.formats.weight_index import (
+    MAX_INDEX_BYTES,
+    SINGLE_FILE,
+    is_index_name,
+    read_index_file,
+)
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE
@@ -196,13 +201,17 @@ def _read_reference(path: str, beside: Source) -> Reference:
         if files and not any(is_file(Path(path).parent / file) for file in files):
             return Reference(path, dict.fromkeys(index.files))
     elif Path(path).suffix == ".json" and is_file(path):
-        from ckpttool.operations.card import read_card
+        from ckpttool.formats.strict_json import read_json_object
+        from ckpttool.operations.card import card_of
         from ckpttool.strategy_files.config_files import CONFIG
 
         if Path(path).name == CONFIG:
             message, hint = "a configuration is no reference", f"--config {quote(path)}"
             raise PlanError([Diagnostic("options", message, hint, where=path)])
-        contents = read_card(path).contents
+        document = read_json_object(path, MAX_INDEX_BYTES)
+        if "weight_map" in document:  # an index of another name, such as that of .bin files
+            return Reference(path, dict.fromkeys(read_index_file(path).files))
+        contents = card_of(path, document).contents
         metas: Metas = {it.name: it.meta for it in contents}
         return Reference(path, metas, digests={it.name: it.sha256 for it in contents})
     borrowed = () if has_own_strategy(path) else beside.strategy or ()

@@ -24,8 +24,7 @@ from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.concurrency import OpenProgress, map_in_order
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import describe_os_error
-from ckpttool.formats.strict_json import convert_as, read_json_object
-from ckpttool.formats.weight_index import MAX_INDEX_BYTES
+from ckpttool.formats.strict_json import convert_as
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
@@ -162,8 +161,8 @@ def _digest(contents: Iterable[CardTensor]) -> str:
     return f"sha256:{hashlib.sha256(b''.join(tensor.line for tensor in contents)).hexdigest()}"
 
 
-def read_card(path: str) -> Card:
-    """Read a card.
+def card_of(path: str, document: Mapping[str, object]) -> Card:
+    """Return the card that the JSON of a file is.
 
     Raises
     ------
@@ -171,10 +170,11 @@ def read_card(path: str) -> Card:
         The file is not a card, or its lines are not those of its digest.
     """
     try:
-        card = convert_as(Card, read_json_object(path, MAX_INDEX_BYTES))
+        card = convert_as(Card, document)
         _ = [tensor.meta for tensor in card.contents]  # which refuses impossible ones
     except ValueError as error:
-        raise FormatError(path, None, "neither an index nor a card", facts=str(error)) from error
+        hint = "--like with a checkpoint, its index or its card"
+        raise FormatError(path, None, "neither an index nor a card", hint, str(error)) from error
     if card.digest != (digest := _digest(card.contents)):
         facts = f"expected {card.digest}, found {digest}"
         raise FormatError(path, None, "the lines of the card have another digest", facts=facts)

@@ -55,6 +55,15 @@ def test_what_each_rank_fused_is_regrouped(tmp_path, typed, before, after):
     assert read(tmp_path / "m.ckpt") == full
 
 
+def test_rows_that_parts_do_not_divide_are_told_with_the_option(tmp_path):
+    write_file(tmp_path / "m.ckpt", {"w_qkv.weight": noise("w", "Float16", (96, 5))}, "ckpt")
+    strategy = strategy_of(tmp_path / "s.json", 4, ["w_qkv.weight"])
+    words = ["-o", tmp_path / "ranks", "--fused", "w_qkv=q:3,k:1,v:1"]
+    said = message(run("split", tmp_path / "m.ckpt", "-d", strategy, *words))
+    assert "96 rows are not divisible by 1 x 5, for slices of 3:1:1" in said
+    assert said.endswith("Try: --fused with the parts of this weight")
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "tensor_map"),
     [
@@ -233,7 +242,7 @@ MISTAKES = {
     ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
     ("--pad-vocab", "64", "--vocab", "wte.*"): "'wte.*' is no tensor",
     ("--pad-vocab", "64", "--pad-with", "mean", "--vocab", "count"): "rows in Int32 have no mean",
-    ("--fused", "*.weight=2", "--fused", "lm_head=2"): "one of *.weight or lm_head at most",
+    ("--fused", "*.weight=2", "--fused", "lm_head=2"): "one of *.weight or lm_head",
     ("--fused", "linear_fc1=2"): "no fused weight is called linear_fc1",
 }
 
