@@ -66,7 +66,7 @@ def with_missing_ranks(catalog: Catalog) -> Catalog:
         return catalog
     catalog = limit_to_written_ranks(catalog, None)
     try:
-        outputs = ManifestFile.read(path).manifest().outputs
+        outputs = [*ManifestFile.read(path).planned()]
     except FormatError:
         return catalog
     paths = {os.path.normpath(path.parent / output.path) for output in outputs}
@@ -254,7 +254,7 @@ def _written_ranks(
         recorded = RecordedSet.read(catalog.root)
         if recorded is None or (strategy is not None and recorded.other_than(strategy)):
             return None  # its ranks are others than those of this one
-        outputs = recorded.manifest.manifest().outputs
+        outputs = [*recorded.manifest.planned()]
     except FormatError:
         return None
     ranks = frozenset({*there, *(output.rank for output in outputs)})

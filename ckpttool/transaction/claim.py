@@ -286,6 +286,8 @@ def _older_entries(record: Record, names: Collection[str]) -> dict[str, list[_En
     older: dict[str, list[_Entry]] = defaultdict(list)
     for path in record.replaced():
         manifest, stamps = ManifestFile.read(path), dict[str, FileStamp]()
+        if all(output.path in names for output in manifest.planned()):
+            continue  # entries list all tensors
         with suppress(FileNotFoundError, FormatError):  # then the contents tell
             finished = FinishedStamps.read(Record.stamps_of(path))
             stamps |= finished.outputs if finished.manifest == manifest.digest else {}

@@ -114,8 +114,8 @@ class Transaction(Claim):
     def _list_finished(self) -> None:
         finished = self._run.destination.stamps
         stamps = {**(finished.outputs if finished is not None else {}), **self._run.kept}
-        for entry in ManifestFile.read(self._record.manifest).outputs():
-            self.log.add(entry_text(entry, entry.tensors), is_durable=False)
+        for entry, line in ManifestFile.read(self._record.manifest).texts():
+            self.log.add([line], is_durable=False)
             if stamp := stamps.get(entry.path):
                 self.log.add_stamp(entry.path, stamp)
         self.log.sync()

@@ -497,7 +497,7 @@ def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnos
     record, options = run.record, run.options
     try:
         manifest = ManifestFile.read(record.manifest)
-        if not any(is_there(record.folder / output.path) for output in manifest.outputs()):
+        if not any(is_there(record.folder / output.path) for output in manifest.planned()):
             return replace(run, replaceable=run.written_documents | {str(record.manifest)})
     except FormatError as error:
         if options.resume and not options.overwrite:
@@ -534,7 +534,7 @@ def _other_set(run: Assignment, manifest: ManifestFile) -> Diagnostic | None:
         if manifest.digest == stamps.manifest:
             return None
         facts = f"{record.stamps} is of another set than {record.manifest}"
-    hint, paths = f"--overwrite, or {ELSEWHERE}", {output.path for output in manifest.outputs()}
+    hint, paths = f"--overwrite, or {ELSEWHERE}", {output.path for output in manifest.planned()}
     if run.options.ranks is not None and not paths <= run.whole.keys():
         facts = join_clauses("one run writes all ranks of a set, or its parts", facts)
         hint = f"{ELSEWHERE}, or one run for all ranks; `ckpttool help --part` shows several runs"

@@ -243,6 +243,10 @@ class SealedFile(Struct, frozen=True):
         """Yield rank and path of the outputs; see `lines`."""
         return self._parse_lines(lambda line: parse_head(self.path, PlannedOutput, line), True)
 
+    def texts(self) -> Iterator[tuple[PlannedOutput, bytes]]:
+        """Yield rank and path of the outputs, and their lines as they stand; see `lines`."""
+        return self._parse_lines(lambda it: (parse_head(self.path, PlannedOutput, it), it))
+
     def lines(self, kind: type[T]) -> Iterator[T]:
         """Yield the entries of the outputs.
 

@@ -9,6 +9,7 @@ import pytest
 
 import ckpttool
 from ckpttool.transaction import resume
+from ckpttool.transaction.sealed_files import ManifestFile
 from tests.support.commands import message, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.manifests import MANIFEST
@@ -46,6 +47,14 @@ def test_an_output_that_is_damaged_before_the_end_of_the_run_is_not_listed(tmp_p
     assert result.exit_code == (5 if left else 0), message(result)
     assert left is None or first.read_bytes() == left
     small.run_well("--overwrite") if left else None
+    assert small.read() == small.wanted()
+
+
+def test_overwriting_a_set_parses_no_tensor_of_its_manifest(tmp_path, monkeypatch):
+    small = SmallSet(tmp_path)
+    small.run_well()
+    monkeypatch.delattr(ManifestFile, "outputs")
+    small.run_well("--overwrite")
     assert small.read() == small.wanted()
 
 
