@@ -41,6 +41,17 @@ _WIDTH = ("intermediate_size_mlp", "intermediate_size")
 _WIDTH_OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
 _MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # the last leads back
 
+# Weights of a module, and one of those that belong to them.
+_TOGETHER = (
+    (("gate_proj", "up_proj"), ("down_proj",)),
+    (("gate_proj", "down_proj"), ("up_proj",)),
+    (("gate_up_proj",), ("down_proj",)),
+    (("down_proj",), ("gate_up_proj", "up_proj", "gate_proj")),
+    (("w1", "w3"), ("w2",)),
+    (("k_proj", "v_proj"), ("q_proj",)),
+    (("q_proj", "v_proj"), ("k_proj",)),
+)
+
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.
 _EVERY = compile_late(r"_(step|freq|interval|period)$")
 _BY_LAYER = compile_late(r"layer|block|ratio|pattern|freq|idx|indices")
@@ -147,7 +158,7 @@ class _Model:
         yield from self._experts()
         yield from self._vocabulary()
         yield from self._scales()
-        self._mlps()
+        self._modules()
         if self.is_packed:
             facts = f"weights are packed: {self.quantized.get('quant_method')}"
             yield _doubt("shapes are not compared with the configuration", facts)
@@ -302,13 +313,18 @@ class _Model:
             if not any(module + end in self.metas for end in ends):
                 self._lose([module + ends[0]], "Float8 weights mean nothing without their scales")
 
-    def _mlps(self) -> None:
-        """Find the weight that leads back of an MLP with the other two."""
-        for gate, up, down in _MLPS:
-            ends = f".{gate}.weight", f".{up}.weight", f".{down}.weight"
-            of_gate = (n.removesuffix(ends[0]) for n in self.metas if n.endswith(ends[0]))
-            both = (module for module in of_gate if module + ends[1] in self.metas)
-            self._lose((module + ends[2] for module in both), f"{gate} and {up} are there")
+    def _modules(self) -> None:
+        """Find weights that belong to others of their module."""
+        modules: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for name in self.metas:
+            stem = name.removesuffix(".weight")
+            parent, _, part = stem.rpartition(".")
+            modules[f"{parent}.", name.removeprefix(stem)].add(part)
+        for (parent, end), parts in modules.items():
+            for given, belonging in _TOGETHER:
+                if parts.issuperset(given) and parts.isdisjoint(belonging):
+                    facts = f"{' or '.join(belonging)} belongs to {' and '.join(given)}"
+                    self._lose([f"{parent}{belonging[0]}{end}"], facts)
 
     def _sizes(self) -> Iterator[Diagnostic]:
         """Compare the weights of attention and of MLPs with the sizes in the configuration."""

@@ -30,7 +30,7 @@ ATTENTION = {
     "self_attn.v_proj.weight": (GROUPS * SIZE, HIDDEN),
     "self_attn.o_proj.weight": (HIDDEN, HEADS * SIZE),
 }
-PARTS = {"gate_proj.weight": (5, HIDDEN), "down_proj.weight": (HIDDEN, 5)}
+PARTS = {"up_proj.weight": (5, HIDDEN), "down_proj.weight": (HIDDEN, 5)}
 DENSE = {f"mlp.{name}": shape for name, shape in PARTS.items()}
 MOE = {f"mlp.experts.{n}.{name}": shape for n in range(EXPERTS) for name, shape in PARTS.items()}
 MOE |= {"mlp.gate.weight": (EXPERTS, HIDDEN), "mlp.gate.e_score_correction_bias": (EXPERTS,)}
@@ -75,10 +75,13 @@ def transposed(metas, ending):
 
 FULL = model_of()
 GATED = {**FULL}  # with all three weights of an MLP
-for gate in [name for name in FULL if name.endswith("gate_proj.weight")]:
-    up = gate.replace("gate_proj", "up_proj")
-    GATED[up] = TensorMeta(up, "BFloat16", FULL[gate].shape)
+for up in [name for name in FULL if name.endswith("up_proj.weight")]:
+    gate = up.replace("up_proj", "gate_proj")
+    GATED[gate] = TensorMeta(gate, "BFloat16", FULL[up].shape)
 WIDTHS = {"intermediate_size": 5, "moe_intermediate_size": 5}
+FUSED_DOWN = {name: meta for name, meta in FULL.items() if ".experts." not in name}
+for name in [f"model.layers.{n}.mlp.experts.down_proj" for n in range(2, LAYERS + 1)]:
+    FUSED_DOWN[name] = TensorMeta(name, "BFloat16", (EXPERTS, HIDDEN, 5))
 CONFIG = {**BASE, "num_nextn_predict_layers": 1, **OF_KINDS["first_k_dense_replace"]}
 
 
@@ -146,6 +149,13 @@ def test_a_complete_model_is_as_its_configuration_says(key):
             *(without("down_proj.weight"), {}),
             ["{2-6}.mlp.experts.{0-3}.down_proj.weight: 20 tensors are", "{0,1}.mlp.down_proj"],
         ),
+        (
+            without(".up_proj.weight"),
+            {},
+            ["{2-6}.mlp.experts.{0-3}.up_proj.weight: 20 tensors are"],
+        ),
+        (without(".q_proj.weight"), {}, ["{0-6}.self_attn.q_proj.weight: 7 tensors are missing"]),
+        (FUSED_DOWN, {}, ["{2-6}.mlp.experts.gate_up_proj: 5 tensors are missing"]),
         (without("mlp.gate.weight"), {}, ["no router of the experts"]),
         (transposed(FULL, "4.mlp.experts.2.down_proj.weight"), {}, ["1 tensor has another shape"]),
         (transposed(FULL, "down_proj.weight"), WIDTHS, ["20 tensors have", "2 tensors have"]),
