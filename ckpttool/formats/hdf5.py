@@ -452,15 +452,9 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
         raise _unread(path, name, "the dataset has no dataspace (H5S_NULL)", _WRITE_AGAIN)
     if offset is None and dataset.get_create_plist().get_external_count():
         raise _repack(path, name, dataset, "its data are in an external file")
-    kind = dataset.get_type()
-    if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
-    dtype = _find_dtype(kind, dataset)
-    if dtype is None:
-        raise _unsupported_type(path, name, kind)
-    meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
+    meta = _read_meta(path, name, dataset)
     nbytes = meta.nbytes
-    if not nbytes:
+    if meta.text is not None or not nbytes:
         return StoredTensor(meta, file, ())
     if offset is None:
         if dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS:
@@ -472,6 +466,15 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
         facts = f"{offset + nbytes} bytes expected, the file has {size}"
         raise FormatError(path, offset, reason, facts=facts)
     return StoredTensor(meta, file, (Extent(offset, nbytes),))
+
+
+def _read_meta(path: str, name: str, dataset: h5d.DatasetID) -> TensorMeta:
+    kind = dataset.get_type()
+    if isinstance(kind, h5t.TypeStringID):
+        return TensorMeta(name, TEXT, (), _read_text(path, name, dataset))
+    if (dtype := _find_dtype(kind, dataset)) is None:
+        raise _unsupported_type(path, name, kind)
+    return TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
 
 
 def _unread(path: str, name: str, reason: str, hint: str, facts: str = "") -> UnsupportedError:
@@ -670,13 +673,7 @@ def read_virtual(
             on_object()
             if name.startswith(f"{SHARDS}/"):
                 continue
-            options, kind = dataset.get_create_plist(), dataset.get_type()
-            if isinstance(kind, h5t.TypeStringID):
-                meta = TensorMeta(name, TEXT, (), _read_text(path, name, dataset))
-            elif (dtype := _find_dtype(kind, dataset)) is not None:
-                meta = TensorMeta(name, dtype, tuple(int(n) for n in dataset.shape))
-            else:
-                raise _unsupported_type(path, name, kind)
+            options, meta = dataset.get_create_plist(), _read_meta(path, name, dataset)
             shards = [*join_extents(meta, _extents(options))] if meta.nbytes else []
             is_virtual = options.get_layout() == h5d.VIRTUAL
             for number in range(options.get_virtual_count() if is_virtual else 0):
