@@ -15,12 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from ckpttool.formats.hdf5 import VIRTUAL, write_virtual
-from ckpttool.model.plan import OutputFile, OutputTensor, Plan
-from ckpttool.model.shown_extents import as_recorded, find_shards
-from ckpttool.model.slicing import Box
+from ckpttool.formats.hdf5 import VIRTUAL, absolute, write_virtual
+from ckpttool.model.plan import Plan
+from ckpttool.model.shown_extents import as_recorded
 from ckpttool.storage.files import remove_document, write_document
 from ckpttool.system import open_scratch
 from ckpttool.transaction.sealed_files import Written
@@ -39,7 +36,7 @@ def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
         It cannot be written.
     """
     (output,) = plan
-    with _made(output) as (fd, nbytes):
+    with _made(plan) as (fd, nbytes):
         remove_document(plan.target.manifest_path)
         write_document(output.path, _chunks(fd, nbytes))
     path = Path(output.path)
@@ -49,31 +46,21 @@ def write_virtual_output(plan: Plan) -> tuple[Written, ...]:
 
 def count_virtual(plan: Plan) -> int:
     """Return the bytes of the file that `write_virtual_output` writes."""
-    (output,) = plan
-    with _made(output) as (_, nbytes):
+    with _made(plan) as (_, nbytes):
         return nbytes
 
 
 @contextmanager
-def _made(output: OutputFile) -> Iterator[tuple[int, int]]:
+def _made(plan: Plan) -> Iterator[tuple[int, int]]:
     """Make the file in memory; yield its descriptor and its size."""
-    shown = [[*_shards(tensor)] for tensor in output.tensors]
-    used = {shard.tensor.file: None for of in shown for shard in of}
-    files = {file.path: as_recorded(file.stamp) for file in used}
+    (output,) = plan
+    shown = [plan.shown[meta.name][0] for meta in output.metas]
+    used = {box.tensor.file: None for boxes in shown for box in boxes}
+    files = {absolute(file.path): as_recorded(file.stamp) for file in used}
     attrs = {**output.attrs, VIRTUAL: json.dumps(files)}
     with open_scratch() as (fd, path):
         write_virtual(path, zip(output.metas, shown, strict=True), attrs)
         yield fd, os.fstat(fd).st_size
-
-
-def _shards(tensor: OutputTensor) -> Iterator[Box]:
-    """Yield the boxes of a tensor, in files with absolute paths."""
-    shards = find_shards(tensor)
-    assert not isinstance(shards, str), "else the preflight has refused it"
-    for shard in shards:
-        file = shard.tensor.file
-        path = os.path.abspath(file.path)  # noqa: PTH100 - a link keeps its name
-        yield replace(shard, tensor=replace(shard.tensor, file=replace(file, path=path)))
 
 
 def _chunks(fd: int, nbytes: int) -> Iterator[bytes]:

@@ -637,12 +637,17 @@ def write_virtual(
             _create_dataset(opened.id, meta, virtual)
 
 
+def absolute(path: str) -> str:
+    """Return the absolute path of a file whose bytes are shown; a link keeps its name."""
+    return os.path.abspath(path)  # noqa: PTH100
+
+
 def _external(shards: Iterable[Box]) -> h5p.PropDCID:
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_fill_time(h5d.FILL_TIME_NEVER)
     options.set_obj_track_times(False)
     for shard in shards:
-        path = os.fsencode(shard.tensor.file.path)
+        path = os.fsencode(absolute(shard.tensor.file.path))
         for extent in shard.tensor.extents:
             options.set_external(path, extent.offset, extent.nbytes)
     return options

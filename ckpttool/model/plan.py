@@ -22,7 +22,7 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
+from ckpttool.model.slicing import Box, FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
@@ -409,6 +409,13 @@ class Plan(Brief, Struct, frozen=True, dict=True):
             return None
         called = {t.name: names.get(t.source.name, t.source.name) for t in self.transfers}
         return {name: old for name, old in called.items() if name != old}
+
+    @cached_property
+    def shown(self) -> Mapping[str, tuple[Sequence[Box], str]]:
+        """The boxes of each tensor of a virtual output, or why it cannot show them."""
+        from ckpttool.model.shown_extents import find_boxes  # few outputs are virtual
+
+        return {it.meta.name: find_boxes(it) for output in self for it in output.tensors}
 
     @cached_property
     def written_strategy(self) -> Strategy | None:

@@ -6,7 +6,7 @@ A virtual output shows bytes and moves none, so each slice must be a range of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.model.region import Region, Steps, View
@@ -28,14 +28,14 @@ def is_of_rows(region: Region, shape: tuple[int, ...]) -> bool:
     return (region.start[1:], region.stop[1:]) == ((0,) * (region.ndim - 1), shape[1:])
 
 
-def find_shards(tensor: OutputTensor) -> list[Box] | str:
-    """Return the boxes of a tensor and their bytes, in C order; or why they lie nowhere.
+def find_boxes(tensor: OutputTensor) -> tuple[Sequence[Box], str]:
+    """Return the boxes of a tensor and their bytes, in C order; and why they lie nowhere, or "".
 
-    A string and a tensor without elements have no shards.
+    A string and a tensor without elements have no boxes.
     """
     if tensor.is_cast or tensor.is_scaled:
-        return "other values than in the files"
-    shards: list[Box] = []
+        return (), "other values than in the files"
+    boxes: list[Box] = []
     whole = Region.whole(tensor.meta.shape)
     for rank, stored, src, dst in tensor.pieces(whole) if tensor.meta.nbytes else ():
         if (
@@ -43,16 +43,16 @@ def find_shards(tensor: OutputTensor) -> list[Box] | str:
             or isinstance(dst, Steps)
             or not is_of_rows(src, stored.meta.shape)
         ):
-            return "other axes than in the files"
+            return (), "other axes than in the files"
         if stored.file.cipher is not None:
-            return "in an encrypted file"
+            return (), "in an encrypted file"
         start = math.prod(stored.meta.shape[1:]) * sum(src.start[:1]) * stored.meta.itemsize
         extents = _cut(stored.extents, start, start + src.size * stored.meta.itemsize)
         meta = stored.meta.of_shape(dst.shape)
-        shards.append(Box(dst, rank, StoredTensor(meta, stored.file, tuple(extents))))
-    if sum(shard.region.size for shard in shards) < whole.size and tensor.meta.text is None:
-        return "elements that no file holds"
-    return sorted(shards, key=lambda shard: shard.region.start)
+        boxes.append(Box(dst, rank, StoredTensor(meta, stored.file, tuple(extents))))
+    if sum(box.region.size for box in boxes) < whole.size and tensor.meta.text is None:
+        return (), "elements that no file holds"
+    return sorted(boxes, key=lambda box: box.region.start), ""
 
 
 def _cut(extents: Iterable[Extent], start: int, stop: int) -> Iterator[Extent]:

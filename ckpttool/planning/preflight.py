@@ -7,7 +7,6 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -75,13 +74,9 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
 
 def _find_unshown(plan: Plan) -> Iterator[Diagnostic]:
     """Yield why tensors cannot be shown as they lie in the files of the source."""
-    from ckpttool.model.shown_extents import find_shards
-
-    unshown: dict[str, list[str]] = defaultdict(list)
-    for tensor in chain.from_iterable(output.tensors for output in plan):
-        if isinstance(reason := find_shards(tensor), str):
-            unshown[reason].append(tensor.meta.name)
-    for reason, names in unshown.items():
+    reasons = {name: reason for name, (_, reason) in plan.shown.items() if reason}
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name in reasons if reasons[name] == reason]
         message = f"--virtual cannot show {count(len(names), 'tensor')}: {reason}"
         yield Diagnostic("options", message, hint="omit --virtual", facts=shorten(names, 3))
 
