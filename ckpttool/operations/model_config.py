@@ -208,10 +208,12 @@ class _Model:
     def _shapes(self) -> None:
         """Compare the shapes of the layers of a kind, and of all experts in them."""
         alike: dict[object, dict[tuple[int, ...], list[str]]] = {}
+        every = set[str]().union(*self.layers.values())
+        folded = {name: _EXPERT.sub(r"\1.*.\3", name) for name in every}
         for n, names in self.layers.items():
             for name in sorted(names):
                 if meta := self.metas[f"{self.stack}{n}.{name}"]:
-                    key = self._kind(n), _EXPERT.sub(r"\1.*.\3", name)
+                    key = self._kind(n), folded[name]
                     alike.setdefault(key, {}).setdefault(meta.shape, []).append(meta.name)
         for shapes in alike.values():
             usual = max(shapes, key=lambda shape: len(shapes[shape]))
@@ -322,9 +324,12 @@ class _Model:
             modules[f"{parent}.", name.removeprefix(stem)].add(part)
         for (parent, end), parts in modules.items():
             for given, belonging in _TOGETHER:
-                if parts.issuperset(given) and parts.isdisjoint(belonging):
+                if not parts.issuperset(given):
+                    continue
+                names = [f"{parent}{part}{end}" for part in belonging]
+                if not any(name in self.metas or name in self.named for name in names):
                     facts = f"{' or '.join(belonging)} belongs to {' and '.join(given)}"
-                    self._lose([f"{parent}{belonging[0]}{end}"], facts)
+                    self._lose(names[:1], facts)
 
     def _sizes(self) -> Iterator[Diagnostic]:
         """Compare the weights of attention and of MLPs with the sizes in the configuration."""
