@@ -324,10 +324,10 @@ class _Model:
             modules[f"{parent}.", name.removeprefix(stem)].add(part)
         for (parent, end), parts in modules.items():
             for given, belonging in _TOGETHER:
-                if not parts.issuperset(given):
+                if not parts.issuperset(given) or parts & {*belonging}:
                     continue
                 names = [f"{parent}{part}{end}" for part in belonging]
-                if not any(name in self.metas or name in self.named for name in names):
+                if not self.named.keys() & names:
                     facts = f"{' or '.join(belonging)} belongs to {' and '.join(given)}"
                     self._lose(names[:1], facts)
 
