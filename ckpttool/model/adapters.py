@@ -23,6 +23,7 @@ from msgspec import Struct
 from ckpttool.model.catalog import Catalog
 
 RANK = -1  # in the axes of a tensor of an adapter: the one that the product sums over
+STACK_RANK, RANK_STACK = -2, -3  # the same of a stack of experts, these outermost or innermost
 MAX_RANK = 1 << 15  # so that a row and a column of it fit into the buffers of a worker
 
 _PREFIX = "base_model.model."  # of PEFT
@@ -48,6 +49,14 @@ _SPELLINGS = tuple(
     )
 )
 
+# Parameters of experts that transformers 5 fuses, in its order, and the weights in files that are
+# their rows.  PEFT wraps each of ``target_parameters``, the last one outermost, and its names have
+# only the wrappers: ``experts.base_layer.lora_A`` is of the first of two.  Rows of A are (e r), but
+# columns of B are (r e).  Before 0.19 A had the rows of the weight.  Source: PEFT 0.21.2
+# ``ParamWrapper.get_delta_weight``, ``_inject_parameters``.
+_FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_FUSED_SINCE = 0, 19
+
 # Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base.
 _TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
 
@@ -71,7 +80,22 @@ class AdapterConfig(Struct, frozen=True):
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
     fan_in_fan_out: bool = False  # whether weights are stored transposed
+    target_parameters: list[str] | None = None
+    peft_version: str = ""
     refused: str = ""
+
+    def rank_of(self, module: str) -> int | None:
+        """Return the rank for a module; None if nothing says it."""
+        ranks = self.rank_pattern or {}
+        return ranks.get(_find(ranks, module), self.r)
+
+    def find_fused(self, experts: str, wrappers: int) -> str | None:
+        """Return the parameter that PEFT adapts within so many other wrappers of experts."""
+        version = tuple(map(int, re.findall(r"\d+", self.peft_version)[:2]))
+        is_known = experts.endswith(".experts") and version >= _FUSED_SINCE
+        targets = tuple(f".{target}" for target in self.target_parameters or () if is_known)
+        fused = [name for name in _FUSED if f".{experts}.{name}".endswith(targets)]
+        return fused[-1 - wrappers] if wrappers < len(fused) else None
 
 
 def refused_of(document: Mapping[str, object]) -> str:
@@ -85,10 +109,27 @@ def refused_of(document: Mapping[str, object]) -> str:
 
 
 class AdapterTensor(NamedTuple):
-    """A tensor of an adapter: its name, and which axis of the weight each of its axes is."""
+    """A tensor of an adapter: its name, and which axis of the weight each of its axes is.
+
+    It has the ranks of ``experts`` of which the weight is one, and the rows of ``weights``, too.
+    """
 
     name: str
     axes: tuple[int, ...]
+    experts: int = 1
+    expert: int = 0
+    weights: int = 1
+    weight: int = 0
+
+    def rank_in(self, shape: tuple[int, ...]) -> int:
+        """Return the rank that it has if this is its shape."""
+        return shape[self.axes.index(min(self.axes))] // self.experts
+
+    def shape(self, weight: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Return the shape that it has for a weight of this shape."""
+        sizes = (weight[0] * self.weights, *weight[1:])
+        ranks = rank * max(self.experts, self.expert + 1)
+        return tuple(ranks if axis < 0 else sizes[axis] for axis in self.axes)
 
 
 class LowRank(NamedTuple):
@@ -134,15 +175,37 @@ class Adapter(Struct, frozen=True, dict=True):
             if is_turned and (spelling.a, spelling.b) == _LINEAR:
                 axes = tuple(axis if axis == RANK else 1 - axis for axis in axes)
             sides[side] = AdapterTensor(name, axes)
-        pairs, lonely = {}, {}
+        pairs, lonely = dict[str, LowRank](), dict[str, str]()
         for (module, end), sides in halves.items():
             if len(sides) == 1:
                 ((side, tensor),) = sides.items()
                 lonely[tensor.name] = "B" if side == "A" else "A"
             else:
                 rows, columns = sorted(sides.values(), key=lambda it: max(it.axes))
-                pairs[module + end] = LowRank(module, rows, columns, max(columns.axes) + 1)
+                pair = LowRank(module, rows, columns, max(columns.axes) + 1)
+                pairs |= self._of_experts(pair) or {module + end: pair}
         return pairs, lonely, tuple(others)
+
+    def _of_experts(self, pair: LowRank) -> Mapping[str, LowRank]:
+        """Return the pairs of the weights in files, for a pair that PEFT has for fused experts.
+
+        The last expert is one too many: a weight of its name shows that the rank is another one.
+        """
+        experts, *wrappers = pair.module.split(".base_layer")
+        fused = self.config and self.config.find_fused(experts, len(wrappers))
+        rank = self.config and self.config.rank_of(module := f"{experts}.{fused}")
+        if not (fused and rank):
+            return {}
+        number = (*self.catalog.metas[pair.columns.name].shape, 0)[0] // rank
+        a = pair.columns._replace(axes=(STACK_RANK, 1), experts=number)
+        b = pair.rows._replace(axes=(0, RANK_STACK), experts=number, weights=len(_FUSED[fused]))
+        return {
+            f"{experts}.{expert}.{name}.weight": LowRank(
+                module, b._replace(expert=expert, weight=k), a._replace(expert=expert), pair.ndim
+            )
+            for expert in range(number + 1)
+            for k, name in enumerate(_FUSED[fused])
+        }
 
     def scale_of(self, module: str, rank: int) -> float:
         """Return the factor of the product for a module.
@@ -159,8 +222,7 @@ class Adapter(Struct, frozen=True, dict=True):
         config = self.config
         if config is None or config.lora_alpha is None:
             raise LookupError(module)
-        ranks, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
-        said = ranks.get(_find(ranks, module), config.r)
+        said, alphas = config.rank_of(module), config.alpha_pattern or {}
         if said is not None and said != rank:
             raise ValueError(f"rank {rank}, and the configuration says {said}")
         alpha = alphas.get(_find(alphas, module), config.lora_alpha)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.interpret import records_of_files
-from ckpttool.model.adapters import MAX_RANK, RANK, Adapter, AdapterTensor, LowRank
+from ckpttool.model.adapters import MAX_RANK, Adapter, AdapterTensor, LowRank
 from ckpttool.model.belonging import weight_of
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
@@ -53,6 +53,7 @@ class _Product(NamedTuple):
     scale: float
 
 
+_EXPERT = 1 << 40  # where an expert lies on the axis of its stack, which has others on both sides
 _OTHER = "an adapter of this model"
 _BY_PEFT = "`merge_and_unload` of PEFT"
 
@@ -130,9 +131,9 @@ class _Adapting:
         """Return what is added to a weight, or why it does not fit."""
         assert not isinstance(weight.slicing, SpreadSlicing), "these are scales, in other terms"
         pair, shape, name = self._pairs[weight.name], weight.slicing.shape, weight.name
-        sides = [(side.axes, self._tensors[side.name].meta) for side in (pair.rows, pair.columns)]
-        fitting = (it for it in sides if len(it[0]) == len(it[1].shape))
-        rank = min((meta.shape[axes.index(RANK)] for axes, meta in fitting), default=0)
+        sides = [(side, self._tensors[side.name].meta) for side in (pair.rows, pair.columns)]
+        fitting = (it for it in sides if len(it[0].axes) == len(it[1].shape))
+        rank = min((side.rank_in(meta.shape) for side, meta in fitting), default=0)
         is_copy = weight_of(tensor.name, self._belongings) != tensor.name
         if tensor.meta.dtype not in CASTABLE:
             message, hint = f"nothing can be added to {tensor.meta.dtype}", any_of(sorted(CASTABLE))
@@ -143,9 +144,9 @@ class _Adapting:
         if isinstance(tensor.slicing, RearrangedSlicing) and tensor.slicing.padding == "mean":
             hint = "--lora in one run, and --pad-with in the next"
             return self._refusal("nothing is added to a mean of rows", "", hint, name)
-        for axes, meta in sides:
+        for side, meta in sides:
             is_like = len(shape) == pair.ndim
-            wanted = tuple(rank if axis == RANK else shape[axis] for axis in axes if is_like)
+            wanted = side.shape(shape, rank) if is_like else ()
             if meta.shape != wanted or not rank:
                 expected = format_shape(wanted) if is_like else f"a weight of {pair.ndim} axes"
                 facts = f"{meta.name} {format_shape(meta.shape)}, expected {expected}"
@@ -208,7 +209,7 @@ class _Adapting:
         first, start, stop = products[0], [*out.box.start], [*out.box.stop]
         for factor in lost:
             start[factor], stop[factor] = first.seen.start[factor], first.seen.start[factor] + 1
-        box = Region((*start, 0), (*stop, first.rank))
+        box = Region((*start, 0, _EXPERT), (*stop, first.rank, _EXPERT + 1))
         parts = [self._part(product, number, out.box.ndim) for product in products]
         filled = sum(it.size for part in parts if (it := common(box, part.arrangement.box)))
         slicing = RearrangedSlicing(
@@ -222,16 +223,21 @@ class _Adapting:
         """Return a tensor of the adapter as a part of rows (0) or columns (1)."""
         weight, pair = product.weight, product.pair
         side: AdapterTensor = (pair.rows, pair.columns)[number ^ product.is_turned]
-        of_weight = (*weight.arrangement.axes, (rank_axis,))  # RANK is the last
-        starts = (*weight.start, 0) if weight.start else ()
+        stack, first = rank_axis + 1, _EXPERT - side.expert
+        of_weight = (  # RANK is the last, RANK_STACK the first behind those of the weight
+            *weight.arrangement.axes,
+            *((rank_axis, stack), (stack, rank_axis), (rank_axis,)),
+        )
+        tensor, (row, *others) = self._tensors[side.name], weight.start or (0,) * pair.ndim
+        row += side.weight * (tensor.meta.shape[0] // side.weights)
+        starts = (row, *others, 0, 0, 0)
         box = weight.arrangement.box
         arrangement = Arrangement(
             tuple(of_weight[axis] for axis in side.axes),
-            Region((*box.start, 0), (*box.stop, product.rank)),
+            Region((*box.start, 0, first), (*box.stop, product.rank, first + side.experts)),
         )
-        slicing = self._tensors[side.name].slicing
-        start = tuple(starts[axis] for axis in side.axes if starts)
-        return Part(side.name, slicing, arrangement, start)
+        start = tuple(starts[axis] for axis in side.axes)
+        return Part(side.name, tensor.slicing, arrangement, start)
 
     def found(self) -> Iterator[Diagnostic]:
         """Yield what is wrong with the adapter, or what it changes."""
@@ -242,13 +248,17 @@ class _Adapting:
         for name, other in self._lonely.items():
             message = f"a tensor of the adapter is there without its {other}"
             refused.append(self._refusal(message, "", "the complete file", name))
-        unmet = [name for name in self._pairs if name not in self._met]
+        unmet = {
+            name: (pair.rows.name, pair.columns.name)
+            for name, pair in self._pairs.items()
+            if name not in self._met and pair.rows.expert < pair.rows.experts
+        }
         unused = "{} of the adapter would not be used"
         if self._others:
             message = unused.format(count(len(self._others), "tensor"))
             refused.append(self._refusal(message, format_names(self._others), _BY_PEFT))
         if unmet:
-            message = unused.format(count(2 * len(unmet), "tensor"))
+            message = unused.format(count(len({*chain(*unmet.values())}), "tensor"))
             sides = format_names(self._stored, 1), format_names(unmet, 1)
             has_names = self._met or self._has_recipe
             hint = _OTHER if has_names else f"--recipe of the family, or {_OTHER}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,9 @@ SPELLINGS = {
 }
 
 
+FUSED = ("gate_up_proj", "down_proj")
+
+
 def added_to_experts(weight: Entry, a: Entry, b: Entry) -> Entry:
     numbers = numbers_of(weight) + SCALE * (numbers_of(a) @ numbers_of(b))
     return rounded(numbers, weight.dtype)
@@ -220,6 +224,59 @@ def test_an_adapter_with_names_of_mindformers_is_added_before_a_recipe(tmp_path,
     ckpttool.merge(tmp_path / "after", path, tmp_path / "e.safetensors", **options)
     ckpttool.merge(tmp_path / "before", path, tmp_path / "g.safetensors", lora=lora, **options)
     assert read(tmp_path / "g.safetensors") == read(tmp_path / "e.safetensors")
+
+
+def fused_of_peft(tensors: dict[str, Entry], parameters: tuple[str, ...]):
+    """Return the model with adapters on fused experts added, and these as PEFT 0.21 has them."""
+    made, adapter, rank = {**tensors}, {}, 2
+    experts = {name.rpartition(".experts.")[0] for name in tensors if ".mlp.experts." in name}
+    for module in experts:
+        stack = [name for name in tensors if name.startswith(f"{module}.experts.")]
+        number = 1 + max(int(name.split(".")[-3]) for name in stack)
+        for wrappers, parameter in enumerate(reversed(parameters)):  # the last is outermost
+            halves = ["gate_proj", "up_proj"] if parameter == "gate_up_proj" else ["down_proj"]
+            rows, columns = tensors[f"{module}.experts.0.{halves[0]}.weight"].shape
+            inside = f"{module}.experts{'.base_layer' * wrappers}"
+            a = some(f"{inside} A", (number * rank, columns))
+            b = some(f"{inside} B", (len(halves) * rows, rank * number))
+            adapter |= named(inside, a, b)
+            of_a = numbers_of(a).reshape(number, rank, columns)
+            of_b = numbers_of(b).reshape(len(halves), rows, rank, number)
+            for expert, (part, half) in product(range(number), enumerate(halves)):
+                name = f"{module}.experts.{expert}.{half}.weight"
+                sides = of_a[expert], of_b[part, :, :, expert]
+                made[name] = added(tensors[name], *(rounded(it, "Float32") for it in sides))
+    return made, adapter
+
+
+@pytest.mark.parametrize("parameters", [FUSED, FUSED[:1], FUSED[1:]])
+@pytest.mark.parametrize("model", ["qwen3-moe", "glm4-moe"])
+def test_an_adapter_of_fused_experts_goes_to_the_weights_in_files(tmp_path, model, parameters):
+    config, tensors = finite_model(model)
+    made, adapter = fused_of_peft(tensors, parameters)
+    write_file(tmp_path / "base.safetensors", tensors, "safetensors")
+    targets = [f"mlp.experts.{it}" for it in parameters[::-1]]
+    said = {"r": 2, "lora_alpha": 2 * SCALE, "peft_version": "0.21.2", "target_parameters": targets}
+    lora = write_adapter(tmp_path / "ad", adapter, **said)
+    ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "out.safetensors", lora=lora)
+    assert read(tmp_path / "out.safetensors") == made
+    recipe, choices = next(it[1:] for it in VARIANTS if it[0] == model)
+    ranks = to_mindformers(config, tensors, recipe, choices)
+    path = write_strategy(tmp_path / "s.json", ranks, 4)
+    write_ranks(tmp_path / "ms", cut(ranks, ckpttool.read_strategy(path)), "ckpt")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    options = {"recipe": option(recipe, choices), "hf_config": tmp_path / "hf", "lora": lora}
+    ckpttool.merge(tmp_path / "ms", path, tmp_path / "back.safetensors", **options)
+    assert read(tmp_path / "back.safetensors") == made
+    (lora / "adapter_config.json").write_text(json.dumps({**said, "r": 4, "lora_alpha": 4 * SCALE}))
+    with pytest.raises(ckpttool.PlanError, match="a shape is not that of the weight"):
+        ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "x.ckpt", lora=lora)
+    for key in ("peft_version", "target_parameters", "r"):  # which weights it is for is not told
+        older = {**said, key: {"peft_version": "0.18.1"}.get(key)}
+        (lora / "adapter_config.json").write_text(json.dumps(older))
+        with pytest.raises(ckpttool.PlanError, match="would not be used"):
+            ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "x.ckpt", lora=lora)
 
 
 def test_a_copy_gets_what_is_added_to_the_tensor_that_it_copies(tmp_path):
