@@ -21,7 +21,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
-from ckpttool.model.region import Region
+from ckpttool.model.region import Region, common
 from ckpttool.model.slicing import Box, FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
@@ -163,7 +163,8 @@ class OutputTensor(Struct, frozen=True, gc=False):
     def excerpt(self, within: Region) -> OutputTensor:
         """Return the tensor with only the slices that the `pieces` of ``within`` need."""
         region = within.moved_by(self.region.start)
-        return replace(self, terms=tuple(term.excerpt(region) for term in self.terms))
+        needed = (it for it in self.terms if it.within is None or common(it.within, region))
+        return replace(self, terms=tuple(term.excerpt(region) for term in needed))
 
 
 class OutputFile(Struct, frozen=True):

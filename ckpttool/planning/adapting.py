@@ -3,14 +3,13 @@
 Each weight that an adapter names gets two more terms for a pair of its tensors: one has rows, the
 other columns, and their product is added.  If a recipe makes the output of several weights, rows
 and columns are rearranged as it rearranges those of the weights: all are seen in the space of its
-`Arrangement`, with one more axis, the rank of the product.  Weights of a stack, such as experts,
-share their terms.  A copy of a weight gets what the weight gets: training that resumes from a
-master copy would undo the sum.
+`Arrangement`, with one more axis, the rank of the product.  A copy of a weight gets what the weight
+gets: training that resumes from a master copy would undo the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from shlex import quote
 from typing import NamedTuple
@@ -87,16 +86,13 @@ class _Adapting:
         """Return a transfer with what the adapter adds to it."""
         terms = [*transfer.terms]
         for out, weights in self._named(transfer):
-            slots: dict[Hashable, list[_Product]] = {}
             for weight in weights:
                 self._met.add(weight.name)
                 product = self._product(transfer.source, out, weight)
                 if isinstance(product, Diagnostic):
                     self._refused.append(product)
                 else:
-                    slots.setdefault(self._slot(out, product), []).append(product)
-            for products in slots.values():
-                terms += self._terms(out, products)
+                    terms += self._terms(out, product)
         return replace(transfer, terms=tuple(terms)) if terms[len(transfer.terms) :] else transfer
 
     def _weight(self, name: str) -> str | None:
@@ -177,25 +173,14 @@ class _Adapting:
         self._scales[tensor.name if is_copy else name] = scale
         return _Product(pair, weight, seen, is_turned, rank, scale)
 
-    def _slot(self, out: Arrangement, product: _Product) -> Hashable:
-        """Return a value that is equal for products that lie one behind the other in a stack."""
-        seen = product.seen
-        spans = tuple((seen.start[it], seen.stop[it]) for it in chain(*out.axes[-2:]))
-        sides = product.pair.rows, product.pair.columns
-        dtypes = tuple(self._tensors[side.name].meta.dtype for side in sides)
-        return spans, dtypes, product.is_turned, product.rank, product.scale
-
-    def _terms(self, out: Arrangement, products: Sequence[_Product]) -> Iterator[Term]:
+    def _terms(self, out: Arrangement, product: _Product) -> Iterator[Term]:
         """Yield the terms of rows and of columns."""
         *lead, rows, columns = out.axes
-        axes = (*lead, rows, (out.box.ndim,)), (*lead, (out.box.ndim,), columns)
-        ones = (1,) * len(lead)
-        found = [out.bounds(product.seen) for product in products]
-        start = tuple(map(min, zip(*(it.start for it in found), strict=True)))
-        within = Region(start, tuple(map(max, zip(*(it.stop for it in found), strict=True))))
-        for number, block in enumerate(((*ones, 1, 0), (*ones, 0, 1))):
-            source = self._side(out, axes[number], out.axes[-1 - number], number, products)
-            yield Term(source, products[0].scale if number else 1.0, self._input, block, within)
+        rank, ones, within = (out.box.ndim,), (1,) * len(lead), out.bounds(product.seen)
+        of_rows = self._side(out, (*lead, rows, rank), columns, 0, product)
+        yield Term(of_rows, 1.0, self._input, (*ones, 1, 0), within)
+        of_columns = self._side(out, (*lead, rank, columns), rows, 1, product)
+        yield Term(of_columns, product.scale, self._input, (*ones, 0, 1), within)
 
     def _side(
         self,
@@ -203,21 +188,19 @@ class _Adapting:
         axes: tuple[tuple[int, ...], ...],
         lost: tuple[int, ...],
         number: int,
-        products: Sequence[_Product],
+        product: _Product,
     ) -> FullTensor:
-        """Return the rows or the columns of products, which lack the factors of the other axis."""
-        first, start, stop = products[0], [*out.box.start], [*out.box.stop]
+        """Return the rows (0) or the columns (1), which lack the factors of the other axis."""
+        start, stop = [*out.box.start], [*out.box.stop]
         for factor in lost:
-            start[factor], stop[factor] = first.seen.start[factor], first.seen.start[factor] + 1
-        box = Region((*start, 0, _EXPERT), (*stop, first.rank, _EXPERT + 1))
-        parts = [self._part(product, number, out.box.ndim) for product in products]
-        filled = sum(it.size for part in parts if (it := common(box, part.arrangement.box)))
-        slicing = RearrangedSlicing(
-            Arrangement(axes, box), tuple(parts), "zero" if filled < box.size else ""
+            start[factor], stop[factor] = product.seen.start[factor], product.seen.start[factor] + 1
+        box = Region((*start, 0, _EXPERT), (*stop, product.rank, _EXPERT + 1))
+        part = self._part(product, number, out.box.ndim)
+        slicing, tensor = (
+            RearrangedSlicing(Arrangement(axes, box), (part,), "zero"),
+            self._tensors[part.name],
         )
-        like = self._tensors[parts[0].name]
-        shape = slicing.arrangement.shape
-        return replace(like, meta=like.meta.of_shape(shape), slicing=slicing)
+        return replace(tensor, meta=tensor.meta.of_shape(slicing.shape), slicing=slicing)
 
     def _part(self, product: _Product, number: int, rank_axis: int) -> Part:
         """Return a tensor of the adapter as a part of rows (0) or columns (1)."""
