@@ -351,19 +351,14 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     def over(self, base: Recipe) -> Recipe:
         """Return the recipe with the rules of another before its own, and its own sizes."""
-        return replace(
-            self,
-            extends="",
-            sizes={**base.sizes, **self.sizes},
-            choices={**base.choices, **self.choices},
-            rules=(*base.rules, *self.rules),
-            prefixes=(*base.prefixes, *self.prefixes),
-            copies=(*base.copies, *self.copies),
-            spellings={**base.spellings, **self.spellings},
-            modes={**base.modes, **self.modes},
-            unused={**base.unused, **self.unused},
-            fused={**base.fused, **self.fused},
-        )
+        joined: dict[str, object] = {"extends": ""}
+        for name in self.__struct_fields__:
+            match getattr(base, name), getattr(self, name):
+                case dict() as old, dict() as new:
+                    joined[name] = {**old, **new}
+                case tuple() as old, tuple() as new:
+                    joined[name] = (*old, *new)
+        return replace(self, **joined)
 
     def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the names in expressions, from the configuration of a model."""

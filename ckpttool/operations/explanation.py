@@ -418,7 +418,12 @@ class Explained(Struct, frozen=True, dict=True):
         if self.is_of_files:
             message, hint = "a merged checkpoint has no ranks", "-d STRATEGY, for those of a target"
             raise PlanError([Diagnostic("options", message, hint=hint, where=where)])
-        _check_rank(rank, self.ranks, where)
+        if rank not in self.ranks:
+            what = "the ranks are" if len(self.ranks) > 1 else "the only one is"
+            numbers = format_ranks(self.ranks, most=6).partition(" ")[2]
+            message, hint = f"there is no rank {rank}", f"one of {numbers}"
+            facts = f"{what} {numbers}"
+            raise PlanError([Diagnostic("options", message, hint, facts=facts, where=where)])
         parts = {how: how.of_rank(rank) for how in {*self.tensors.values()}}
         return replace(
             self,
@@ -571,15 +576,6 @@ def _explain_source(
 
 def _describe_taken(piece: Taken) -> TakenBox:
     return TakenBox(piece.rank, piece.region.start, piece.region.shape, piece.src.start)
-
-
-def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
-    if rank is not None and rank not in ranks:
-        what = "the ranks are" if len(ranks) > 1 else "the only one is"
-        numbers = format_ranks(ranks, most=6).partition(" ")[2]
-        message, hint = f"there is no rank {rank}", f"one of {numbers}"
-        facts = f"{what} {numbers}"
-        raise PlanError([Diagnostic("options", message, hint=hint, facts=facts, where=where)])
 
 
 # ------------------------------------------------------------------------------ ranks, stages, rows

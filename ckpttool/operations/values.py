@@ -88,15 +88,12 @@ class TensorValues(Struct, frozen=True):
         array, threshold = self.shown, self.elements
         if self.is_summarized:
             threshold = 0
+            selected = _selected(self.shape, self.rows)
             for axis, size in enumerate(array.shape):
-                if self._selected[axis] > size:  # NumPy prints "..." for the repeated element
+                if selected[axis] > size:  # NumPy prints "..." for the repeated element
                     array = np.repeat(array, [1] * (EDGE - 1) + [2] + [1] * EDGE, axis)
         with np.printoptions(threshold=threshold, edgeitems=EDGE, linewidth=columns or 75):
             return str(array[()])
-
-    @property
-    def _selected(self) -> tuple[int, ...]:
-        return self.shape if self.rows is None else (len(self.rows), *self.shape[1:])
 
 
 class StatisticsOfValues(Answer, frozen=True):
@@ -282,12 +279,12 @@ def _rows_of(tensor: LazyTensor, rows: slice | None) -> range | None:
     return range(tensor.shape[0])[rows]
 
 
-def _selected_shape(tensor: LazyTensor, rows: range | None) -> tuple[int, ...]:
-    return tensor.shape if rows is None else (len(rows), *tensor.shape[1:])
+def _selected(shape: tuple[int, ...], rows: range | None) -> tuple[int, ...]:
+    return shape if rows is None else (len(rows), *shape[1:])
 
 
 def _nbytes_of(tensor: LazyTensor, rows: slice | None) -> int:
-    meant = _selected_shape(tensor, _rows_of(tensor, rows))
+    meant = _selected(tensor.shape, _rows_of(tensor, rows))
     return tensor.nbytes * math.prod(meant) // max(tensor.size, 1)
 
 
@@ -295,7 +292,7 @@ def _read(
     tensor: LazyTensor, rows: slice | None, executor: Executor, on_progress: OnProgress
 ) -> TensorValues:
     positions = _rows_of(tensor, rows)
-    shape = _selected_shape(tensor, positions)
+    shape = _selected(tensor.shape, positions)
     elements = math.prod(shape)
 
     def read_box(box: Region) -> Array:
