@@ -288,7 +288,7 @@ def audit_checkpoint(
             unlike = {it.name for it in differences}
             others = [n for n in there if n not in unlike and digests.get(n) != like.digests[n]]
             differences += (TensorDifference(n, None, "values", None, None) for n in others)
-        command = join(_words_of_diff(checkpoint, like)) if like.catalog else ""
+        command = join(_words(checkpoint, like)) if like.catalog else ""
         found.add(*compare_names(here, there, command and f"{command} --recipe NAME"))
         names, unread = {**here, **there}, command if deep else ""
         found.add(*_unlike(differences, names, like.path, unread))
@@ -303,12 +303,15 @@ def audit_checkpoint(
     return None if like is None else tuple(differences), card
 
 
-def _words(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the command line that verifies these tensors of a checkpoint."""
-    catalog, options = checkpoint.catalog, checkpoint.options
-    yield from ("ckpttool", "verify", catalog.root)
+def _words(checkpoint: Checkpoint, like: Reference | None = None) -> Iterator[str]:
+    """Yield the command line that verifies these tensors, or compares them with a reference."""
+    catalog, options, files = checkpoint.catalog, checkpoint.options, checkpoint.strategy.files
+    yield from ("ckpttool", "verify" if like is None else "diff", catalog.root)
+    if like is not None:
+        yield like.path
+        files = files or (() if like.strategy is None else like.strategy.files)
     for option, values in (
-        ("-s", checkpoint.strategy.files),
+        ("-s", files),
         ("--step", (catalog.step,) if catalog.step else ()),
         ("--include", options.tensors.include),
         ("--exclude", options.tensors.exclude),
@@ -316,14 +319,6 @@ def _words(checkpoint: Checkpoint) -> Iterator[str]:
         yield from chain(*((option, value) for value in values))
     yield from ("--replicated",) if options.replicated else ()
     yield from ("--weights-only",) if options.tensors.weights_only else ()
-
-
-def _words_of_diff(checkpoint: Checkpoint, like: Reference) -> Iterator[str]:
-    """Yield the command line that compares these tensors with those of a reference."""
-    program, _, root, *options = _words(checkpoint)
-    yield from (program, "diff", root, like.path, *options)
-    if like.strategy is not None and not checkpoint.strategy.files:
-        yield from chain(*(("-s", file) for file in like.strategy.files))
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:
