@@ -27,6 +27,7 @@ from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED
 from ckpttool.wording import any_of, count, format_numbers, format_shape, shorten
 
+_MTP = "num_nextn_predict_layers"  # which transformers keeps in a model without those layers
 _LAYER = compile_late(r"\blayers\.(\d{1,7})\.")
 Copies = Sequence[tuple[FullTensor, FullTensor]]  # tensors that should hold the same
 
@@ -260,7 +261,12 @@ class _Rearranging:
         unknown = broken.union(map(self._used.recipe.spelled, broken))  # which a check tells
         if missing := [name for name in missing if name not in unknown]:
             message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
-            self._refuse(message, format_names(missing))
+            named = self._used.names[self._side].intersection(missing)
+            alone = replace(self._used, given={**self._used.given, _MTP: 0})
+            has_mtp = named and self._used.values.get(_MTP)
+            is_of_mtp = has_mtp and named.isdisjoint(alone.names[self._side])
+            hint = f"--recipe {self._used.typed}:{_MTP}=0, if the model predicts one token"
+            self._refuse(message, format_names(missing), hint if is_of_mtp else "")
         rest = [name for name in self._stored if name not in self._used_names | self._halves]
         reasons = self._unused()
         rest = [name for name in rest if name not in reasons]

@@ -185,6 +185,21 @@ def test_what_follows_from_an_answer_that_nobody_gave_is_not_said(tmp_path):
     assert "asks for" not in message(result)
 
 
+@pytest.mark.parametrize("lost", ["model.layers.3.", "model.layers.3.embed_tokens"])
+def test_a_model_that_lost_the_layers_of_mtp_gets_the_size_that_says_so(tmp_path, lost):
+    _, tensors = write_model(tmp_path / "hf", "deepseek-v3-mtp")
+    kept = {name: entry for name, entry in tensors.items() if not name.startswith(lost)}
+    write_file(tmp_path / "hf" / "model.safetensors", kept, "safetensors")
+    recipe = "deepseek-v3:fc1=interleaved,mla=fused,mode=graph"
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe"]
+    hint = "Try: --recipe deepseek-v3:num_nextn_predict_layers=0"
+    said = message(run(*words, recipe))
+    assert "in no file that deepseek-v3 asks for" in said
+    assert (hint in said) == (lost == "model.layers.3.")
+    if hint in said:
+        run_well(*words, f"{recipe},num_nextn_predict_layers=0")
+
+
 def test_a_tensor_that_is_copied_is_counted_once(tmp_path):
     config, tensors = write_model(tmp_path / "hf", "deepseek-v3-mtp")
     choices = {"fc1": "interleaved", "mla": "separate", "mode": "graph"}
