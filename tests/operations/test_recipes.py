@@ -141,6 +141,21 @@ def test_whatever_changes_in_one_tensor_is_named(model, number):
                 assert any(name in told for name in names), (names, told)
 
 
+@pytest.mark.parametrize("model", RECIPES)
+def test_a_rule_that_is_deleted_is_missed(model):
+    _, recipe, choices = next(variant for variant in VARIANTS if variant[0] == model)
+    config, tensors = load_model(model)
+    used = replace(read_recipe(option(recipe, choices)), config=config)
+    rules = used.recipe.rules
+    for side in (tensors, to_mindformers(config, tensors, recipe, choices)):
+        shapes = {name: (entry.dtype, entry.shape) for name, entry in side.items()}
+        for number, rule in enumerate(rules):
+            is_used = any(replace(used.recipe, rules=(rule,)).relations(used.values))
+            less = replace(used.recipe, rules=(*rules[:number], *rules[number + 1 :]))
+            codes = {problem.code for problem in problems_of(shapes, replace(used, recipe=less))}
+            assert codes == {"recipe" if is_used else "recipe_used"}
+
+
 def test_a_tied_head_that_is_there_is_not_written(tmp_path):
     config, tensors = write_model(tmp_path / "hf", "qwen2-tied")
     doubled = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
