@@ -77,6 +77,29 @@ def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, e
     assert (tmp_path / f"m.{suffix}").stat().st_size > 128 * MIB
 
 
+RECIPE = """
+recipe: fused
+version: 1
+source: a weight of 2 GiB
+sizes: {f: rows, p: "2"}
+rules:
+- mindspore: {w: (f p) H}
+  huggingface: {gate.weight: "(f p[0]) H", up.weight: "(f p[1]) H"}
+"""
+
+
+@pytest.mark.big
+def test_a_fused_tensor_of_two_gibibytes_is_parted_in_67_megabytes(tmp_path):
+    for rank in range(4):
+        write_holes(tmp_path / "src" / f"rank_{rank}" / "net.ckpt", (1 << 14, 8192))
+    (tmp_path / "rows.json").write_text(LAYOUT % (4, "0, -1"))
+    (tmp_path / "fused.yaml").write_text(RECIPE)
+    out, recipe = tmp_path / "m.safetensors", f"{tmp_path / 'fused.yaml'}:rows={1 << 15}"
+    words = ["merge", tmp_path / "src", "-s", tmp_path / "rows.json", "-o", out, "-q"]
+    assert peak_of(*words, "--recipe", recipe, "--max-memory", "67MB") <= 67_000_000
+    assert ckpttool.scan(out).files[0].tensors["up.weight"].meta.shape == (1 << 15, 8192)
+
+
 @pytest.mark.big
 @pytest.mark.parametrize("jobs", ["1", "8"])
 @pytest.mark.parametrize("columns", [True, False])
