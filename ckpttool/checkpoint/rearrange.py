@@ -51,8 +51,8 @@ def rearrange(
             rearranging = _Rearranging(checkpoint, used)
             return *rearranging.run(questions), rearranging.copies
         except ValueError as error:
-            hint = f"`ckpttool recipe show {used.typed}`"
-            problem = _problem(checkpoint, "a rule is malformed", str(error), hint)
+            hint = f"--hf-config of this model; `ckpttool recipe show {used.typed}`"
+            problem = _problem(checkpoint, "a rule cannot be evaluated", str(error), hint)
             raise PlanError([problem]) from error
         except LookupError as error:
             name = str(error.args[0])

@@ -107,13 +107,14 @@ def load_config(path: str, is_typed: bool = True) -> Config:
 def compare_config(config: Config, metas: Metas) -> Iterator[Diagnostic]:
     """Yield what of a model is not as its configuration says, and what cannot be known."""
     weights = {n: meta for n, meta in metas.items() if parse_name(n).parameter is None}
+    hint = f"--config {quote(config.path)}, which makes it an error"
     for finding in _Model(config, weights).findings():
         if config.is_typed:
             yield finding
         elif finding.code != "doubt":
             facts = join_clauses(finding.facts, f"by {config.path}")
-            hint = f"--config {quote(config.path)}, which makes it an error"
             yield replace(finding, code="config", facts=facts, hint=hint)
+            hint = ""  # of all of them
 
 
 def _wrong(message: str, facts: str = "") -> Diagnostic:
