@@ -76,17 +76,29 @@ def _read(path: str) -> Recipe:
             path, f"{size} bytes are too many for a recipe", facts=f"most: {MAX_BYTES}"
         )
     try:
-        recipe = msgspec.convert(_plain(parse_yaml(read_file(file), path)), Recipe, strict=False)
-    except msgspec.ValidationError as error:
-        raise RulesError(path, str(error), "`ckpttool help recipe`") from error
+        document = parse_yaml(read_file(file), path)
     except StrategyError as error:
-        _, reason, hint, facts = error.args
-        raise RulesError(error.args[0], reason, hint, facts) from error
+        raise RulesError(*error.args) from error
+    try:
+        recipe = msgspec.convert(_plain(document), Recipe, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, at = str(error).partition(" - at `$")
+        raise RulesError(_place(document, at), reason, "`ckpttool help recipe`") from error
     try:
         recipe.check()
     except ValueError as error:
         raise RulesError(path, str(error), "`ckpttool help recipe`") from error
     return recipe.over(_read(recipe.extends)) if recipe.extends else recipe
+
+
+def _place(node: Node, at: str) -> str:
+    """Return the place of a value in a document, by the path that msgspec gives: ``.rules[0]``."""
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", at):
+        if isinstance(node.value, dict) and key in node.value:
+            node = node.value[key]
+        elif isinstance(node.value, tuple) and index:
+            node = node.value[int(index)]
+    return node.place
 
 
 def _plain(node: Node) -> object:

@@ -446,7 +446,8 @@ MALFORMED = {  # a line of a rule, what is said
     "axes: g g": "a factor twice",
     "for: {i: range(L}": "mine.yaml",
     "names: {a: b, a: c}": "twice",
-    "wrong: 1": "unknown field",
+    "wrong: 1": "mine.yaml, line 5, column 3: Object contains unknown field `wrong`",
+    "names: 1": "mine.yaml, line 5, column 3: Expected `object`, got `int`",
 }
 
 
