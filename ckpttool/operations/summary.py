@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.answer import Answer, Count, Some
-from ckpttool.wording import MAX_NUMBERS, NUMBER, factor, join_numbers
+from ckpttool.wording import MAX_NUMBERS, NUMBER, fold_members
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -506,22 +506,18 @@ def fold_rows(
         place = first if entry.placement.known == "stored" and entry.is_single_value else None
         how: tuple[object, ...] = (entry.shape, entry.placement, place, equal, alike(entry))
         alike_entries.setdefault((base, entry.placement.first_rank, how), []).append(entry)
-    layers: dict[object, dict[tuple[int, ...], Row]] = {}
+    layers: dict[object, dict[str, Row]] = {}
     for (base, _, how), members in alike_entries.items():
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
         row = Row(base, tuple(entry.name.removesuffix(base) for entry in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
         kind = (NUMBER.sub("#", base, MAX_NUMBERS), row.prefixes, dtypes, how)
-        numbers = tuple(map(int, NUMBER.findall(base)[:MAX_NUMBERS]))
-        layers.setdefault(kind, {})[numbers] = row
-    return tuple(row for equal in layers.values() for row in _fold_layers(equal))
-
-
-def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
-    for ways in factor(layers):
-        rows = [layers[key] for key in product(*ways)]
-        pattern = join_numbers(rows[0].pattern, ways)
-        yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
+        layers.setdefault(kind, {})[base] = row
+    return tuple(
+        Row(pattern, rows[names[0]].prefixes, tuple(chain(*(rows[it].entries for it in names))))
+        for rows in layers.values()
+        for pattern, names in fold_members(dict.fromkeys(rows, ""))
+    )
 
 
 # -------------------------------------------------------------------------------------- parallelism
