@@ -22,7 +22,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Term
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement
-from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing, SpreadSlicing
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED
 from ckpttool.wording import any_of, count, format_numbers, format_shape, shorten
@@ -202,16 +202,12 @@ class _Rearranging:
         slicing, parts = made.slicing, []
         assert isinstance(slicing, RearrangedSlicing), "it is made of parts"
         for part in slicing.parts:
-            term = self._of_source[part.name]
-            of_scale = term.source.slicing
-            assert not isinstance(of_scale, RearrangedSlicing), "it is in files"
-            block = term.block or ()
-            axes = enumerate(part.arrangement.axes[: len(block)])
-            joined = tuple(axis for axis, factors in axes if len(factors) == 1)
-            spread = SpreadSlicing(of_scale, block, joined)
-            parts.append(replace(part, name=term.source.name, slicing=spread))
+            of_source = self._of_source[part.name].source.slicing
+            assert isinstance(of_source, RearrangedSlicing), "it is spread over the weight"
+            (spread,) = of_source.parts
+            parts.append(replace(spread, arrangement=part.arrangement, start=part.start))
         scale = _made_of(like, name, replace(slicing, parts=tuple(parts)))
-        return Term(scale, block=(1,) * len(scale.meta.shape))
+        return Term(scale, role="scale")
 
     def _as_one_slice(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with whole parts, if each rank fused its own."""

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from ckpttool.model.dtypes import FLOAT8, FLOATS
 from ckpttool.model.plan import Term
+from ckpttool.model.region import Arrangement
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import format_shape
 
@@ -90,8 +92,16 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
             facts = "a recipe writes no scales, and no configuration has a dtype"
             add(name, "nothing says the type of the Float8 weight", facts, "--dtype bf16")
         else:
-            scales[name] = Term(scale, block=block)
+            scales[name] = _spread(scale, shape, block)
     return scales, problems
+
+
+def _spread(scale: FullTensor, shape: tuple[int, ...], block: tuple[int, ...]) -> Term:
+    """Return the term of a scale: a tensor as large as the weight, with one element for a block."""
+    whole = Arrangement.whole(shape)
+    slicing = RearrangedSlicing(whole, (Part(scale.name, scale.slicing, whole, block=block),))
+    made = replace(scale, meta=scale.meta.of_shape(shape), slicing=slicing)
+    return Term(replace(made, copies=(), incomplete=()), role="scale")
 
 
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:

@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -32,22 +33,20 @@ from ckpttool.wording import Brief, count, format_bytes
 class Term(Struct, frozen=True, gc=False):
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
-    A term with a ``block`` is a scale and is not added: what was added before it is multiplied,
-    each element by that of its block.  A block has so many elements of the output along each axis;
-    further axes are not cut into blocks.  With a 0 it is a factor, the rows of a product (0 for the
-    last axis) or the columns of that (0 for the axis before): all indices of the source count
-    there.  The two follow each other, and their product times the weight of the second is added.
+    The elements of a scale are not added: what was added before them is multiplied by them.  The
+    rows of a product and its columns follow each other, and their product times the weight of the
+    second is added.  All rows have the same last axis, and all columns the same axis before it.
     """
 
     source: FullTensor  # a full tensor, with the stored name and element type
     weight: float = 1.0  # the factor of every element
     input: int = 0  # the number of its checkpoint in ``Plan.inputs``
-    block: tuple[int, ...] | None = None
+    role: Literal["", "scale", "rows", "columns"] = ""
     within: Region | None = None  # elements of the full output that a product has, and others
 
     def of_rank(self, rank: int) -> Term:
         """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
-        return Term(self.source.of_rank(rank), self.weight, self.input, self.block, self.within)
+        return Term(self.source.of_rank(rank), self.weight, self.input, self.role, self.within)
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
@@ -68,26 +67,20 @@ class Term(Struct, frozen=True, gc=False):
     @property
     def is_factor(self) -> bool:
         """Whether it has the rows or the columns of a product."""
-        return self.block is not None and 0 in self.block
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it has the rows of a product; the next term has the columns."""
-        return self.is_factor and self.block is not None and self.block[-1] == 0
+        return self.role in ("rows", "columns")
 
     def elements(self, region: Region) -> Region:
         """Return the elements of the source that ``region`` of the full output tensor needs."""
-        if self.block is None:
+        if not self.is_factor:
             return region
-        shape = self.source.meta.shape
-        ends = [*zip(region.start, region.stop, self.block, shape, strict=False)]
-        start = tuple(first // size if size else 0 for first, _, size, _ in ends)
-        stop = tuple(-(-last // size) if size else every for _, last, size, every in ends)
-        return Region(start, stop)
+        axis = -1 if self.role == "rows" else -2
+        start, stop = [*region.start], [*region.stop]
+        start[axis], stop[axis] = 0, self.source.meta.shape[axis]
+        return Region(tuple(start), tuple(stop))
 
     def locate(self, within: Region, origin: tuple[int, ...]) -> tuple[Region, tuple[int, ...]]:
         """Return the elements of the source for ``within``, as a region and its origin there."""
-        if self.block is None:
+        if not self.is_factor:
             return within, origin
         wanted = self.elements(within.moved_by(origin))
         return wanted.relative_to(wanted.start), wanted.start
@@ -100,7 +93,7 @@ def is_copy(terms: Sequence[Term]) -> bool:
 
 def last_source(terms: Sequence[Term]) -> FullTensor:
     """Return the last source whose elements are added; others have equal types and shapes."""
-    return terms[-1 if terms[-1].block is None else 0].source
+    return terms[0 if terms[-1].role else -1].source
 
 
 class OutputTensor(Struct, frozen=True, gc=False):
@@ -141,13 +134,13 @@ class OutputTensor(Struct, frozen=True, gc=False):
 
     @property
     def stored_itemsize(self) -> int:
-        """The stored bytes per element, summed over the terms; scales have few."""
-        return sum(term.source.meta.itemsize for term in self.terms if term.block is None)
+        """The stored bytes per element, summed over the terms; scales are few."""
+        return sum(term.source.meta.itemsize for term in self.terms if not term.role)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether elements are multiplied by the scale of their block."""
-        return self.terms[-1].block is not None and not self.terms[-1].is_factor
+        """Whether elements are multiplied by a scale."""
+        return self.terms[-1].role == "scale"
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """Return the `Term.pieces` that fill ``within``, a region of the slice; none of factors."""
@@ -288,7 +281,7 @@ class Transfer(Struct, frozen=True, gc=False):
     @property
     def read_kind(self) -> Hashable:
         """A value that is equal for transfers whose elements are in equal places of slices."""
-        places = ((t.source.slicing.key, t.source.meta.dtype, t.block) for t in self.terms)
+        places = ((t.source.slicing.key, t.source.meta.dtype, t.role) for t in self.terms)
         return self.dtype, tuple(places)
 
     def terms_of(self, rank: int) -> tuple[Term, ...]:
@@ -308,7 +301,7 @@ class Transfer(Struct, frozen=True, gc=False):
     @property
     def is_mean(self) -> bool:
         """Whether elements are a weighted mean of several sources."""
-        return not is_copy(self.terms) and self.terms[-1].block is None
+        return not is_copy(self.terms) and not self.terms[-1].role
 
     @property
     def source(self) -> FullTensor:
@@ -543,7 +536,7 @@ class Plan(Brief, Struct, frozen=True, dict=True):
             source, kinds = term.source, kinds_of[term.input]
             key = source.slicing.key
             kind = tuple(map(kinds.get, source.stored_names))
-            return key, source.meta.dtype, term.weight, term.input, term.block, kind
+            return key, source.meta.dtype, term.weight, term.input, term.role, kind
 
         by_kind: dict[Hashable, list[Transfer]] = {}
         for transfer in self.transfers:

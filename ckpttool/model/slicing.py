@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice, pairwise, product
 from operator import add, mul, sub
@@ -465,86 +465,83 @@ class BoxSlicing(Struct, frozen=True):
         return Region.whole(self.shape)
 
 
-class SpreadSlicing(Struct, frozen=True, gc=False):
-    """The scale of a weight as large as the weight: each element is that of its block.
+class Part(Struct, frozen=True, gc=False):
+    """A tensor of the source, and those of its elements that are in the space of an arrangement.
 
-    The methods are those of `LayoutSlicing`.  A stretch has one element of ``slicing``, which all
-    elements of the destination are; or one for each whole block along one of the axes ``joined``.
-    For ``block`` see `ckpttool.model.plan.Term`.
+    A tensor that is rearranged itself is part only of one whose axes are those of its own.
+
+    Attributes
+    ----------
+    start
+        The index in the tensor of the first element in the space; () is the first of all.
+    block
+        How many neighbours in the space, along each of the first axes of the part, are one and the
+        same stored element; all along the other axes.  The last ones of an axis may be fewer.  None
+        if each is an element of its own.
     """
 
-    slicing: LayoutSlicing | BoxSlicing
-    block: tuple[int, ...]
-    joined: tuple[int, ...] = ()
+    name: str
+    slicing: Slicing
+    arrangement: Arrangement
+    start: tuple[int, ...] = ()
+    block: tuple[int, ...] | None = None
 
-    @property
-    def key(self) -> Hashable:
-        """See `LayoutSlicing`."""
-        return self.slicing.key, self.block
-
-    @property
-    def distribution_key(self) -> Hashable:
-        """See `LayoutSlicing`."""
-        return self.slicing.distribution_key
-
-    def stretches(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[Hashable, Region, Region]]:
-        """See `LayoutSlicing`."""
-        region, ndim = within.moved_by(origin), len(self.block)
-        blocks, zero = self._blocks(region), (0,) * ndim
-        ends = [*map(range, blocks.start, blocks.stop)]
-        cells = [[(at, at + 1) for at in of_axis] for of_axis in ends]
-        axis = max(self.joined, key=lambda axis: len(ends[axis]), default=None)
-        if axis is not None and len(ends[axis]) > 2:  # the first and the last may be partial
-            cells[axis][1:-1] = [(cells[axis][1][0], cells[axis][-1][0])]
-        for index in product(*cells):
-            wanted = Region(*zip(*index, strict=True)) if index else Region((), ())
-            for place, src, cell in self.slicing.stretches(wanted, zero):
-                cell = cell.moved_by(zero)
-                start = (*map(mul, cell.start, self.block), *region.start[ndim:])
-                stop = (*map(mul, cell.stop, self.block), *region.stop[ndim:])
-                covered = common(Region(start, stop), region)
-                assert covered is not None, "the block overlaps the region"
-                yield place, src, covered.relative_to(origin)
-
-    def _blocks(self, region: Region) -> Region:
+    def stored(self, region: Region) -> Region:
+        """Return the elements of the stored tensor that a region of the part has."""
+        if self.start:
+            region = region.moved_by(self.start)
+        if self.block is None:
+            return region
         ends = [*zip(region.start, region.stop, self.block, strict=False)]
         start = tuple(first // size for first, _, size in ends)
         return Region(start, tuple(-(-last // size) for _, last, size in ends))
 
-    def find(self, place: Hashable) -> tuple[int, StoredTensor]:
-        """See `LayoutSlicing`."""
-        return self.slicing.find(place)
+    def stretches(self, region: Region) -> Iterator[tuple[Hashable, Region, Region]]:
+        """Yield place, source and elements of the part of each stretch in a region of the part.
 
-    def excerpt(self, region: Region) -> SpreadSlicing:
-        """See `LayoutSlicing`."""
-        return replace(self, slicing=self.slicing.excerpt(self._blocks(region)))
+        Without blocks the two regions are alike.  With them the source has one element; or several
+        along one axis that is a factor of the space, and the part as many whole blocks.
+        """
+        origin, block = self.start or (0,) * region.ndim, self.block
+        assert not isinstance(self.slicing, RearrangedSlicing), "its axes are others"
+        if block is None:
+            yield from self.slicing.stretches(region, origin)
+            return
+        wanted, region = self.stored(region), region.moved_by(origin)
+        cells = [
+            [(at, at + 1) for at in range(*of)]
+            for of in zip(wanted.start, wanted.stop, strict=True)
+        ]
+        whole = [axis for axis in range(len(block)) if len(self.arrangement.axes[axis]) == 1]
+        axis = max(whole, key=lambda axis: len(cells[axis]), default=-1)
+        if axis >= 0 and len(cells[axis]) > 2:  # the first and the last may be partial
+            cells[axis][1:-1] = [(cells[axis][1][0], cells[axis][-1][0])]
+        for of_axes in product(*cells):
+            start, stop = zip(*of_axes, strict=True) if of_axes else ((), ())
+            for place, src, cell in self.slicing.stretches(Region(start, stop), (0,) * len(block)):
+                first = (*map(mul, cell.start, block), *region.start[len(block) :])
+                last = (*map(mul, cell.stop, block), *region.stop[len(block) :])
+                covered = common(Region(first, last), region)
+                assert covered is not None, "the block overlaps the region"
+                yield place, src, covered.relative_to(origin)
 
-    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
-        """See `LayoutSlicing`."""
-        return self.slicing.replicas()
+    def walk(
+        self, box: Region, src: Region, strides: Sequence[int]
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield in which steps the elements of a box of the space are read.
 
-    def owners(self) -> Iterator[tuple[int, ...]]:
-        """See `LayoutSlicing`."""
-        return self.slicing.owners()
-
-    def holdings(self) -> Iterator[Holding]:
-        """See `LayoutSlicing`."""
-        return self.slicing.holdings()
-
-
-class Part(Struct, frozen=True, gc=False):
-    """A tensor of the source, and those of its elements that are in the space of an arrangement.
-
-    ``start`` is the index in the tensor of the first of them; () is the first of all.  A tensor
-    that is rearranged itself is part only of one whose axes are those of its own.
-    """
-
-    name: str
-    slicing: Slicing | SpreadSlicing
-    arrangement: Arrangement
-    start: tuple[int, ...] = ()
+        Each has how many there are, the stored elements between two of them, the axis of the space,
+        and how many elements of the box it is along that.
+        """
+        for factor, axis, step in self.arrangement.steps():
+            size = box.stop[factor] - box.start[factor]
+            if size > 1 and self.block is None:
+                yield size, step * strides[axis], factor, 1
+            elif size > 1:
+                cells = src.shape[axis] if axis < src.ndim else 1
+                if cells > 1:
+                    yield cells, strides[axis], factor, size // cells
+                yield size // cells, 0, factor, 1
 
 
 class RearrangedSlicing(Struct, frozen=True, dict=True):
@@ -576,7 +573,7 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
     @property
     def key(self) -> Hashable:
         """See `LayoutSlicing`."""
-        parts = ((it.slicing.key, it.arrangement, it.start) for it in self.parts)
+        parts = ((it.slicing.key, it.arrangement, it.start, it.block) for it in self.parts)
         return self.arrangement, self.padding, tuple(parts)
 
     @property
@@ -615,41 +612,29 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
         for number, wanted in self._wanted(within.moved_by(origin)):
             part, of_source = self.parts[number], self.parts[number].arrangement
             bounds = of_source.bounds(wanted)
-            begin = part.start or (0,) * bounds.ndim
-            spread = isinstance(part.slicing, SpreadSlicing)
-            if self.arrangement.is_plain and of_source.is_plain and not spread:
+            if self.arrangement.is_plain and of_source.is_plain and part.block is None:
                 first = tuple(map(sub, of_source.box.start, self.arrangement.box.start))
                 shift = tuple(map(sub, first, origin))
+                begin = part.start or (0,) * bounds.ndim
                 for place, src, dst in part.slicing.stretches(bounds, begin):
                     yield (number, place), src, dst.moved_by(shift)
                 continue
-            assert not isinstance(part.slicing, RearrangedSlicing), "its axes are others"
-            for place, in_slice, in_part in part.slicing.stretches(bounds, begin):
+            for place, in_slice, in_part in part.stretches(bounds):
                 strides = strides_of(part.slicing.find(place)[1].meta.shape)
-                shift = () if spread else tuple(map(sub, in_slice.start, in_part.start))
-                joined = [axis for axis, size in enumerate(in_slice.shape) if spread and size > 1]
                 for stretch in of_source.boxes(in_part):
                     if (box := common(stretch, wanted)) is None:
                         continue
-                    sizes = box.shape
-                    walked = [it for it in of_source.steps() if sizes[it[0]] > 1]
-                    shape = tuple(sizes[factor] for factor, _, _ in walked)
-                    at = map(add, of_source.index(box.start), shift)
-                    first = sum(map(mul, in_slice.start if spread else at, strides))
-                    by = [0 if spread else step * strides[axis] for _, axis, step in walked]
-                    along = [steps[factor] for factor, _, _ in walked]
-                    for (
-                        blocks
-                    ) in joined:  # whole ones along an axis, each with an element of its own
-                        k = [axis for _, axis, _ in walked].index(blocks)
-                        size = shape[k] // in_slice.shape[blocks]
-                        shape = (*shape[:k], in_slice.shape[blocks], size, *shape[k + 1 :])
-                        by.insert(k, strides[blocks])
-                        along.insert(k, (along[k][0], along[k][1] * size))
-                    src = View(first, shape, tuple(by))
+                    at: Iterable[int] = in_slice.start
+                    if part.block is None:
+                        at = map(sub, map(add, of_source.index(box.start), at), in_part.start)
+                    walk = [*part.walk(box, in_slice, strides)]
+                    shape = tuple(size for size, *_ in walk)
+                    by = tuple(stride for _, stride, *_ in walk)
                     index = tuple(map(sub, self.arrangement.index(box.start), origin))
-                    dst = Steps(index, shape, tuple(along))
-                    yield (number, place), src, dst
+                    axes = ((*steps[factor], times) for *_, factor, times in walk)
+                    steps_there = tuple((axis, step * times) for axis, step, times in axes)
+                    src = View(sum(map(mul, at, strides)), shape, by)
+                    yield (number, place), src, Steps(index, shape, steps_there)
 
     def _wanted(self, region: Region) -> Iterator[tuple[int, Region]]:
         """Yield the boxes of a region that each part has, with its number."""
@@ -694,8 +679,7 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
             part, starts = self.parts[number], zip(*(it.start for it in of_part), strict=True)
             stops = zip(*(it.stop for it in of_part), strict=True)
             bounds = Region(tuple(map(min, starts)), tuple(map(max, stops)))
-            bounds = bounds.moved_by(part.start) if part.start else bounds
-            parts.append(replace(part, slicing=part.slicing.excerpt(bounds)))
+            parts.append(replace(part, slicing=part.slicing.excerpt(part.stored(bounds))))
         return replace(self, parts=tuple(parts))
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:

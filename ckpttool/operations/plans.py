@@ -171,7 +171,7 @@ def _name_adapters(plan: Plan, texts: list[str], diagnostics: Diagnostics) -> st
             )
             diagnostics.add(Diagnostic("lora_used", message, where=where))
         terms = chain.from_iterable(transfer.terms for transfer in plan.transfers)
-        scales = {it.weight for it in terms if it.input == number and not it.has_rows}
+        scales = {it.weight for it in terms if it.input == number and it.role != "rows"}
         name = Path(os.path.abspath(adapter.catalog.root)).name  # noqa: PTH100, it resolves ".."
         texts.append(f"{name} {digest} times {', '.join(map(repr, sorted(scales)))}")
     return "; ".join(texts)

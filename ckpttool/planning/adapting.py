@@ -24,7 +24,7 @@ from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Term, Transfer
 from ckpttool.model.region import Arrangement, Region, common
-from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing, SpreadSlicing
+from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import any_of, count, format_shape, shorten
 
@@ -125,7 +125,6 @@ class _Adapting:
 
     def _product(self, tensor: FullTensor, out: Arrangement, weight: Part) -> _Product | Diagnostic:
         """Return what is added to a weight, or why it does not fit."""
-        assert not isinstance(weight.slicing, SpreadSlicing), "these are scales, in other terms"
         pair, shape, name = self._pairs[weight.name], weight.slicing.shape, weight.name
         sides = [(side, self._tensors[side.name].meta) for side in (pair.rows, pair.columns)]
         fitting = (it for it in sides if len(it[0].axes) == len(it[1].shape))
@@ -176,11 +175,11 @@ class _Adapting:
     def _terms(self, out: Arrangement, product: _Product) -> Iterator[Term]:
         """Yield the terms of rows and of columns."""
         *lead, rows, columns = out.axes
-        rank, ones, within = (out.box.ndim,), (1,) * len(lead), out.bounds(product.seen)
+        rank, within = (out.box.ndim,), out.bounds(product.seen)
         of_rows = self._side(out, (*lead, rows, rank), columns, 0, product)
-        yield Term(of_rows, 1.0, self._input, (*ones, 1, 0), within)
+        yield Term(of_rows, 1.0, self._input, "rows", within)
         of_columns = self._side(out, (*lead, rank, columns), rows, 1, product)
-        yield Term(of_columns, product.scale, self._input, (*ones, 0, 1), within)
+        yield Term(of_columns, product.scale, self._input, "columns", within)
 
     def _side(
         self,

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool.model.plan import Term
-from ckpttool.model.region import Region
 from ckpttool.storage.casting import FORMATS, widen
 from ckpttool.storage.numbers import Bytes, Flags, Float64s, decode
 
@@ -84,36 +82,22 @@ class WeightedSum:
             product[:, ~are_there[1]] = -0.0
             self.total += product.reshape(-1)
 
-    def multiply(self, scales: Float64s) -> None:
-        """Multiply each element by its scale, in Float32; NaN and Inf stay.
+    def multiply(self, data: Bytes, src: str) -> None:
+        """Multiply each element by its scale, of a type, in Float32; NaN and Inf stay.
 
         So do transformers, vLLM and the code of DeepSeek, and numbers of 8 bits and their scales
         are of Float32.
         """
+        scales = decode(data, src)
+        assert scales is not None, "a scale is a number"
         with np.errstate(all="ignore"):
-            self.total *= scales
+            np.multiply(self.total, scales, out=self.total)
             self.total[:] = self.total.astype(np.float32)
 
     def find_not_finite(self) -> int | None:
         """Return the index of the first NaN or Inf in the sum; None if there is none."""
         is_finite = np.isfinite(self.total)
         return None if is_finite.all() else int(np.argmin(is_finite))
-
-
-def spread(data: Bytes, term: Term, region: Region) -> Float64s:
-    """Return the scale of each element of ``region``, from those that `Term.elements` names."""
-    numbers = decode(data, term.source.meta.dtype)
-    assert numbers is not None, "a scale is a number"
-    wanted, block = term.elements(region), term.block or ()
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        scales = numbers.astype(np.float64).reshape(wanted.shape)
-    for axis, size in enumerate(block):
-        if size == 1:
-            continue
-        places = np.arange(region.start[axis], region.stop[axis]) // size - wanted.start[axis]
-        scales = np.take(scales, places, axis)
-    scales = scales.reshape(*scales.shape, *(1,) * (len(region.shape) - scales.ndim))
-    return np.broadcast_to(scales, region.shape).reshape(-1)
 
 
 def find_numbers(data: Bytes, src: str) -> Float64s:

@@ -32,7 +32,7 @@ from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
-from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, find_numbers, spread
+from ckpttool.storage.means import SUM_BYTES, SUM_SIZE, WeightedSum, find_numbers
 from ckpttool.storage.numbers import Bytes, Flags, copy_elements
 from ckpttool.system import RWF_DONTCACHE, has_dontcache, read_at, start_writing, write_at
 
@@ -291,10 +291,10 @@ class FlatFiles:
         assert self._sum is not None, "the sum was begun"
         self._sum.add(data, src, weight)
 
-    def multiply(self, data: Bytes, term: Term, region: Region) -> None:
-        """Multiply the elements of the sum, which are ``region``, by the scales of a term."""
+    def multiply(self, data: Bytes, src: str) -> None:
+        """Multiply the elements of the sum by scales of one type."""
         assert self._sum is not None, "the sum was begun"
-        self._sum.multiply(spread(data, term, region))
+        self._sum.multiply(data, src)
 
     def add_product(self, product: _AddProduct, terms: Sequence[Term]) -> None:
         """Add the product of the rows and the columns that were read to the sum."""
@@ -433,14 +433,13 @@ class _Add(Struct, frozen=True):
 
 
 class _Multiply(Struct, frozen=True):
-    """Scales that were read for ``region`` of the full tensor, whose elements are the sum."""
+    """Scales that were read, each of an element of the sum."""
 
     data: Bytes
     term: int
-    region: Region
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
-        files.multiply(self.data, tensor.terms[self.term], self.region)
+        files.multiply(self.data, tensor.terms[self.term].source.meta.dtype)
 
 
 class _AddProduct(Struct, frozen=True):
@@ -509,10 +508,7 @@ def plan_band(
                 size = term.locate(part, tensor.region.start)[0].size
                 data = files.stage(size * term.source.meta.itemsize)
                 yield from _plan_pieces(files, tensor, number, part, data)
-                if term.block is None:
-                    yield _Add(data, number)
-                else:
-                    yield _Multiply(data, number, part.moved_by(tensor.region.start))
+                yield _Multiply(data, number) if term.role else _Add(data, number)
             for number in _find_products(tensor, part.moved_by(tensor.region.start)):
                 yield from _plan_product(files, tensor, number, part)
             yield _TakeSum(part, out[_within(part, band)])
@@ -544,7 +540,7 @@ def read_rows(files: FlatFiles, tensor: OutputTensor) -> Iterator[Bytes]:
 
 def _parts(tensor: OutputTensor, band: Region) -> Iterator[Region]:
     """Return the parts of a band that are summed at a time; of a product those near a square."""
-    ranks = [term.source.meta.shape[-1] for term in tensor.terms if term.has_rows]
+    ranks = [term.source.meta.shape[-1] for term in tensor.terms if term.role == "rows"]
     if not ranks:
         return band.bands(SUM_SIZE)
     lines = STAGE_BYTES // 8 // max(ranks) - 1  # rows and columns, which are read together
@@ -555,7 +551,11 @@ def _parts(tensor: OutputTensor, band: Region) -> Iterator[Region]:
 def _find_products(tensor: OutputTensor, region: Region) -> Iterator[int]:
     """Yield the number of the rows of each product that may have elements in a region."""
     for number, term in enumerate(tensor.terms):
-        if term.has_rows and term.within is not None and common(term.within, region) is not None:
+        if (
+            term.role == "rows"
+            and term.within is not None
+            and common(term.within, region) is not None
+        ):
             yield number
 
 

@@ -157,7 +157,7 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
     else:
         how = _show_layout(source.layout)
     rare: list[object] = [source.own_ranks] if source.own_ranks else []
-    rare += [] if term.block is None else [term.block]
+    rare += [term.role] if term.role else []
     meta = source.meta
     shown = f"name={meta.name!r}, dtype={meta.dtype!r}, shape={meta.shape!r}, text={meta.text!r}"
     shown = _Shown(f"TensorMeta({shown}, whole_shape={meta.whole_shape!r})")

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Term
-from ckpttool.model.region import Region
+from ckpttool.model.region import Arrangement, Region
+from ckpttool.model.slicing import Part
 from ckpttool.transaction.sources import plan_digest
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.in_memory import checkpoint_in_memory, full_tensors, merge_in_memory
@@ -40,15 +41,25 @@ def test_other_tensors_than_copies_are_means_which_are_rounded(count, weight):
     assert (tensor.is_scaled, tensor.source.name) == (False, "w")
 
 
-@pytest.mark.parametrize(("block", "stop"), [((2, 3), (1, 2)), ((2,), (1,)), ((), ())])
-def test_a_scale_is_no_mean_and_has_an_element_for_each_block(block, stop):
+def test_a_scale_is_no_mean():
     plan = merge_in_memory(full_tensors(w=(2, 4)))
     source = plan.transfers[0].source
-    plan = with_transfer(plan, terms=(Term(source), Term(source, block=block)), dtype="Float16")
+    plan = with_transfer(plan, terms=(Term(source), Term(source, role="scale")), dtype="Float16")
     (transfer,), ((tensor,),) = plan.transfers, (output.tensors for output in plan)
     assert (transfer.is_mean, transfer.is_cast, tensor.is_scaled) == (False, True, True)
     assert transfer.source is source
-    assert tensor.terms[1].elements(tensor.region).stop == stop
+
+
+@pytest.mark.parametrize(
+    ("block", "stop"), [((2, 3), (1, 2)), ((2,), (1,)), ((), ()), (None, (2, 4))]
+)
+def test_a_part_has_one_element_for_each_block(block, stop):
+    scale = merge_in_memory(full_tensors(w=stop)).transfers[0].source
+    whole = Arrangement.whole((2, 4))
+    part = Part("w", scale.slicing, whole, block=block)
+    assert part.stored(Region((0, 0), (2, 4))).stop == stop
+    covered = [region for _, _, region in part.stretches(Region((0, 0), (2, 4)))]
+    assert sum(region.size for region in covered) == 8
 
 
 def test_an_excerpt_has_none_of_the_slices_of_other_stages():
