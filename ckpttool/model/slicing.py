@@ -512,10 +512,14 @@ class Part(Struct, frozen=True, gc=False):
             [(at, at + 1) for at in range(*of)]
             for of in zip(wanted.start, wanted.stop, strict=True)
         ]
-        whole = [axis for axis in range(len(block)) if len(self.arrangement.axes[axis]) == 1]
-        axis = max(whole, key=lambda axis: len(cells[axis]), default=-1)
-        if axis >= 0 and len(cells[axis]) > 2:  # the first and the last may be partial
-            cells[axis][1:-1] = [(cells[axis][1][0], cells[axis][-1][0])]
+        joined, of_axis = (0, 0), -1  # the longest run of whole blocks, which has one stretch
+        for axis, size in enumerate(block):
+            run = -(-region.start[axis] // size), region.stop[axis] // size
+            if len(self.arrangement.axes[axis]) == 1 and run[1] - run[0] > joined[1] - joined[0]:
+                joined, of_axis = run, axis
+        if of_axis >= 0:
+            before = wanted.start[of_axis]
+            cells[of_axis][joined[0] - before : joined[1] - before] = [joined]
         for of_axes in product(*cells):
             start, stop = zip(*of_axes, strict=True) if of_axes else ((), ())
             for place, src, cell in self.slicing.stretches(Region(start, stop), (0,) * len(block)):

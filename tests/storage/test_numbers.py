@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.lib.stride_tricks import as_strided
 
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.storage.numbers import (
     NonfiniteCount,
+    copy_elements,
     count_nonfinite,
     decode,
     find_differing,
@@ -186,3 +188,16 @@ def test_distances_and_magnitudes_of_complex_numbers_are_moduli():
     b = decode(raw(0, 1j, dtype="Complex64"), "Complex64")
     assert list(find_distances(a, b)) == [5.0, math.sqrt(2)]
     assert list(find_magnitudes(a)) == [5.0, 1.0]
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_elements_are_copied_whatever_the_order_and_the_steps_of_their_axes(itemsize, order, step):
+    stored = np.random.default_rng(0).integers(0, 256, (40, 3, 50, itemsize), np.uint8)
+    shape, strides = stored.shape, [*stored.strides]
+    src = as_strided(stored, (20, *shape[1:]), (strides[0] * step, *strides[1:]))
+    src = src.transpose(*order, 3)
+    dst = np.zeros(src.shape, np.uint8)
+    copy_elements(dst, src)
+    assert dst.tobytes() == src.tobytes()
