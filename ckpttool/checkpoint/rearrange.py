@@ -7,8 +7,7 @@ what a recipe does not know stops the command before the first byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Sequence
 from operator import add, sub
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from ckpttool.lazy import compile_late
 from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
+from ckpttool.model.patterns import Pattern
 from ckpttool.model.plan import Term
 from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
 from ckpttool.model.region import Arrangement
@@ -264,8 +264,6 @@ class _Rearranging:
             hint = f"--recipe {self._used.typed}:{_MTP}=0, if the model predicts one token"
             self._refuse(message, format_names(missing), hint if is_of_mtp else "")
         rest = [name for name in self._stored if name not in self._used_names | self._halves]
-        reasons = self._unused()
-        rest = [name for name in rest if name not in reasons]
         weights = [name for name in rest if self._checkpoint.belonging(name).is_model]
         if states := [name for name in rest if name not in {*weights}]:
             message = f"{count(len(states), 'state')} that no rule of {recipe} knows"
@@ -289,17 +287,6 @@ class _Rearranging:
             message = f"two rules make one tensor of {SIDES[1 - self._side]}"
             self._refuse(message, shorten(twice, 3))
 
-    def _unused(self) -> Mapping[str, str]:
-        if self._side:
-            return {}
-        patterns = self._used.recipe.unused.items()
-        return {
-            name: reason
-            for name in self._stored
-            for pattern, reason in patterns
-            if fnmatchcase(name, pattern)
-        }
-
     def _note(self) -> Diagnostic:
         stored = {name for tensor in self._made.values() for name in tensor.stored_names}
         by_axes = stored - self._called.keys()  # of which copies are made, too
@@ -309,10 +296,10 @@ class _Rearranging:
         facts = [f"copies: {count(len(self.copies), 'tensor')}"] if self.copies else []
         if scales := {term.source.name for term in self._of_source.values()}:
             facts.append(f"multiplied: {count(len(scales & self._used_names), 'scale')}")
-        if reasons := self._unused():
-            facts.append(f"left out by rules: {count(len(reasons), 'tensor')}")
-        if left := self._checkpoint.left_out:
-            facts.append(f"left out by options: {count(len(left), 'tensor')}")
+        left, patterns = self._checkpoint.left_out, [*map(Pattern, self._used.recipe.unused)]
+        by_rules = sum(any(pattern.matches(name) for pattern in patterns) for name in left)
+        for by, number in (("rules", by_rules), ("options", len(left) - by_rules)):
+            facts += [f"left out by {by}: {count(number, 'tensor')}"] if number else []
         return replace(_problem(self._checkpoint, message, "; ".join(facts)), code="recipe_used")
 
     def _unlike_config(self) -> Iterator[Diagnostic]:

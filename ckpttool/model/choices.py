@@ -250,8 +250,9 @@ class TensorOptions(Struct, frozen=True, dict=True):
 
     @cached_property
     def excluded(self) -> tuple[Pattern, ...]:
-        """The patterns of ``exclude``."""
-        return tuple(map(Pattern, self.exclude))
+        """The patterns of ``exclude``, and those of the recipe for what it does not use."""
+        unused = () if self.recipe is None else self.recipe.recipe.unused
+        return tuple(map(Pattern, (*self.exclude, *unused)))
 
     @cached_property
     def renames(self) -> tuple[Rename, ...]:
@@ -311,7 +312,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
     @property
     def are_all_wanted(self) -> bool:
         """Whether no tensor is left out."""
-        return not (self.include or self.exclude or self.weights_only)
+        return not (self.include or self.excluded or self.weights_only)
 
     @property
     def are_named(self) -> bool:
@@ -344,7 +345,8 @@ class TensorOptions(Struct, frozen=True, dict=True):
     ) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing; see `unmatched_problems`."""
         names, absent = ([self.called.get(name, name) for name in each] for each in (names, absent))
-        yield from unmatched_problems((*self.included, *self.excluded), names, where, absent)
+        patterns = (*self.included, *self.excluded[: len(self.exclude)])
+        yield from unmatched_problems(patterns, names, where, absent)
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
         is_number = meta.dtype in CASTABLE or what.scale is not None

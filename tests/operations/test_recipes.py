@@ -226,6 +226,24 @@ def test_a_tensor_that_is_copied_is_counted_once(tmp_path):
     assert int(used) == int(names) + int(axes) == len(made)
 
 
+def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    made = to_mindformers(config, tensors, "qwen3", choices)
+    counter, like = "decoder.layers.0.mlp.tokens_per_expert", made["decoder.final_layernorm.weight"]
+    layouts = shard({**made, counter: like}, 4)
+    strategy = tmp_path / "s.json"
+    strategy.write_text(json.dumps(layouts))
+    ranks = cut(made, ckpttool.read_strategy(strategy))
+    for rank, entries in ranks.items():
+        entries[counter] = noise(f"counter {rank}", "Float32", like.shape)
+    write_ranks(tmp_path / "ms", ranks, "ckpt")
+    words = ["merge", tmp_path / "ms", "-s", strategy, "-o", tmp_path / "out", "--recipe"]
+    said = run_well(*words, option("qwen3", choices), "--hf-config", tmp_path / "hf")
+    assert "left out by rules: 1 tensor" in message(said)
+    assert read(tmp_path / "out" / "model.safetensors") == tensors
+
+
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3": (5, "fc1 is interleaved or contiguous"),
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
