@@ -14,7 +14,7 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import NAME_CHECKPOINT
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.adapters import Adapter, AdapterConfig, refused_of
+from ckpttool.model.adapters import Adapter, AdapterConfig, more_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.problems import Diagnostic, ForeignError, FormatError, PlanError
 from ckpttool.typed import parse_scaled
@@ -73,6 +73,6 @@ def _file_in(folder: Path, scale: str) -> str:
 def _read_config(path: str) -> AdapterConfig:
     document = read_json_object(path, _MAX_BYTES)
     try:
-        return msgspec.convert({**document, "refused": refused_of(document)}, AdapterConfig)
+        return msgspec.convert({**document, "more": more_of(document)}, AdapterConfig)
     except msgspec.ValidationError as error:
         raise FormatError(path, None, str(error)) from error

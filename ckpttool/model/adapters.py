@@ -52,10 +52,10 @@ _SPELLINGS = tuple(
 # Parameters of experts that transformers 5 fuses, in its order, and the weights in files that are
 # their rows.  PEFT wraps each of ``target_parameters``, the last one outermost, and its names have
 # only the wrappers: ``experts.base_layer.lora_A`` is of the first of two.  Rows of A are (e r), but
-# columns of B are (r e).  Before 0.19 A had the rows of the weight.  Source: PEFT 0.21.2
-# ``ParamWrapper.get_delta_weight``, ``_inject_parameters``.
+# columns of B are (r e).  Up to 0.19.0 A had the rows of the weight.  Source: PEFT 0.21.2
+# ``ParamWrapper.get_delta_weight``, ``_inject_parameters``; findings/peft_turns_experts.sh.
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_FUSED_SINCE = 0, 19
+_FUSED_SINCE = (0, 19, 1), True  # True: released; snapshots before it have either
 
 # Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base.
 _TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
@@ -71,7 +71,7 @@ _MORE = (
 class AdapterConfig(Struct, frozen=True):
     """What ``adapter_config.json`` says of the scale; the fields have their names there.
 
-    ``refused`` is what the adapter has beside the product of two tensors; "" for nothing.
+    ``more`` is what the adapter has beside the product of two tensors; "" for nothing.
     """
 
     r: int | None = None
@@ -82,7 +82,18 @@ class AdapterConfig(Struct, frozen=True):
     fan_in_fan_out: bool = False  # whether weights are stored transposed
     target_parameters: list[str] | None = None
     peft_version: str = ""
-    refused: str = ""
+    more: str = ""
+
+    @property
+    def refused(self) -> str:
+        """Why the product of A and B is not what is to be added; "" if it is."""
+        targets = {target.rpartition(".")[2] for target in self.target_parameters or ()}
+        numbers = tuple(map(int, re.findall(r"\d+", self.peft_version)[:3]))
+        is_older = (numbers, "dev" not in self.peft_version) < _FUSED_SINCE
+        if self.more or not is_older or targets.isdisjoint(_FUSED):
+            return self.more
+        version = self.peft_version or "missing"
+        return f"peft_version is {version}; before 0.19.1 A and B of fused experts are exchanged"
 
     def rank_of(self, module: str) -> int | None:
         """Return the rank for a module; None if nothing says it."""
@@ -91,14 +102,13 @@ class AdapterConfig(Struct, frozen=True):
 
     def find_fused(self, experts: str, wrappers: int) -> str | None:
         """Return the parameter that PEFT adapts within so many other wrappers of experts."""
-        version = tuple(map(int, re.findall(r"\d+", self.peft_version)[:2]))
-        is_known = experts.endswith(".experts") and version >= _FUSED_SINCE
+        is_known = experts.endswith(".experts")
         targets = tuple(f".{target}" for target in self.target_parameters or () if is_known)
         fused = [name for name in _FUSED if f".{experts}.{name}".endswith(targets)]
         return fused[-1 - wrappers] if wrappers < len(fused) else None
 
 
-def refused_of(document: Mapping[str, object]) -> str:
+def more_of(document: Mapping[str, object]) -> str:
     """Return what a configuration says of more than the product of two tensors."""
     kind, start = document.get("peft_type", "LORA"), document.get("init_lora_weights")
     if kind != "LORA":

@@ -54,7 +54,7 @@ class _Product(NamedTuple):
 
 _EXPERT = 1 << 40  # where an expert lies on the axis of its stack, which has others on both sides
 _OTHER = "an adapter of this model"
-_BY_PEFT = "`merge_and_unload` of PEFT"
+_BY_PEFT = "`merge_and_unload` of the PEFT that saved it"
 
 
 class _Adapting:
@@ -225,8 +225,8 @@ class _Adapting:
         """Yield what is wrong with the adapter, or what it changes."""
         config, refused = self._adapter.config, self._refused
         if config is not None and config.refused:
-            message = "more than a product is to be added"
-            refused.append(self._refusal(message, config.refused, _BY_PEFT))
+            yield self._refusal("only PEFT can add this adapter", config.refused, _BY_PEFT)
+            return
         for name, other in self._lonely.items():
             message = f"a tensor of the adapter is there without its {other}"
             refused.append(self._refusal(message, "", "the complete file", name))

@@ -272,11 +272,32 @@ def test_an_adapter_of_fused_experts_goes_to_the_weights_in_files(tmp_path, mode
     (lora / "adapter_config.json").write_text(json.dumps({**said, "r": 4, "lora_alpha": 4 * SCALE}))
     with pytest.raises(ckpttool.PlanError, match="a shape is not that of the weight"):
         ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "x.ckpt", lora=lora)
-    for key in ("peft_version", "target_parameters", "r"):  # which weights it is for is not told
-        older = {**said, key: {"peft_version": "0.18.1"}.get(key)}
-        (lora / "adapter_config.json").write_text(json.dumps(older))
+    for key in ("target_parameters", "r"):  # which weights it is for is not told
+        (lora / "adapter_config.json").write_text(json.dumps({**said, key: None}))
         with pytest.raises(ckpttool.PlanError, match="would not be used"):
             ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "x.ckpt", lora=lora)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_older"),
+    [("", True), ("0.18.1", True), ("0.19.0", True), ("0.19.1.dev0@main", True)]
+    + [(version, False) for version in ("0.19.1", "0.19.2.dev0", "0.20.0", "1.0")],
+)
+def test_fused_experts_of_an_older_peft_are_refused_by_its_version(tmp_path, version, is_older):
+    tensors = finite_model("qwen3-moe")[1]
+    adapter = fused_of_peft(tensors, FUSED)[1]
+    targets = [f"mlp.experts.{it}" for it in FUSED]
+    said = {"r": 2, "lora_alpha": 2, "peft_version": version, "target_parameters": targets}
+    lora = write_adapter(tmp_path / "ad", adapter, **said)
+    write_file(tmp_path / "base.safetensors", tensors, "safetensors")
+    words = ["merge", tmp_path / "base.safetensors", "-o", tmp_path / "out.ckpt", "--lora", lora]
+    result = run(*words)
+    assert result.exit_code == (5 if is_older else 0)
+    if is_older:
+        text = message(result)
+        assert f"peft_version is {version or 'missing'}; before 0.19.1 A and B of fused" in text
+        assert "Try: `merge_and_unload` of the PEFT that saved it" in text
+        assert text.count("error[lora]") == 1
 
 
 def test_a_copy_gets_what_is_added_to_the_tensor_that_it_copies(tmp_path):
@@ -481,7 +502,7 @@ def test_all_that_is_wrong_with_an_adapter_is_said_before_the_first_byte(tmp_pat
         "Try: the complete file",
         "no adapter_config.json beside it",
         "2 tensors of the adapter would not be used",
-        "Try: `merge_and_unload` of PEFT",
+        "Try: `merge_and_unload` of the PEFT that saved it",
         "base_model.model.lm_head.weight",
     ):
         assert part in text, part
