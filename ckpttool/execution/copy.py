@@ -489,6 +489,7 @@ def fill(task: FillTask) -> Filled:
 def _fill(task: FillTask) -> Filled:
     hashes: list[UnitHash] = []
     states: dict[int, HASH] = {}  # by the id of the unit
+    met = set[str]()
     casts: dict[tuple[str, str], CastStats] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
@@ -496,8 +497,9 @@ def _fill(task: FillTask) -> Filled:
         for unit, band in read_bands(task, files):
             tensor = unit.tensor
             path, name = tensor.file.path, tensor.meta.name
-            if not is_there(path):  # the coordinator removed the file: the run has ended
-                raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+            if path not in met and not is_there(path):
+                raise FileNotFoundError(errno.ENOENT, "it is gone: the run has ended", path)
+            met.add(path)
             if files.caster is not None and unit.output.is_cast:
                 before = casts.get((path, name), CastStats())
                 casts[path, name] = before.merged(files.caster.take_stats())
