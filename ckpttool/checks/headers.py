@@ -26,8 +26,8 @@ def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         facts = "not known: whether slices fit together and replicas are equal"
         hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
         yield Diagnostic("doubt", message, hint=hint, facts=facts)
-    for name in catalog.metas:
-        yield from _check_types(catalog, catalog.metas_of(name))
+        for name in catalog.metas:
+            yield from _check_types(catalog, catalog.metas_of(name))
     yield from _truncated_files(catalog)
 
 

@@ -19,8 +19,8 @@ from tests.support.readers import Entry, entry_of
 RECIPES = {
     "llama": ("llama", "mcore"),
     "llama-bias": ("llama", "mcore"),
-    "qwen2": ("qwen2",),
-    "qwen2-tied": ("qwen2",),
+    "qwen2": ("llama", "qwen2"),
+    "qwen2-tied": ("llama", "qwen2"),
     "qwen3": ("qwen3",),
     "qwen3-moe": ("qwen3-moe",),
     "glm4": ("glm4",),
