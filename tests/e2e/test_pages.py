@@ -16,6 +16,7 @@ PyTorch's safetensors. Blocks for MindSpore run in ``tests/e2e/interop``.
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shlex
@@ -60,6 +61,7 @@ DRAWINGS = ("", "json", "text")  # languages of blocks that nothing runs
 TYPED = ("sh", "bash", "console", "zsh", "fish", "python")  # languages that name files to read
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # of a console block
 FIRST_LINES = 8  # of a page, which say where its folders come from
+CALL = re.compile(r"ckpttool\.\w+\([^()]*\)")  # of Python
 COLUMNS = 80  # of code, and of the terminal whose screens pages show
 
 # What sets up environments, or takes minutes. CI runs these scripts, and tests/test_bench.py runs a
@@ -348,6 +350,18 @@ def test_the_reference_of_python_has_every_public_name():
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ckpttool\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(ckpttool.__all__) - {"__version__"})
+
+
+def test_a_call_inside_of_a_sentence_has_the_arguments_of_its_function():
+    spans = [span for page in PAGES for span in prose_of(page).split("`")[1::2]]
+    calls = [ast.parse(span).body[0].value for span in spans if CALL.fullmatch(span)]
+    for call in calls:
+        given = [ast.literal_eval(value) for value in call.args if isinstance(value, ast.Constant)]
+        if ... not in given:
+            function = getattr(ckpttool, call.func.attr)
+            named = dict.fromkeys(keyword.arg for keyword in call.keywords)
+            inspect.signature(function).bind(*call.args, **named)
+    assert len(calls) > 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
