@@ -274,7 +274,8 @@ class _Rearranging:
             family = str(self._used.config.get("model_type")).replace("_", "-")
             layers = self._used.values.get("num_hidden_layers")
             numbers = {int(match[1]) for name in weights if (match := _LAYER.search(name))}
-            if family in SHIPPED and family not in (recipe, "llama"):  # mcore writes llama, too
+            known = (recipe.removesuffix("-legacy"), "llama")  # which mcore writes, too
+            if family in SHIPPED and family not in known:
                 facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
             elif isinstance(layers, int) and max(numbers, default=-1) >= layers:
                 facts += f"; num_hidden_layers is {layers}, and these are of "

@@ -22,7 +22,10 @@ from ckpttool.wording import any_of, nearest, shorten
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
-SHIPPED = ("deepseek-v3", "glm4", "glm4-moe", "llama", "mcore", "qwen2", "qwen3", "qwen3-moe")
+SHIPPED = (
+    *("deepseek-v3", "deepseek-v3-legacy", "glm4", "glm4-moe"),
+    *("llama", "mcore", "qwen2", "qwen3", "qwen3-moe"),
+)
 
 
 def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> UsedRecipe:

@@ -26,19 +26,21 @@ RECIPES = {
     "glm4": ("glm4",),
     "glm4-bias": ("glm4",),
     "glm4-moe": ("glm4-moe",),
-    "deepseek-v3": ("deepseek-v3",),
+    "deepseek-v3": ("deepseek-v3", "deepseek-v3-legacy"),
     "deepseek-v3-no-q": ("deepseek-v3",),
-    "deepseek-v3-mtp": ("deepseek-v3",),
+    "deepseek-v3-mtp": ("deepseek-v3", "deepseek-v3-legacy"),
 }
 CHOICES = {
     "fc1": ("interleaved", "contiguous"),
     "attention": ("grouped", "contiguous"),
     "mla": ("separate", "fused"),
     "mode": ("graph", "pynative"),
+    "experts": ("grouped", "batched"),
 }
 ASKED = {
     "llama": (),
     "deepseek-v3": ("fc1", "mla", "mode"),
+    "deepseek-v3-legacy": ("experts",),
     "qwen3-moe": ("fc1", "attention", "mode"),
     "glm4-moe": ("fc1", "attention", "mode"),
 }
@@ -62,6 +64,19 @@ LLAMA = {
     "mlp.down_proj": "feed_forward.w2",
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attention.q2l_proj",
+    "self_attn.q_a_layernorm": "attention.lq_norm",
+    "self_attn.kv_a_layernorm": "attention.lkv_norm",
+    "mlp.shared_experts.gate_proj": "feed_forward.shared_experts.w1",
+    "mlp.shared_experts.up_proj": "feed_forward.shared_experts.w3",
+    "mlp.shared_experts.down_proj": "feed_forward.shared_experts.w2",
+}
+LEGACY = ("llama", "deepseek-v3-legacy")
+MTP = {
+    "enorm": "mtp_hidden_fusers.0.norm_emb",
+    "hnorm": "mtp_hidden_fusers.0.norm",
+    "eh_proj": "mtp_hidden_fusers.0.dense",
+    "shared_head.norm": "mtp_norms.0",
 }
 PLAIN = {
     "input_layernorm": "input_layernorm",
@@ -131,25 +146,33 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
             if old + end in left:
                 made[new + end] = left.pop(old + end)
 
-    if recipe == "llama":
+    last = config["num_hidden_layers"]
+    has_more = f"model.layers.{last}.enorm.weight" in left
+    if has_more:  # copies, which are not read
+        for name in ("embed_tokens", "shared_head.head"):
+            del left[f"model.layers.{last}.{name}.weight"]
+    if recipe in LEGACY:
         move("model.embed_tokens.weight", "model.tok_embeddings.embedding_weight")
         move("model.norm", "model.norm_out")
         move("lm_head", "lm_head")
-        for i, (old, new) in product(range(config["num_hidden_layers"]), LLAMA.items()):
-            move(f"model.layers.{i}.{old}", f"model.layers.{i}.{new}")
+        for name, other in MTP.items():
+            move(f"model.layers.{last}.{name}", f"model.{other}")
+        for i in range(last + has_more):
+            layer = f"model.layers.{i}."
+            for old, new in LLAMA.items():
+                move(layer + old, layer + new)
+            if recipe == "deepseek-v3-legacy":
+                _split_latent(left, made, layer, config)
+                _stack_experts(left, made, layer, choices["experts"])
     else:
         move("model.embed_tokens", "embedding.word_embeddings")
         move("model.norm", "decoder.final_layernorm")
         move("lm_head", "output_layer")
-        last = config["num_hidden_layers"]
-        has_more = f"model.layers.{last}.enorm.weight" in left
         if has_more:
             old, new = f"model.layers.{last}.", "mtp.layers.0."
             for name in ("enorm", "hnorm", "eh_proj"):
                 move(old + name, new + name)
             move(f"{old}shared_head.norm", f"{new}final_layernorm")
-            for name in ("embed_tokens", "shared_head.head"):  # copies, which are not read
-                del left[f"{old}{name}.weight"]
         for i in range(last + has_more):
             old, new = f"model.layers.{i}.", f"decoder.layers.{i}."
             new = "mtp.layers.0.transformer_layer." if i == last else new
@@ -192,6 +215,54 @@ def _attend_latent(left, made, old, new, move, how) -> None:
         made[f"{new}self_attention.linear_qkv.weight"] = np.concatenate(parts)
     for name, other in (FUSED_MLA if how == "fused" else MLA).items():
         move(inside + name, f"{new}self_attention.{other}")
+
+
+def _split_latent(left, made, layer, config) -> None:
+    """Part the weights of MLA; rows of rope with even numbers come before the others."""
+    nope, rank = config["qk_nope_head_dim"], config["kv_lora_rank"]
+
+    def take(name, heads, at):
+        whole = left.pop(f"{layer}self_attn.{name}.weight")
+        each = whole.reshape(heads, -1, whole.shape[1])
+        return each[:, :at], each[:, at:]
+
+    def turn(rows):
+        return np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1)
+
+    def put(name, rows):
+        made[f"{layer}attention.{name}.weight"] = rows.reshape(-1, rows.shape[2])
+
+    heads = config["num_attention_heads"]
+    query, query_rope = take("q_b_proj", heads, nope)
+    latent, key_rope = take("kv_a_proj_with_mqa", 1, rank)
+    key, value = take("kv_b_proj", heads, nope)
+    put("l2q_nope_proj", query)
+    put("l2q_pe_proj", turn(query_rope))
+    put("kv2l_latent_kv", latent)
+    put("kv2l_k_pe", turn(key_rope))
+    put("lkv2kv_k_nope", key)
+    put("lkv2kv_v", value)
+
+
+def _stack_experts(left, made, layer, how) -> None:
+    if f"{layer}mlp.gate.weight" not in left:
+        return
+    new = f"{layer}feed_forward.routed_experts."
+    experts = range(len(left[f"{layer}mlp.gate.weight"]))
+    gate, up, down = (
+        np.stack([left.pop(f"{layer}mlp.experts.{e}.{name}_proj.weight") for e in experts])
+        for name in ("gate", "up", "down")
+    )
+    router = left.pop(f"{layer}mlp.gate.weight")
+    bias = left.pop(f"{layer}mlp.gate.e_score_correction_bias")
+    if how == "grouped":
+        made[f"{new}router_dense.weight"], made[f"{new}topk_bias"] = router, bias
+        made[f"{new}ffn.w1"] = np.concatenate([gate, up], 1).swapaxes(1, 2)
+        made[f"{new}ffn.w2"] = down.swapaxes(1, 2)
+    else:
+        made[f"{new}router.dense.weight"], made[f"{new}router.router.topk_bias"] = router, bias
+        for name, weight in {"w1": gate, "w3": up, "w2": down}.items():
+            made[f"{new}ffn.{name}.weight"] = weight
 
 
 def _feed(left, made, old, new, move, choices) -> None:

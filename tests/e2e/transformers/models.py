@@ -21,7 +21,7 @@ DENSE = {**LAYERS, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim
 EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
 SHARED = {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
 GROUPS = {"n_group": 1, "topk_group": 1}
-MLA = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
+MLA = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 3}
 DEEPSEEK = {**LAYERS, **SHARED, **GROUPS, **MLA, "num_attention_heads": 6, "num_key_value_heads": 6}
 MODELS = {
     "llama": tf.LlamaConfig(**DENSE),
