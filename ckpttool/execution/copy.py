@@ -34,6 +34,7 @@ from ckpttool.storage.region_io import (
     find_runs,
     plan_band,
     rounding_bytes,
+    turned_bands,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +238,8 @@ class FillTask(Struct, frozen=True):
     def buffer_bytes(self) -> int:
         """Size of the buffer for a band, which has at least one element."""
         widest = max(unit.output.meta.itemsize for unit in self.units)
-        return max(widest, min(self.band_bytes, max(unit.nbytes for unit in self.units)))
+        most = max(self.band_bytes * turned_bands(unit.output.source) for unit in self.units)
+        return max(widest, min(most, max(unit.nbytes for unit in self.units)))
 
     def by_tensor(self) -> Iterator[tuple[TensorUnit, ...]]:
         """Yield the units of each tensor."""
@@ -377,7 +379,9 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
     if max(unit.nbytes, stored) <= band_bytes:
         bands: Iterable[Region] = (unit.region,)
     else:
-        nbytes = _fit_band(unit.output.pieces(unit.region), band_bytes)
+        nbytes = band_bytes * turned_bands(unit.output.source)
+        if not unit.output.source.is_turned:
+            nbytes = _fit_band(unit.output.pieces(unit.region), nbytes)
         itemsize = max(unit.output.stored_itemsize, unit.output.meta.itemsize)
         bands = unit.region.bands(max(1, nbytes // itemsize))
     for band in bands:

@@ -13,7 +13,7 @@ from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, s
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.storage.region_io import rounding_bytes
+from ckpttool.storage.region_io import rounding_bytes, turned_bands
 from ckpttool.system import peak_bytes
 from ckpttool.wording import format_bytes
 
@@ -71,14 +71,16 @@ def fit_memory(
         if is_cluster(engine):
             hint += ", or fewer threads in each worker" if workers > 1 else ""
         else:
-            fewer = (max_bytes - need.fixed_bytes) // (need.of_worker + 2 * MIN_BAND_BYTES)
+            fewer = (max_bytes - need.fixed_bytes) // (need.of_worker + need.bands * MIN_BAND_BYTES)
             option = "--engine processes:" if engine.startswith("processes") else "-j "
             hint += f", or {option}{fewer}" if fewer > 0 else ""
         raise PlanError([Diagnostic("memory", message, hint=hint)])
     default = CopyOptions()
-    worker_bytes = 2 * MIN_BAND_BYTES + max(0, max_bytes - need.least) // workers
-    band_bytes = min(default.band_bytes, worker_bytes // 2 // 4096 * 4096)
-    half_of_rest = (worker_bytes - 2 * band_bytes) // 2  # one for tasks, one for grouped outputs
+    worker_bytes = need.bands * MIN_BAND_BYTES + max(0, max_bytes - need.least) // workers
+    band_bytes = min(default.band_bytes, worker_bytes // need.bands // 4096 * 4096)
+    half_of_rest = (
+        worker_bytes - need.bands * band_bytes
+    ) // 2  # one for tasks, one for grouped outputs
     task_pieces = MIN_PIECES + half_of_rest // (IN_FLIGHT * PIECE_BYTES)
     group_tensors = need.tensors + workers * half_of_rest // TENSOR_BYTES
     return CopyOptions(
@@ -95,6 +97,7 @@ class _Need(Struct, frozen=True):
     workers: int
     fixed_bytes: int  # of the program, the headers and what is open
     of_worker: int
+    bands: int  # that a worker holds: what it writes, and what it reads
     tensors: int  # of the largest output
 
     @classmethod
@@ -111,18 +114,19 @@ class _Need(Struct, frozen=True):
             workers = 1 if kind == "inline" else int(rest or default_jobs())
             fixed_bytes += own_bytes
             of_worker += PROCESS_BYTES if kind == "processes" else 0
-        tensors = 0
+        tensors, bands = 0, 2
         if plan is not None:
+            bands = 1 + max((turned_bands(it.source) for it in plan.transfers), default=1)
             tensors = max(map(len, plan.headers.values()), default=0)
             fixed_bytes += tensors * HEADER_BYTES
             fixed_bytes += get_format(plan.target.format).memory_bytes(tensors)
             of_worker += max(map(rounding_bytes, plan.transfers), default=0)
-        return cls(workers, fixed_bytes, of_worker, tensors)
+        return cls(workers, fixed_bytes, of_worker, bands, tensors)
 
     @property
     def least(self) -> int:
         """What the smallest bands need."""
-        return self.with_buffers(self.workers, 2 * MIN_BAND_BYTES)
+        return self.with_buffers(self.workers, self.bands * MIN_BAND_BYTES)
 
     def with_buffers(self, busy: int, nbytes: int) -> int:
         """Return what buffers of some bytes need in each of the busy workers."""

@@ -268,6 +268,11 @@ class FullTensor(Struct, frozen=True, gc=False):
         return (self.name,)
 
     @property
+    def is_turned(self) -> bool:
+        """See `RearrangedSlicing`; no other tensor is."""
+        return isinstance(self.slicing, RearrangedSlicing) and self.slicing.is_turned
+
+    @property
     def own_ranks(self) -> tuple[int, ...]:
         """The ranks that have a tensor of their own; () if it is one tensor for all."""
         return self.known_by.ranks if isinstance(self.known_by, Own) else ()
@@ -595,6 +600,19 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
             for part in self.parts
         )
         return tuple(dict.fromkeys(chain.from_iterable(inner)))
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether rows of a part are columns here, so that a band has elements of each of them."""
+        axis_of = {factor: axis for factor, axis, _ in self.arrangement.steps()}
+        for part in self.parts:
+            box = common(self.arrangement.box, part.arrangement.box)
+            wide = [] if box is None else [it for it, size in enumerate(box.shape) if size > 1]
+            both = (self.arrangement.steps(), part.arrangement.steps())
+            rows = (next((axis_of.get(it) for it, *_ in of if it in wide), None) for of in both)
+            if len({*rows}) > 1:
+                return True
+        return False
 
     def averaged(self, region: Region) -> Region | None:
         """Return the elements whose means are rows of a region; None if it has no such row."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from math import isqrt, prod
@@ -27,7 +27,7 @@ from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import note_read, open_descriptor
 from ckpttool.model.plan import OutputTensor, Term, Transfer, is_copy
 from ckpttool.model.region import Region, Steps, View, common
-from ckpttool.model.slicing import RearrangedSlicing
+from ckpttool.model.slicing import FullTensor, RearrangedSlicing
 from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import FormatError, SourceValueError
 from ckpttool.storage.casting import SCRATCH_BYTES, Caster
@@ -49,8 +49,18 @@ WRITE_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
 STAGE_BYTES = 1 << 20  # that are read before they are cast; they stay in a processor's cache
 CAST_BUFFER_BYTES = STAGE_BYTES + SCRATCH_BYTES  # of a worker that casts
+# That are read at once of a turned tensor which is cast; see `RearrangedSlicing.is_turned`.
+TURNED_BYTES = 1 << 23
 ROW_BYTES = 1 << 14  # that are read of scales at a time; those of 2 MiB of Float8 take 512 bytes
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
+
+
+def turned_bands(tensor: FullTensor) -> int:
+    """Return how many bands of a tensor are read at once: a unit of one whose rows lie far apart.
+
+    See `RearrangedSlicing.is_turned`: each band reads all rows of its parts, however few its own.
+    """
+    return 2 if tensor.is_turned else 1
 
 
 def rounding_bytes(tensor: OutputTensor | Transfer) -> int:
@@ -60,6 +70,7 @@ def rounding_bytes(tensor: OutputTensor | Transfer) -> int:
         of_means = (slicing.padding == "mean") * (CAST_BUFFER_BYTES + 2 * SUM_BYTES + STAGE_BYTES)
     if not tensor.is_cast:
         return of_means
+    of_means += TURNED_BYTES if tensor.source.is_turned else 0
     return of_means + CAST_BUFFER_BYTES + (0 if is_copy(tensor.terms) else SUM_BYTES)
 
 
@@ -85,6 +96,7 @@ class FlatFiles:
         self._cached: dict[Hashable, _CachedBytes] = {}  # by stored tensor
         self._uses_dontcache = has_dontcache()
         self._stage: Bytes | None = None
+        self._held: Bytes | None = None
         self._sum: WeightedSum | None = None
         self.caster: Caster | None = None
         self._means: tuple[OutputTensor, Bytes] | None = None
@@ -280,6 +292,12 @@ class FlatFiles:
             self._stage = np.empty(STAGE_BYTES, np.uint8)
         return self._stage[:nbytes]
 
+    def hold(self, nbytes: int) -> Bytes:
+        """Return a buffer for elements of a turned tensor; the next call overwrites it."""
+        if self._held is None or len(self._held) < nbytes:
+            self._held = np.empty(nbytes, np.uint8)
+        return self._held[:nbytes]
+
     def start_sum(self, size: int) -> None:
         """Begin a sum of ``size`` elements, at most `SUM_SIZE`."""
         if self._sum is None:
@@ -400,6 +418,16 @@ class _Pad(Struct, frozen=True):
         files.pad(self.out, OutputTensor(meta, self.rows, tensor.terms))
 
 
+class _Take(Struct, frozen=True):
+    """Elements that were read with others, which are copied."""
+
+    src: Bytes
+    out: Bytes
+
+    def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
+        self.out.reshape(self.src.shape)[...] = self.src
+
+
 class _Cast(Struct, frozen=True):
     """A cast of elements that were read."""
 
@@ -465,9 +493,8 @@ class _TakeSum(Struct, frozen=True):
             raise _value_error(files, tensor, self.part, at)
 
 
-BandStep: TypeAlias = (
-    PieceRead | _Clear | _Pad | _Cast | _StartSum | _Add | _Multiply | _AddProduct | _TakeSum
-)
+_OfSum: TypeAlias = _StartSum | _Add | _Multiply | _AddProduct | _TakeSum
+BandStep: TypeAlias = PieceRead | _Clear | _Pad | _Take | _Cast | _OfSum
 
 
 def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
@@ -498,27 +525,20 @@ def plan_band(
     They are the same for all tensors of a kind (`OutputTensor.kind`), if `FlatFiles.forget` was
     called and the buffer is the same.
     """
-    stored, wanted = tensor.terms[0].source.meta, tensor.meta
-    if not is_copy(tensor.terms):
-        for part in _parts(tensor, band):
-            yield _StartSum(part.size)
-            for number, term in enumerate(tensor.terms):
-                if term.is_factor:
-                    continue
-                size = term.locate(part, tensor.region.start)[0].size
-                data = files.stage(size * term.source.meta.itemsize)
-                yield from _plan_pieces(files, tensor, number, part, data)
-                yield _Multiply(data, number) if term.role else _Add(data, number)
-            for number in _find_products(tensor, part.moved_by(tensor.region.start)):
-                yield from _plan_product(files, tensor, number, part)
-            yield _TakeSum(part, out[_within(part, band)])
-    elif stored.dtype == wanted.dtype:
+    if not tensor.is_cast:
         yield from _plan_pieces(files, tensor, 0, band, out)
+    elif not tensor.source.is_turned:
+        yield from _plan_rounding(files, tensor, band, out, {})
     else:
-        for part in band.bands(STAGE_BYTES // stored.itemsize):
-            data = files.stage(part.size * stored.itemsize)
-            yield from _plan_pieces(files, tensor, 0, part, data)
-            yield _Cast(data, stored.dtype, out[_within(part, band)], wanted.dtype)
+        for whole in band.bands(TURNED_BYTES // tensor.stored_itemsize):
+            held, left = {}, files.hold(whole.size * tensor.stored_itemsize)
+            for number, term in enumerate(tensor.terms):
+                if not term.role:
+                    itemsize = term.source.meta.itemsize
+                    data, left = left[: whole.size * itemsize], left[whole.size * itemsize :]
+                    held[number] = data.reshape(*whole.shape, itemsize)
+                    yield from _plan_pieces(files, tensor, number, whole, held[number])
+            yield from _plan_rounding(files, tensor, whole, out[_within(whole, band)], held)
     slicing = tensor.source.slicing
     if isinstance(slicing, RearrangedSlicing) and slicing.padding == "mean":
         for part in band.bands(SUM_SIZE):
@@ -526,6 +546,34 @@ def plan_band(
             if (rows := slicing.averaged(region)) is not None:
                 kept = max(0, rows.stop[0] - region.start[0])
                 yield _Pad(out[_within(part, band)][kept:], rows)
+
+
+def _plan_rounding(
+    files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes, held: Mapping[int, Bytes]
+) -> Iterator[BandStep]:
+    """Yield how a band is cast or summed, part by part; ``held`` are terms that were read."""
+    stored, is_sum = tensor.terms[0].source.meta, not is_copy(tensor.terms)
+    parts = _parts(tensor, band) if is_sum else band.bands(STAGE_BYTES // stored.itemsize)
+    for part in parts:
+        at = _within(part, band)
+        if is_sum:
+            yield _StartSum(part.size)
+        for number, term in enumerate(tensor.terms):
+            if term.is_factor:
+                continue
+            data = files.stage(part.size * term.source.meta.itemsize)
+            if number in held:
+                yield _Take(held[number][at], data)
+            else:
+                yield from _plan_pieces(files, tensor, number, part, data)
+            if is_sum:
+                yield _Multiply(data, number) if term.role else _Add(data, number)
+            else:
+                yield _Cast(data, stored.dtype, out[at], tensor.meta.dtype)
+        for number in _find_products(tensor, part.moved_by(tensor.region.start)):
+            yield from _plan_product(files, tensor, number, part)
+        if is_sum:
+            yield _TakeSum(part, out[at])
 
 
 def read_rows(files: FlatFiles, tensor: OutputTensor) -> Iterator[Bytes]:
