@@ -67,6 +67,7 @@ def running_removed(small, command):
 
     def remove_and_act():
         small.wait_for(0)
+        small.wait_for(1)
         without_record(small)
         return command()
 
