@@ -46,6 +46,7 @@ LEAD = (
 CHINESE_LEAD = (
     "`ckpttool help NAME` 显示一个主题，或解释消息代码 (damaged)、选项 (--unlisted)、命令 (merge)。"
 )
+GLOSSARY = "glossary"  # the topic with the words of PyTorch, Megatron and DeepSpeed
 WORDS = "words"  # the topic with the words of MindSpore and of others, in tables
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 ROW = compile_late(
@@ -108,6 +109,18 @@ def find_word(word: str) -> tuple[str, str] | None:
         if word.lower() in words.replace("`", "").lower().split(", "):
             return words, meaning
     return None
+
+
+def name_here(word: str) -> str:
+    """Return what the page `WORDS` says of a word, as it is typed if that is one option; or ""."""
+    _, meaning = find_word(word) or ("", "")
+    return meaning.strip("`") if meaning.startswith("`-") and " " not in meaning else meaning
+
+
+def is_in_glossary(words: str) -> bool:
+    """Return whether the page `GLOSSARY` has words: ``device_mesh`` as ``DeviceMesh`` there."""
+    spelled = "[ _-]?".join(map(re.escape, re.split("[ _-]", words)))
+    return re.search(rf"\b{spelled}s?\b", read_topics()[GLOSSARY], re.IGNORECASE) is not None
 
 
 def find_row(name: str) -> str:
@@ -247,7 +260,8 @@ def help(name: tuple[str, ...], examples: Path | None) -> None:
     elif (row := find_word(words)) is not None:
         print_word(*row)
     elif not print_all_about(words.lower(), group):
-        near = nearest(words.lower(), names_of(group)) or find_row(words)
+        near = GLOSSARY if is_in_glossary(words) else nearest(words.lower(), names_of(group))
+        near = near or find_row(words)
         near = near or next(iter(find_titles(words)), "")
         raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 

@@ -196,6 +196,7 @@ def _diagnose(error: BaseException, words: Sequence[str]) -> tuple[Sequence[Diag
 
 def _diagnose_usage(error: click.ClickException, words: Sequence[str]) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
+    from ckpttool.cli.help import name_here
     from ckpttool.cli.options import name_with_value
     from ckpttool.cli.params import MEANT, Existing, UsageProblem
 
@@ -219,11 +220,12 @@ def _diagnose_usage(error: click.ClickException, words: Sequence[str]) -> Diagno
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
-            message, hint = f"{name} has no {flag}", MEANT.get((name, flag), hint)
+            message, meant = f"{name} has no {flag}", name_here(flag)
+            hint = MEANT.get((name, meant or flag), meant or hint)
             if name in ("merge", "split") and {"-s", "-d"} <= {*words}:
                 at = words.index(name)
                 hint = f"ckpttool {shlex.join([*words[:at], 'reshard', *words[at + 1 :]])}"
-            if error.possibilities:
+            if error.possibilities and not meant:
                 facts = f"Did you mean {', '.join(error.possibilities)}?"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
@@ -275,12 +277,12 @@ class Program(CommandGroup):
 
     def hint_for(self, ctx: click.Context, word: str) -> str:
         """Return the commands in the row of a word, its page, or the nearest name."""
-        from ckpttool.cli.help import find_word
+        from ckpttool.cli.help import name_here, names_of
 
-        if (row := find_word(word)) is None:
-            return super().hint_for(ctx, word)
-        _, meaning = row
-        return meaning if meaning.startswith("`ckpttool") else f"ckpttool help {word}"
+        if (meaning := name_here(word)).startswith("`ckpttool"):
+            return meaning
+        has_page = meaning or not {word, f"--{word}"}.isdisjoint(names_of(ctx))
+        return f"ckpttool help {word}" if has_page else super().hint_for(ctx, word)
 
 
 @click.group(
