@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = (
     *("deepseek-v3", "deepseek-v3-legacy", "glm4", "glm4-moe"),
-    *("llama", "mcore", "qwen2", "qwen3", "qwen3-moe"),
+    *("llama", "llama-concat", "mcore", "qwen2", "qwen3", "qwen3-moe"),
 )
 
 

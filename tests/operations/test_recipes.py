@@ -498,9 +498,13 @@ def test_what_a_recipe_keeps_wide_is_not_told_to_be_narrowed(tmp_path):
 FUSED = """recipe: inference
 version: 1
 source: nobody
-extends: qwen3
-fused: {linear_fc1: "2", linear_qkv: "q:{heads},k:{g},v:{g}"}
+extends: RECIPE
+fused: {FC1: "2", QKV: "q:{heads},k:{g},v:{g}"}
 """
+BY_RANKS = {  # recipe: a model, choices, names of fused weights
+    "qwen3": ("qwen3", ("fc1", "attention"), ("linear_fc1", "linear_qkv")),
+    "llama-concat": ("qwen2", ("concat",), ("w_gate_hidden", "w_qkv")),
+}
 
 
 def fused_by(slices, sizes, entry):
@@ -511,26 +515,29 @@ def fused_by(slices, sizes, entry):
     return entry._replace(data=np.concatenate(rows).tobytes())
 
 
+@pytest.mark.parametrize("name", BY_RANKS)
 @pytest.mark.parametrize("by", ["recipe", "option"])
-def test_what_each_rank_fused_is_regrouped_with_a_recipe(tmp_path, by):
-    config, tensors = write_model(tmp_path / "hf", "qwen3")
-    choices = {"fc1": "contiguous", "attention": "contiguous"}
-    full = to_mindformers(config, tensors, "qwen3", choices)
+def test_what_each_rank_fused_is_regrouped_with_a_recipe(tmp_path, by, name):
+    model, asked, (fc1, qkv) = BY_RANKS[name]
+    config, tensors = write_model(tmp_path / "hf", model)
+    choices = dict.fromkeys(asked, "contiguous")
+    full = to_mindformers(config, tensors, name, choices)
     stored, items = {}, {}
-    for name, entry in full.items():
-        of = {"linear_fc1": (3, (9, 9), 0), "linear_qkv": (2, (48, 16, 16), 1)}
-        slices, sizes, device = of.get(name.split(".")[-2], (1, entry.shape[:1], -1))
-        stored[name] = fused_by(slices, sizes, entry)
+    for key, entry in full.items():
+        of = {fc1: (3, (9, 9), 0), qkv: (2, (48, 16, 16), 1)}
+        slices, sizes, device = of.get(key.split(".")[-2], (1, entry.shape[:1], -1))
+        stored[key] = fused_by(slices, sizes, entry)
         axes = [device, *[-1] * (len(entry.shape) - 1)]
-        items[name] = {"dev_matrix": [2, 3], "tensor_map": axes}
+        items[key] = {"dev_matrix": [2, 3], "tensor_map": axes}
     strategy = tmp_path / "s.json"
     strategy.write_text(json.dumps({"parallel_layout_item": items}))
     ranks = cut(stored, ckpttool.read_strategy(strategy))
-    (tmp_path / "mine.yaml").write_text(FUSED)
-    base = tmp_path / "mine.yaml" if by == "recipe" else "qwen3"
+    text = FUSED.replace("RECIPE", name).replace("FC1", fc1).replace("QKV", qkv)
+    (tmp_path / "mine.yaml").write_text(text)
+    base = tmp_path / "mine.yaml" if by == "recipe" else name
     words = ["--recipe", option(base, choices), "--hf-config", tmp_path / "hf"]
     if by == "option":
-        words += ["--fused", "linear_fc1=2", "--fused", "linear_qkv=q:6,k:2,v:2"]
+        words += ["--fused", f"{fc1}=2", "--fused", f"{qkv}=q:6,k:2,v:2"]
     to_ranks = ["-d", strategy, "-o", tmp_path / "ms", "--format", "ckpt"]
     run_well("split", tmp_path / "hf", *to_ranks, *words, "--engine", "processes:2")
     assert read_ranks(tmp_path / "ms") == ranks

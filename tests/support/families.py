@@ -17,9 +17,9 @@ from tests.support.corpus import GOLDEN
 from tests.support.readers import Entry, entry_of
 
 RECIPES = {
-    "llama": ("llama", "mcore"),
+    "llama": ("llama", "llama-concat", "mcore"),
     "llama-bias": ("llama", "mcore"),
-    "qwen2": ("llama", "qwen2"),
+    "qwen2": ("llama", "llama-concat", "qwen2"),
     "qwen2-tied": ("llama", "qwen2"),
     "qwen3": ("qwen3",),
     "qwen3-moe": ("qwen3-moe",),
@@ -36,9 +36,11 @@ CHOICES = {
     "mla": ("separate", "fused"),
     "mode": ("graph", "pynative"),
     "experts": ("grouped", "batched"),
+    "concat": ("grouped", "contiguous"),
 }
 ASKED = {
     "llama": (),
+    "llama-concat": ("concat",),
     "deepseek-v3": ("fc1", "mla", "mode"),
     "deepseek-v3-legacy": ("experts",),
     "qwen3-moe": ("fc1", "attention", "mode"),
@@ -71,7 +73,7 @@ LLAMA = {
     "mlp.shared_experts.up_proj": "feed_forward.shared_experts.w3",
     "mlp.shared_experts.down_proj": "feed_forward.shared_experts.w2",
 }
-LEGACY = ("llama", "deepseek-v3-legacy")
+LEGACY = ("llama", "llama-concat", "deepseek-v3-legacy")
 MTP = {
     "enorm": "mtp_hidden_fusers.0.norm_emb",
     "hnorm": "mtp_hidden_fusers.0.norm",
@@ -159,6 +161,8 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
             move(f"model.layers.{last}.{name}", f"model.{other}")
         for i in range(last + has_more):
             layer = f"model.layers.{i}."
+            if recipe == "llama-concat":
+                _concat(left, made, layer, config, choices["concat"])
             for old, new in LLAMA.items():
                 move(layer + old, layer + new)
             if recipe == "deepseek-v3-legacy":
@@ -189,6 +193,16 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
         name: entry_of(np.ascontiguousarray(array), types[array.dtype.name])
         for name, array in made.items()
     }
+
+
+def _concat(left, made, layer, config, how) -> None:
+    fused: dict[str, np.ndarray] = {}
+    _attend(left, fused, layer, "", config, how)
+    for name, array in fused.items():
+        made[f"{layer}attention.w_qkv.{name.split('.')[-1]}"] = array
+    parts = [left.pop(f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up")]
+    rows = np.stack(parts, how == "grouped").reshape(-1, parts[0].shape[1])
+    made[f"{layer}feed_forward.w_gate_hidden.weight"] = rows
 
 
 def _attend(left, made, old, new, config, how) -> None:
