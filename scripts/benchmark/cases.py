@@ -382,15 +382,16 @@ def prepare_two(work: Path, nbytes: int, mergekit: str) -> list[Case]:
 def prepare_exports(work: Path, nbytes: int, mesh: Mesh) -> list[Case]:
     """Write two checkpoints of MindFormers; their merges, and the same under other names and axes.
 
-    One needs other names alone, the other has fused attention and transposed, fused experts.
+    One needs other names alone.  Two have fused attention and transposed, fused experts, those of
+    the second as large as DeepSeek-V3's.
     """
     folder, cases = work / "export", []
     choices = "qwen3-moe:fc1=interleaved,attention=grouped"
-    for recipe, (config, model) in {
-        "llama": dense_model(nbytes),
-        choices: expert_model(nbytes),
-    }.items():
-        name = recipe.partition(":")[0]
+    for name, recipe, (config, model) in (
+        ("llama", "llama", dense_model(nbytes)),
+        ("qwen3-moe", choices, expert_model(nbytes)),
+        ("large experts", choices, expert_model(nbytes, 7168, 2048, 8)),
+    ):
         write_checkpoint(folder / name, model, mesh)
         home = folder / f"{name}-config"
         home.mkdir(parents=True)

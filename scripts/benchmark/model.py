@@ -205,9 +205,11 @@ def dense_model(nbytes: int) -> tuple[dict[str, int], Model]:
     return config, _model_of("model.layers", bodies, ends, layers, width, vocabulary)
 
 
-def expert_model(nbytes: int) -> tuple[dict[str, int], Model]:
+def expert_model(
+    nbytes: int, width: int = 2048, wide: int = 768, experts: int = 16
+) -> tuple[dict[str, int], Model]:
     """A Qwen3-MoE of MindFormers 2 and its configuration, of about ``nbytes`` in bfloat16."""
-    width, vocabulary, experts, wide, heads, groups = 2048, 8192, 16, 768, 32, 4
+    vocabulary, heads, groups = 8192, 32, 4
     rows = (heads + 2 * groups) * 128
     of_layer = width * (rows + heads * 128) + 3 * experts * width * wide
     layers = max(1, (nbytes // 2 - 2 * vocabulary * width) // of_layer)
