@@ -23,6 +23,7 @@ RECIPES = {
     "qwen2-tied": ("llama", "qwen2"),
     "qwen3": ("qwen3",),
     "qwen3-moe": ("qwen3-moe",),
+    "glm": ("glm4-legacy",),
     "glm4": ("glm4",),
     "glm4-bias": ("glm4",),
     "glm4-moe": ("glm4-moe",),
@@ -40,6 +41,7 @@ CHOICES = {
 }
 ASKED = {
     "llama": (),
+    "glm4-legacy": (),
     "llama-concat": ("concat",),
     "deepseek-v3": ("fc1", "mla", "mode"),
     "deepseek-v3-legacy": ("experts",),
@@ -72,6 +74,13 @@ LLAMA = {
     "mlp.shared_experts.gate_proj": "feed_forward.shared_experts.w1",
     "mlp.shared_experts.up_proj": "feed_forward.shared_experts.w3",
     "mlp.shared_experts.down_proj": "feed_forward.shared_experts.w2",
+}
+GLM = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
 }
 LEGACY = ("llama", "llama-concat", "deepseek-v3-legacy")
 MTP = {
@@ -168,6 +177,18 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
             if recipe == "deepseek-v3-legacy":
                 _split_latent(left, made, layer, config)
                 _stack_experts(left, made, layer, choices["experts"])
+    elif recipe == "glm4-legacy":
+        move("model.embed_tokens.weight", "transformer.embedding.embedding_weight")
+        move("model.norm", "transformer.encoder.final_layernorm")
+        move("lm_head", "transformer.output_layer")
+        for i in range(last):
+            old, new = f"model.layers.{i}.", f"transformer.encoder.layers.{i}."
+            fused: dict[str, np.ndarray] = {}
+            _attend(left, fused, old, "", config, "contiguous")
+            for name, array in fused.items():
+                made[new + name.replace("linear_qkv", "query_key_value")] = array
+            for name, other in GLM.items():
+                move(old + name, new + other)
     else:
         move("model.embed_tokens", "embedding.word_embeddings")
         move("model.norm", "decoder.final_layernorm")

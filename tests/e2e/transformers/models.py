@@ -30,6 +30,7 @@ MODELS = {
     "qwen2-tied": tf.Qwen2Config(**DENSE, tie_word_embeddings=True),
     "qwen3": tf.Qwen3Config(**DENSE),
     "qwen3-moe": tf.Qwen3MoeConfig(**DENSE, **EXPERTS, num_experts=4, mlp_only_layers=[1]),
+    "glm": tf.GlmConfig(**DENSE, pad_token_id=0, attention_bias=True),
     "glm4": tf.Glm4Config(**DENSE, pad_token_id=0),
     "glm4-bias": tf.Glm4Config(**DENSE, pad_token_id=0, attention_bias=True),
     "glm4-moe": tf.Glm4MoeConfig(**DENSE, **SHARED, **GROUPS, use_qk_norm=True),
