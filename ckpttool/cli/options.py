@@ -236,7 +236,7 @@ def too_many_paths(wanted: str, paths: Sequence[str]) -> UsageProblem:
     """Return the problem of paths that are too many."""
     ctx = click.get_current_context()
     facts = f"{count(len(paths), 'path', 'were')} given: {shorten(paths, 3)}"
-    hint = f"{ctx.command_path} --help"
+    hint = getattr(ctx.command, "example", f"{ctx.command_path} --help")
     return UsageProblem(f"{words_of(ctx)} takes {wanted}", hint, facts, ctx=ctx)
 
 

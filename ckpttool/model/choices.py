@@ -47,9 +47,9 @@ class Cast(Struct, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         if self.dtype not in CAST_WORDS.values():
-            word, _, _ = self.text.partition(":")
-            message = f"{word!r} is not a type to cast to; expected {any_of(CAST_WORDS)}"
-            raise ValueError(message)
+            word, colon, _ = self.text.partition(":")
+            types = any_of(CAST_WORDS) + (colon and " before the colon")
+            raise ValueError(f"{word!r} is not a type to cast to; expected {types}")
         _ = self.pattern  # a malformed one is refused here
 
     @cached_property

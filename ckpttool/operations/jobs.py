@@ -277,7 +277,7 @@ def choose_format(path: str, options: OutputOptions) -> str:
     """
     _refuse_url(path)
     format, by_name = options.wanted_format, format_of_suffix(path)
-    if options.max_shard_bytes is not None:
+    if options.max_shard_bytes is not None and not options.virtual:
         if by_name is not None:
             message = "numbered files go into a folder, and the name is that of a file"
             hint = f"-o {quote(path.removesuffix(Path(path).suffix))}"

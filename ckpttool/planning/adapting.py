@@ -236,7 +236,8 @@ class _Adapting:
             if name not in self._met and pair.rows.expert < pair.rows.experts
         }
         unused = "{} of the adapter would not be used"
-        if self._others:
+        is_adapter = bool(self._pairs or self._lonely)
+        if self._others and is_adapter:
             message = unused.format(count(len(self._others), "tensor"))
             refused.append(self._refusal(message, format_names(self._others), _BY_PEFT))
         if unmet:
@@ -247,8 +248,9 @@ class _Adapting:
             refused.append(
                 self._refusal(message, "the source has {}, the adapter {}".format(*sides), hint)
             )
-        if not (self._pairs or self._lonely or self._others):
-            refused.append(self._refusal("the adapter has no tensors"))
+        if not is_adapter:
+            message = "no tensor is called as those of an adapter"
+            refused.append(self._refusal(message, format_names(self._others)))
         yield from refused
         if not refused:
             scales = shorten([f"{scale:g}" for scale in sorted({*self._scales.values()})], 3)

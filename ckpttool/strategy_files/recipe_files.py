@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,16 +45,20 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     """
     path, _, given = text.partition(":") if not is_file(text) else (text, "", "")
     values: dict[str, Value] = {}
+    recipe = _read(path)
+    usual = {name: next(iter(choice.values)) for name, choice in recipe.choices.items()}
     for pair in filter(None, given.split(",")):
         key, sign, value = (word.strip() for word in pair.partition("="))
         if not sign:
-            raise RulesError(text, f"{pair!r} is not KEY=VALUE", f"{path}:fc1=interleaved")
+            raise RulesError(text, f"{pair!r} is not KEY=VALUE", _as_typed(path, usual))
         is_number = re.fullmatch(r"\d{1,9}", value, re.ASCII)
         values[key] = int(value) if is_number else _WORDS.get(value.lower(), value)
-    recipe = _read(path)
     if unknown := [key for key in values if key not in recipe.keys]:
-        known = nearest(unknown[0], recipe.keys) or any_of(sorted(recipe.choices) or ["KEY"])
-        raise RulesError(text, f"{path} knows no {shorten(unknown)}", f"{path}:{known}=VALUE")
+        known = {choice.config: name for name, choice in recipe.choices.items()}
+        near = nearest(unknown[0], [*recipe.keys, *known])
+        name = known.get(near, near)
+        hint = _as_typed(path, {name: usual.get(name, "NUMBER")} if name else usual)
+        raise RulesError(text, f"{path} knows no {shorten(unknown)}", hint)
     for name, choice in recipe.choices.items():
         if name in values and values[name] not in choice.values:
             hint = any_of(f"{path}:{name}={value}" for value in choice.values)
@@ -67,6 +72,10 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)
+
+
+def _as_typed(path: str, answers: Mapping[str, str]) -> str:
+    return ":".join(filter(None, (path, ",".join(map("=".join, answers.items())))))
 
 
 def _read(path: str) -> Recipe:
@@ -86,11 +95,11 @@ def _read(path: str) -> Recipe:
         recipe = msgspec.convert(_plain(document), Recipe, strict=False)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$")
-        raise RulesError(_place(document, at), reason, "`ckpttool help recipe`") from error
+        raise RulesError(_place(document, at), reason, "`ckpttool help writing-recipes`") from error
     try:
         recipe.check()
     except ValueError as error:
-        raise RulesError(path, str(error), "`ckpttool help recipe`") from error
+        raise RulesError(path, str(error), "`ckpttool help writing-recipes`") from error
     return recipe.over(_read(recipe.extends)) if recipe.extends else recipe
 
 

@@ -220,7 +220,7 @@ def show_dry(src):
         (["--pad-vocab", "40", "--vocab", "w1"], "cannot show .* tensors?: "),
         (["--crc"], "omit --crc"),
         (["--part", "1/2"], "omit --part"),
-        (["--max-shard-size", "1MB"], "numbered files go into a folder"),
+        (["--max-shard-size", "1MB"], "Try: omit --max-shard-size"),
         (["--format", "ckpt"], "suffix"),
         (["--resume"], "omit --resume"),
     ],

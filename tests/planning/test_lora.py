@@ -278,6 +278,15 @@ def test_an_adapter_of_fused_experts_goes_to_the_weights_in_files(tmp_path, mode
             ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "x.ckpt", lora=lora)
 
 
+def test_a_model_is_no_adapter(tmp_path):
+    for name in ("base", "model"):
+        write_file(tmp_path / f"{name}.ckpt", {"w": some("w", (2, 2))}, "ckpt")
+    words = ["merge", tmp_path / "base.ckpt", "-o", tmp_path / "out.ckpt"]
+    result = run(*words, "--lora", f"{tmp_path / 'model.ckpt'}:1")
+    assert result.exit_code == 5
+    assert "no tensor is called as those of an adapter w Try: an adapter" in message(result)
+
+
 @pytest.mark.parametrize(
     ("version", "is_older"),
     [("", True), ("0.18.1", True), ("0.19.0", True), ("0.19.1.dev0@main", True)]

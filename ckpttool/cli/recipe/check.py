@@ -39,7 +39,8 @@ def check(source: Side, resolve: ResolveOptions, report: ReportOptions) -> None:
     from ckpttool.operations.plans import plan_reading
 
     if resolve.tensors.recipe is None:
-        raise UsageProblem("recipe check needs --recipe", example="--recipe qwen3")
+        hint = "--recipe with a family of `ckpttool help recipes`, or a YAML file"
+        raise UsageProblem("recipe check needs --recipe", hint)
     is_found = not resolve.replicated
     catalog, strategy, _ = load(source.source, find_strategy=is_found, open_count=report.open_count)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
