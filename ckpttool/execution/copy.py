@@ -380,9 +380,10 @@ def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
         bands: Iterable[Region] = (unit.region,)
     else:
         nbytes = band_bytes * turned_bands(unit.output.source)
+        itemsize = unit.output.meta.itemsize
         if not unit.output.source.is_turned:
             nbytes = _fit_band(unit.output.pieces(unit.region), nbytes)
-        itemsize = max(unit.output.stored_itemsize, unit.output.meta.itemsize)
+            itemsize = max(unit.output.stored_itemsize, itemsize)
         bands = unit.region.bands(max(1, nbytes // itemsize))
     for band in bands:
         yield _Step(band.moved_by(unit.origin).start, index, band)
