@@ -91,12 +91,11 @@ def _write_qwen3(folder: Path) -> None:
     choices = {"fc1": "interleaved", "attention": "grouped"}
     weights = to_mindformers(config, tensors, "qwen3", choices)
     layouts = ckpttool.read_strategy(write_strategy(folder / "qwen3_strategy.json", weights, 4))
-    trained = dict(weights)
-    for state, (name, entry) in product(("adam_m", "adam_v"), weights.items()):
-        trained[f"{state}.{name}"] = zeros(entry.shape)
-    for rank, entries in cut(trained, layouts).items():
+    for rank, entries in cut(weights, layouts).items():
         path = folder / "qwen3_run" / f"rank_{rank}" / f"qwen3_rank_{rank}-1_40.ckpt"
-        write_file(path, entries, "ckpt")
+        states = product(("adam_m", "adam_v"), entries.items())
+        of_adam = {f"{state}.{name}": zeros(entry.shape) for state, (name, entry) in states}
+        write_file(path, {**entries, **of_adam}, "ckpt")
 
 
 def hybrid_parallel() -> tuple[Mapping[str, Entry], Mapping[int, Mapping[str, Entry]]]:
