@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ckpttool.model.choices import fused_axes
+from ckpttool.model.joining import format_names
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
-from ckpttool.wording import count, shorten
+from ckpttool.wording import count
 
 
 def fused_notes(
@@ -42,7 +43,7 @@ def fused_notes(
     if changed:
         whose = "its" if len(changed) == 1 else "their"
         message = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
-        facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
+        facts = f"{format_names(changed)}; wrong if each rank fused its own parts"
         yield Diagnostic(
             "doubt",
             message,

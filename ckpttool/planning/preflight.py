@@ -18,6 +18,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.joining import format_names
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
@@ -78,7 +79,7 @@ def _find_unshown(plan: Plan) -> Iterator[Diagnostic]:
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name in reasons if reasons[name] == reason]
         message = f"--virtual cannot show {count(len(names), 'tensor')}: {reason}"
-        yield Diagnostic("options", message, hint="omit --virtual", facts=shorten(names, 3))
+        yield Diagnostic("options", message, hint="omit --virtual", facts=format_names(names))
 
 
 class Space(Struct, frozen=True):
