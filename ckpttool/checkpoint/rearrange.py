@@ -270,12 +270,14 @@ class _Rearranging:
             facts = format_names(states)
             self._of_states = [_problem(self._checkpoint, message, facts, "--weights-only")]
         if weights:
-            facts, hint = format_names(weights), f"another recipe than {recipe}, or --exclude"
+            is_own = self._used.typed not in SHIPPED
+            rule = f"a rule in {self._used.typed}" if is_own else f"another recipe than {recipe}"
+            facts, hint = format_names(weights), f"{rule}, or --exclude"
             family = str(self._used.config.get("model_type")).replace("_", "-")
             layers = self._used.values.get("num_hidden_layers")
             numbers = {int(match[1]) for name in weights if (match := _LAYER.search(name))}
             known = (recipe.removesuffix("-legacy"), "llama")  # which mcore writes, too
-            if family in SHIPPED and family not in known:
+            if family in SHIPPED and family not in known and not is_own:
                 facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
             elif isinstance(layers, int) and max(numbers, default=-1) >= layers:
                 facts += f"; num_hidden_layers is {layers}, and these are of "

@@ -447,6 +447,16 @@ def test_a_recipe_that_would_lose_a_tensor_is_refused(tmp_path, more):
     assert told in message(result)
 
 
+def test_what_a_recipe_of_ones_own_does_not_know_wants_a_rule_in_it(tmp_path):
+    write_model(tmp_path / "hf", "qwen3")
+    rule = "{names: {a: model.norm.weight}, axes: H}"
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"recipe: mine\nversion: 1\nsource: x\nrules:\n- {rule}\n")
+    result = run("merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe", path)
+    assert result.exit_code == 5
+    assert message(result).endswith(f"Try: a rule in {path}, or --exclude")
+
+
 def test_a_copy_with_other_values_is_no_copy(tmp_path):
     _, tensors = write_model(tmp_path / "hf", "qwen2-tied")
     other = {**tensors, "lm_head.weight": noise("head", "BFloat16", (64, 24))}
