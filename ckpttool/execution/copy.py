@@ -52,9 +52,10 @@ class CopyOptions(Struct, frozen=True):
     Attributes
     ----------
     band_bytes
-        Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
-        for models of any size.  The default is slightly more than half of a unit of 8 MiB, which
-        then has two bands.  These fit into a processor's cache, so fewer bands gain nothing.
+        Bytes that a worker assembles at a time; twice as many of transposed tensors.  Memory is
+        about workers x 2 x ``band_bytes`` (x 3), for models of any size.  The default is slightly
+        more than half of a unit of 8 MiB, which then has two bands.  These fit into a processor's
+        cache, so fewer bands gain nothing.
     task_bytes
         Approximate number of bytes of an output that one task fills.
     max_in_flight
