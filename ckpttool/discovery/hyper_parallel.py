@@ -477,6 +477,12 @@ CLASSES: Mapping[tuple[str, str], type] = {
 }
 
 
+_OF_PYTORCH = (
+    "torch.distributed.checkpoint.format_utils.dcp_to_torch_save, then save its tensors with "
+    "safetensors.torch.save_file"
+)
+
+
 class _Unpickler(pickle.Unpickler):
     """An unpickler that finds only `CLASSES`, so that a pickle can call nothing else."""
 
@@ -487,7 +493,8 @@ class _Unpickler(pickle.Unpickler):
         if kind is None:
             facts = f"it names {module[:100]}.{name[:100]}; nothing was loaded"
             reason = "a pickle that is not metadata of hyper-parallel"
-            raise UnsupportedError(self.path, None, reason, facts=facts)
+            hint = _OF_PYTORCH if module.startswith("torch.distributed.") else ""
+            raise UnsupportedError(self.path, None, reason, hint, facts)
         return kind
 
 

@@ -65,7 +65,7 @@ def scan_virtual(path: str) -> Catalog:
         if names
     ]
     if problems:
-        raise PlanError(problems)
+        raise PlanError(problems) from None  # not: while another error was handled
     files = {name: StoredFile(name, stamp) for name, stamp in stamps.items()} or {path: own}
     numbers = {name: number for number, name in enumerate(files)}
     first = next(iter(files.values()))

@@ -109,6 +109,7 @@ _JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it ha
     "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
     "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
     "index": frozenset(("weight_map",)),
+    "card": frozenset(("digest",)),
 }
 _SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 _LAYOUT_ITEMS = 6  # of every parameter, at least; see ckpttool.strategy_files.layout_dicts
@@ -149,6 +150,7 @@ FOREIGN_KINDS = {
         ForeignKind("group_info", "group information", _INSPECT),
         ForeignKind("rank_table", "a rank table", _INSPECT),
         ForeignKind("index", "an index of checkpoint files", "the folder of the index as SRC"),
+        ForeignKind("card", "a card", "`ckpttool verify SRC --like FILE`"),
         ForeignKind("pytorch", "a PyTorch checkpoint", hint=_SAVE_TENSORS),
         ForeignKind("deepspeed", "a DeepSpeed checkpoint", hint=_ZERO_TO_FP32),
         ForeignKind("numpy", "a file of NumPy arrays", hint=_SAVE_ARRAYS),

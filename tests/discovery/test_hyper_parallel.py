@@ -358,6 +358,7 @@ METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
         (named("hyper_parallel.core.checkpoint.storage", "os"), "nothing was loaded"),
         (named("ckpttool.discovery.hyper_parallel", "CLASSES"), "nothing was loaded"),
         (b"cos\nsystem\n", "names os.system"),
+        (named("torch.distributed.checkpoint.metadata", "Metadata"), "dcp_to_torch_save, then"),
         (b"(S'true'\nios\nsystem\n", "names os.system"),  # INST
         (b"(cos\nsystem\nS'true'\no", "names os.system"),  # OBJ
         (b"\x82\x01", "UnpicklingError|ValueError"),  # EXT1

@@ -196,6 +196,7 @@ def test_suffixes_name_formats():
         (b"", r"empty \(0 bytes\)"),
         (b"some text\n", "a text file, not a MindSpore checkpoint"),
         (b"{}", "a JSON document, not a MindSpore checkpoint"),
+        (b'{"digest": "sha256:00"}', "a card, not a MindSpore checkpoint"),
         (bytes(100), r"not a \.ckpt, \.safetensors or HDF5 file"),
     ],
 )
