@@ -11,11 +11,15 @@ to the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckpttool.storage.casting import FORMATS, widen
 from ckpttool.storage.numbers import Bytes, Flags, Float64s, decode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SUM_SIZE = 1 << 17  # most elements of a sum: 1 MiB
 SUM_BYTES = 3 * 8 * SUM_SIZE
@@ -31,10 +35,11 @@ class WeightedSum:
         self._sum = np.empty(SUM_SIZE)
         self._added = np.empty(SUM_SIZE)
         self.total, self._is_empty = self._sum[:0], True
+        self.single: npt.NDArray[np.float32] | None = None  # the same numbers, if Float32 has them
 
     def start(self, size: int) -> None:
         """Begin a sum of ``size`` elements."""
-        self.total, self._is_empty = self._sum[:size], True
+        self.total, self._is_empty, self.single = self._sum[:size], True, None
 
     def add(self, data: Bytes, src: str, weight: float) -> None:
         """Add elements of a type, each multiplied by ``weight``; their number is that of the sum.
@@ -47,10 +52,11 @@ class WeightedSum:
                 widen(data.view(FORMATS[src].word), src, added)
             elif (numbers := decode(data, src)) is not None:
                 np.copyto(added, numbers)
-            added *= weight
+            if weight != 1:
+                added *= weight
             if not self._is_empty:
                 self.total += added
-        self._is_empty = False
+        self._is_empty, self.single = False, None
 
     def add_product(
         self,
@@ -77,6 +83,7 @@ class WeightedSum:
                     terms = slice(term, term + at_once)
                     np.matmul(of_block[:, terms], columns[terms], out=added)
                     block += added
+            self.single = None
             product *= weight
             product[~are_there[0]] = -0.0
             product[:, ~are_there[1]] = -0.0
@@ -92,7 +99,8 @@ class WeightedSum:
         assert scales is not None, "a scale is a number"
         with np.errstate(all="ignore"):
             np.multiply(self.total, scales, out=self.total)
-            self.total[:] = self.total.astype(np.float32)
+            self.single = self.total.astype(np.float32)
+            self.total[:] = self.single
 
     def find_not_finite(self) -> int | None:
         """Return the index of the first NaN or Inf in the sum; None if there is none."""

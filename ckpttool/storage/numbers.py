@@ -72,7 +72,7 @@ def decode(data: Bytes, dtype: str) -> Numbers | None:
     if dtype == "Float8E5M2":
         return (data.astype("<u2") << np.uint16(8)).view("<f2")
     if dtype in _SMALL_FLOATS:
-        return _table(dtype)[data]
+        return np.take(_table(dtype), data)  # takes half the time of an index
     return None
 
 
