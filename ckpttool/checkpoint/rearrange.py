@@ -25,7 +25,7 @@ from ckpttool.model.region import Arrangement
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED
-from ckpttool.wording import any_of, count, format_numbers, format_shape, shorten
+from ckpttool.wording import any_of, count, fold_names, format_numbers, format_shape, shorten
 
 _MTP = "num_nextn_predict_layers"  # which transformers keeps in a model without those layers
 _LAYER = compile_late(r"\blayers\.(\d{1,7})\.")
@@ -91,6 +91,7 @@ class _Rearranging:
         self._side, self._is_of_family = side or 0, side is not None
         self._names = {name: name for name in self._stored} if self._side else ours
         self._problems: list[Diagnostic] = []
+        self._misfits = dict[str, str]()  # whose layers are told together
         self._made: dict[str, FullTensor] = {}
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
@@ -171,8 +172,7 @@ class _Rearranging:
         try:
             given, wanted = arrange(relation, self._side, shapes)
         except ValueError as error:
-            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.typed}`"
-            self._refuse("a shape is not that of the rule", str(error), hint)
+            self._misfits[str(error)] = ""
             return
         if relation.is_same:
             (old,), (self._called[old],) = stored, others
@@ -252,6 +252,9 @@ class _Rearranging:
             self._refuse("a copy is not like what it copies", facts)
 
     def _report(self, missing: list[str]) -> None:
+        for misfit, _ in fold_names(self._misfits):
+            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.typed}`"
+            self._refuse("a shape is not that of the rule", misfit, hint)
         recipe = self._used.recipe.recipe
         broken = {tensor.name for tensor in self._checkpoint.records} - self._stored.keys()
         unknown = broken.union(map(self._used.recipe.spelled, broken))  # which a check tells

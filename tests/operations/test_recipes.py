@@ -256,7 +256,10 @@ MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:use_interleaved_weight_layout_mlp=true": (4, "Try: qwen3:fc1=interleaved"),
     "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
     "llama": (5, "no tensor has a name of the recipe llama"),
-    "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (5, "linear_qkv.weight"),
+    "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (
+        5,
+        "layers.{0-2}.self_attention.linear_qkv.weight: an axis of 80, expected g=4",
+    ),
 }
 
 
