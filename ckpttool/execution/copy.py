@@ -468,13 +468,14 @@ class _Reader:
 
 
 def _keep(band: Band) -> tuple[Band, int]:
-    steps, moves = [*band.steps], 0
-    for i, step in enumerate(steps):
+    steps, moves = list[BandStep](), 0
+    for step in band.steps:  # the moves of one are planned before those of the next, as they run
         if isinstance(step, PieceRead):
             kept = tuple(step.moves)
-            if kept is not step.moves:
-                steps[i] = replace(step, moves=kept)
             moves += len(kept)
+            steps.append(step if kept is step.moves else replace(step, moves=kept))
+        else:
+            steps.append(step)
     return band._replace(steps=steps), moves
 
 

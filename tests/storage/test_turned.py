@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ckpttool.execution.copy import CopyOptions, cut_into_tasks, read_bands
 from ckpttool.formats.local import counting_reads
@@ -17,30 +18,40 @@ ROWS, COLUMNS = 1024, 4096
 STORED = ROWS * COLUMNS * 4  # 16 MiB of Float32
 
 
-@pytest.fixture
-def turned(tmp_path):
-    """A matrix, and the tensor that a file with its transpose makes of it."""
-    matrix = np.random.default_rng(0).integers(0, 1 << 11, (ROWS, COLUMNS)).astype(np.float32)
-    path = tmp_path / "w"
+def turn(folder, matrix, space, axes):
+    """Return the tensor that a file with a matrix makes; rows are of all factors but the last."""
+    path, (*rows, columns) = folder / "w", range(space.ndim)
     path.write_bytes(matrix.tobytes())
-    meta = TensorMeta("w", "Float32", (ROWS, COLUMNS))
-    stored = StoredTensor(meta, StoredFile(str(path)), (Extent(0, STORED),))
-    source, space = OutputTensor.copy_of(stored).source, Region.whole((ROWS, COLUMNS))
-    part = Part("w", source.slicing, Arrangement(((0,), (1,)), space))
-    slicing = RearrangedSlicing(Arrangement(((1,), (0,)), space), (part,))
-    made = FullTensor(meta.of_shape((COLUMNS, ROWS)), slicing, source.known_by)
-    return np.ascontiguousarray(matrix.T), made
+    meta = TensorMeta("w", f"Float{8 * matrix.itemsize}", matrix.shape)
+    stored = StoredTensor(meta, StoredFile(str(path)), (Extent(0, matrix.nbytes),))
+    source = OutputTensor.copy_of(stored).source
+    part = Part("w", source.slicing, Arrangement((tuple(rows), (columns,)), space))
+    slicing = RearrangedSlicing(Arrangement(axes, space), (part,))
+    return FullTensor(meta.of_shape(slicing.shape), slicing, source.known_by)
+
+
+def read_all(tensor, options):
+    """Return the bytes that tasks of an output read."""
+    output, header = OutputFile(0, "out", "ckpt", (tensor,)), SimpleNamespace(tensors={}, attrs={})
+    with FlatFiles(options.band_bytes) as files:
+        tasks = cut_into_tasks([(output, header)], options)
+        return b"".join(bytes(band.data) for it in tasks for _, band in read_bands(it, files))
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("Float32", 2), ("Float16", 2), ("Float64", 4)])
-def test_all_rows_are_read_once_for_8_mib(turned, dtype, times):
-    matrix, tensor = turned
-    output = OutputFile(0, "out", "ckpt", (OutputTensor.full(tensor, dtype),))
-    header = SimpleNamespace(tensors={}, attrs={})
-    data = b""
-    with counting_reads() as count, FlatFiles(CopyOptions().band_bytes) as files:
-        for task in cut_into_tasks([(output, header)], CopyOptions()):
-            data += b"".join(bytes(band.data) for _, band in read_bands(task, files))
+def test_all_rows_are_read_once_for_8_mib(tmp_path, dtype, times):
+    matrix = np.random.default_rng(0).integers(0, 1 << 11, (ROWS, COLUMNS)).astype(np.float32)
+    tensor = turn(tmp_path, matrix, Region.whole((ROWS, COLUMNS)), ((1,), (0,)))
+    with counting_reads() as count:
+        data = read_all(OutputTensor.full(tensor, dtype), CopyOptions())
         assert count().nbytes == times * STORED
-    assert data == matrix.astype(dtype.lower()).tobytes()
+    assert data == matrix.T.astype(dtype.lower()).tobytes()
     assert tensor.is_turned
+
+
+@pytest.mark.parametrize("band_bytes", [32, 64])
+def test_what_is_planned_once_for_a_kind_is_read_in_the_order_of_the_plan(tmp_path, band_bytes):
+    matrix = np.arange(24, dtype=np.float32).reshape(6, 4)
+    tensor = turn(tmp_path, matrix, Region.whole((3, 2, 4)), ((2, 0, 1),))
+    output = replace(OutputTensor.full(tensor), kind=0)
+    assert read_all(output, CopyOptions(band_bytes=band_bytes)) == matrix.T.tobytes()
