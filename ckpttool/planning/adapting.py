@@ -267,6 +267,8 @@ def _is_turned(out: Arrangement, of_weight: Arrangement, sizes: tuple[int, ...])
 
     ``sizes`` are those of the factors, of the elements that the output has of the weight.
     """
+    if len(out.axes) < 2:
+        return None
     *_, rows, columns = ({it for it in axis if sizes[it] > 1} for axis in out.axes)
     of_stack = {it for it in chain(*out.axes[:-2]) if sizes[it] > 1}
     *_, of_rows, of_columns = map(frozenset, of_weight.axes)

@@ -541,6 +541,19 @@ def test_names_of_the_source_are_those_of_its_tensors_whatever_they_become(tmp_p
     assert "2 tensors of the adapter would not be used" in message(result)
 
 
+def test_nothing_is_added_to_a_matrix_that_becomes_one_axis(tmp_path):
+    write_file(tmp_path / "base.safetensors", {"w.weight": some("w", (6, 4))}, "safetensors")
+    rule = {"mindspore": {"flat.weight": "(o i)"}, "huggingface": {"w.weight": "o i"}}
+    rules = [{**rule, "sizes": {"o": "6"}}]
+    recipe = {"recipe": "flat", "version": 1, "source": "test", "rules": rules}
+    (tmp_path / "flat.yaml").write_text(json.dumps(recipe))
+    lora = write_adapter(tmp_path / "ad", named("w", *pair("p", (6, 4), 2)), lora_alpha=4)
+    words = ["-o", tmp_path / "never.ckpt", "--recipe", tmp_path / "flat.yaml", "--lora", lora]
+    result = run("merge", tmp_path / "base.safetensors", *words)
+    assert result.exit_code == 5
+    assert "rows and columns become one axis" in message(result)
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
