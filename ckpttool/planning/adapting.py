@@ -116,12 +116,22 @@ class _Adapting:
         weights = [
             replace(part, name=name)
             for part in parts
-            if (name := self._weight(part.name) or self._called.get(id(part.slicing)))
+            if (
+                name := self._weight(part.name)
+                or self._called.get(id(part.slicing))
+                or self._within(part)
+            )
         ]
         yield out, weights
         copied = self._called.get(id(slicing))
         if copied is not None and copied not in (weight.name for weight in weights):
             yield whole, [Part(copied, slicing, whole)]
+
+    def _within(self, part: Part) -> str | None:
+        """Return a weight that the adapter names, if a part was made of it and has moved rows."""
+        slicing = part.slicing
+        stored = slicing.stored_names if isinstance(slicing, RearrangedSlicing) else ()
+        return next(filter(None, map(self._weight, stored)), None)
 
     def _product(self, tensor: FullTensor, out: Arrangement, weight: Part) -> _Product | Diagnostic:
         """Return what is added to a weight, or why it does not fit."""
@@ -139,6 +149,10 @@ class _Adapting:
         if isinstance(tensor.slicing, RearrangedSlicing) and tensor.slicing.padding == "mean":
             hint = "--lora in one run, and --pad-with in the next"
             return self._refusal("nothing is added to a mean of rows", "", hint, name)
+        if self._within(weight) == name:
+            message = "its rows move after a recipe, so nothing can be added"
+            hint = "--lora in one run, and --pad-vocab or --fused in the next"
+            return self._refusal(message, f"{tensor.name} is made of it", hint, name)
         for side, meta in sides:
             is_like = len(shape) == pair.ndim
             wanted = side.shape(shape, rank) if is_like else ()

@@ -541,17 +541,31 @@ def test_names_of_the_source_are_those_of_its_tensors_whatever_they_become(tmp_p
     assert "2 tensors of the adapter would not be used" in message(result)
 
 
-def test_nothing_is_added_to_a_matrix_that_becomes_one_axis(tmp_path):
+RESIZED = ["--pad-vocab", "8", "--vocab", "head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "words", "says"),
+    [
+        ({"head.weight": "(o i)"}, [], "rows and columns become one axis"),
+        ({"head.weight": "i o"}, RESIZED, "its rows move after a recipe"),
+        (
+            {"head.weight": "i[:2] o", "rest.weight": "i[2:] o"},
+            RESIZED,
+            "its rows move after a recipe",
+        ),
+    ],
+)
+def test_what_cannot_be_added_behind_a_recipe_is_refused(tmp_path, axes, words, says):
     write_file(tmp_path / "base.safetensors", {"w.weight": some("w", (6, 4))}, "safetensors")
-    rule = {"mindspore": {"flat.weight": "(o i)"}, "huggingface": {"w.weight": "o i"}}
-    rules = [{**rule, "sizes": {"o": "6"}}]
-    recipe = {"recipe": "flat", "version": 1, "source": "test", "rules": rules}
-    (tmp_path / "flat.yaml").write_text(json.dumps(recipe))
+    rules = [{"mindspore": axes, "huggingface": {"w.weight": "o i"}, "sizes": {"i": "4"}}]
+    recipe = {"recipe": "own", "version": 1, "source": "test", "rules": rules}
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
     lora = write_adapter(tmp_path / "ad", named("w", *pair("p", (6, 4), 2)), lora_alpha=4)
-    words = ["-o", tmp_path / "never.ckpt", "--recipe", tmp_path / "flat.yaml", "--lora", lora]
-    result = run("merge", tmp_path / "base.safetensors", *words)
+    options = ["--recipe", tmp_path / "own.yaml", "--lora", lora, *words]
+    result = run("merge", tmp_path / "base.safetensors", "-o", tmp_path / "never.ckpt", *options)
     assert result.exit_code == 5
-    assert "rows and columns become one axis" in message(result)
+    assert says in message(result)
 
 
 @pytest.mark.parametrize(
