@@ -603,14 +603,19 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether rows of a part are columns here, so that a band has elements of each of them."""
+        """Whether rows of a part are columns here, so that a band has elements of each of them.
+
+        Outer factors that both have in one order, as those of a stack, make no difference.
+        """
         axis_of = {factor: axis for factor, axis, _ in self.arrangement.steps()}
         for part in self.parts:
-            box = common(self.arrangement.box, part.arrangement.box)
-            wide = [] if box is None else [it for it, size in enumerate(box.shape) if size > 1]
-            both = (self.arrangement.steps(), part.arrangement.steps())
-            rows = (next((axis_of.get(it) for it, *_ in of if it in wide), None) for of in both)
-            if len({*rows}) > 1:
+            if (box := common(self.arrangement.box, part.arrangement.box)) is None:
+                continue
+            wide = {factor for factor, size in enumerate(box.shape) if size > 1}
+            orders = ([it for it, *_ in of.steps()] for of in (self.arrangement, part.arrangement))
+            here, there = ([it for it in order if it in wide] for order in orders)
+            rows = next((both for both in zip(here, there, strict=True) if len({*both}) > 1), ())
+            if len({axis_of[factor] for factor in rows}) > 1:
                 return True
         return False
 

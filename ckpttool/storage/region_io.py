@@ -293,9 +293,9 @@ class FlatFiles:
         return self._stage[:nbytes]
 
     def hold(self, nbytes: int) -> Bytes:
-        """Return a buffer for elements of a turned tensor; the next call overwrites it."""
-        if self._held is None or len(self._held) < nbytes:
-            self._held = np.empty(nbytes, np.uint8)
+        """Return a buffer for at most `TURNED_BYTES` of a turned tensor; see `stage`."""
+        if self._held is None:
+            self._held = np.empty(TURNED_BYTES, np.uint8)
         return self._held[:nbytes]
 
     def start_sum(self, size: int) -> None:

@@ -42,11 +42,21 @@ def read_all(tensor, options):
 def test_all_rows_are_read_once_for_8_mib(tmp_path, dtype, times):
     matrix = np.random.default_rng(0).integers(0, 1 << 11, (ROWS, COLUMNS)).astype(np.float32)
     tensor = turn(tmp_path, matrix, Region.whole((ROWS, COLUMNS)), ((1,), (0,)))
+    assert tensor.is_turned
     with counting_reads() as count:
         data = read_all(OutputTensor.full(tensor, dtype), CopyOptions())
         assert count().nbytes == times * STORED
     assert data == matrix.T.astype(dtype.lower()).tobytes()
-    assert tensor.is_turned
+
+
+def test_rows_of_each_matrix_of_a_stack_are_read_once_for_8_mib(tmp_path):
+    stack = np.random.default_rng(0).random((2, ROWS, COLUMNS), np.float32)
+    matrices = stack.reshape(2 * ROWS, COLUMNS)
+    tensor = turn(tmp_path, matrices, Region.whole(stack.shape), ((0,), (2,), (1,)))
+    with counting_reads() as count:
+        data = read_all(OutputTensor.full(tensor), CopyOptions())
+        assert count().nbytes == 2 * stack.nbytes
+    assert data == stack.transpose(0, 2, 1).tobytes()
 
 
 @pytest.mark.parametrize("band_bytes", [32, 64])
