@@ -156,7 +156,9 @@ class OutputTensor(Struct, frozen=True, gc=False):
     def excerpt(self, within: Region) -> OutputTensor:
         """Return the tensor with only the slices that the `pieces` of ``within`` need."""
         region = within.moved_by(self.region.start)
-        needed = (it for it in self.terms if it.within is None or common(it.within, region))
+        needed = [it for it in self.terms if it.within is None or common(it.within, region)]
+        if is_copy(needed):
+            needed += self.terms[1:][-2:]  # one product, as a sum takes no NaN here nor elsewhere
         return replace(self, terms=tuple(term.excerpt(region) for term in needed))
 
 

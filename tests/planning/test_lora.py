@@ -637,6 +637,24 @@ def test_a_number_of_an_adapter_that_is_not_finite_is_named(tmp_path):
     assert not (tmp_path / "out.ckpt").exists()
 
 
+@pytest.mark.parametrize("engine", ["inline", "processes:1"])
+def test_every_engine_refuses_nan_beside_a_product(tmp_path, monkeypatch, engine):
+    monkeypatch.setattr("ckpttool.model.manifest.UNIT_BYTES", 96)  # q and k are units of qk
+    base = {name: some(name, (6, 4)) for name in ("q.weight", "k.weight")}
+    broken = base["k.weight"].array().copy()
+    broken[5, 2] = np.nan
+    base["k.weight"] = entry_of(broken)
+    write_file(tmp_path / "base.safetensors", base, "safetensors")
+    sides = {"q.weight": "p[0] o i", "k.weight": "p[1] o i"}
+    rules = [{"mindspore": {"qk": "(p o) i"}, "huggingface": sides, "sizes": {"p": "2"}}]
+    recipe = {"recipe": "own", "version": 1, "source": "test", "rules": rules}
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
+    lora = f"{write_adapter(tmp_path / 'ad', named('q', *pair('p', (6, 4), 2)))}:1"
+    options = {"recipe": str(tmp_path / "own.yaml"), "lora": lora, "engine": engine}
+    with pytest.raises(ckpttool.CkptToolError, match=r"k\.weight: NaN at"):
+        ckpttool.merge(tmp_path / "base.safetensors", None, tmp_path / "never.ckpt", **options)
+
+
 def attrs_of(path: Path) -> dict[str, str]:
     data = path.read_bytes()
     return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
