@@ -18,8 +18,9 @@ from ckpttool.execution.copy import CopyOptions, Place, TensorUnit, read_tensor
 from ckpttool.execution.schedule import Batch, ranks_of_batches
 from ckpttool.formats import header_of
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.plan import OutputFile, OutputTensor, Plan, Term
 from ckpttool.model.region import Region
+from ckpttool.model.slicing import Piece, RearrangedSlicing
 from ckpttool.model.tensors import Reads, StoredFile
 from ckpttool.storage.counting import CountingFiles
 from ckpttool.storage.files import PARTIAL
@@ -188,7 +189,7 @@ def find_pattern(plan: Plan, outputs: Sequence[OutputFile]) -> _Pattern:
             shift = tuple(map(sub, start, firsts.setdefault(tensor.meta.name, start)))
             pattern += (tensor.meta.name, tensor.meta.shape, shift)
             for term in tensor.terms:
-                for piece in term.pieces(Region.whole(tensor.meta.shape), start):
+                for piece in _pieces_read(tensor, term):
                     origin = Origin(term.input, piece.rank)
                     number = numbers.get(origin)
                     index = plan.inputs[term.input].files[piece.rank]
@@ -198,6 +199,15 @@ def find_pattern(plan: Plan, outputs: Sequence[OutputFile]) -> _Pattern:
                     is_plain = is_plain and index.files == (piece.tensor.file,)
                     pattern += (number, piece.src, piece.dst)
     return _Pattern(tuple(pattern) if is_plain else object(), tuple(numbers))
+
+
+def _pieces_read(tensor: OutputTensor, term: Term) -> Iterator[Piece]:
+    """Yield the pieces of a term that a tensor has, and then those that its rows are means of."""
+    yield from term.pieces(Region.whole(tensor.meta.shape), tensor.region.start)
+    slicing = term.source.slicing
+    rows = slicing.averaged(tensor.region) if isinstance(slicing, RearrangedSlicing) else None
+    if rows is not None:
+        yield from slicing.overlaps(rows, (0,) * rows.ndim)
 
 
 def _supplies(

@@ -621,7 +621,9 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
 
     def averaged(self, region: Region) -> Region | None:
         """Return the elements whose means are rows of a region; None if it has no such row."""
-        kept = self.parts[0].arrangement.box.stop[0] if self.padding == "mean" else region.stop[0]
+        if self.padding != "mean":
+            return None
+        kept = self.parts[0].arrangement.box.stop[0]
         if region.stop[0] <= kept:
             return None
         return Region((0, *region.start[1:]), (kept, *region.stop[1:]))

@@ -97,6 +97,20 @@ def one_by_one(plan, options):
     return reads.requests, reads.nbytes, written
 
 
+def test_ranks_with_means_alone_read_the_rows_of_all(tmp_path):
+    for rank in range(2):
+        write_holes(tmp_path / f"src/rank_{rank}/net.ckpt", (2, 4))
+    source, target = (
+        replace(strategy_of({"w": Layout((ranks,), ((0,), ()))}), files=()) for ranks in (2, 4)
+    )
+    options = {"pad_vocab": 8, "pad_with": "mean", "vocab": "w", "dry_run": True}
+    src, out = tmp_path / "src", tmp_path / "out"
+    done = ckpttool.reshard(src, source, target, out, format="ckpt", **options)
+    sources = done.dry_run.sources
+    needs = {rank: [need.ranks for need in it.needs] for it in sources for rank in it.ranks}
+    assert needs == {0: [(0,)], 1: [(1,)], 2: [(0, 1)], 3: [(0, 1)]}
+
+
 @pytest.mark.parametrize("known", [1, 10_000])
 def test_alike_tensors_are_counted_as_each_by_itself(tmp_path, monkeypatch, known):
     monkeypatch.setattr("ckpttool.execution.task_costs.MAX_KNOWN", known)
