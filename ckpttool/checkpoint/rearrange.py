@@ -91,7 +91,7 @@ class _Rearranging:
         self._side, self._is_of_family = side or 0, side is not None
         self._names = {name: name for name in self._stored} if self._side else ours
         self._problems: list[Diagnostic] = []
-        self._misfits = dict[str, str]()  # whose layers are told together
+        self._misfits = dict[str, str]()  # of all layers, which are folded
         self._made: dict[str, FullTensor] = {}
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
@@ -129,8 +129,8 @@ class _Rearranging:
             given = ",".join(f"{name}={value}" for name, value in self._used.given.items())
             hint = f"--recipe '{self._used.typed}:{given}', if these are the values"
             message = "names do not tell how weights are laid out"
-            asked = _problem(checkpoint, message, "; ".join(questions), hint)
-            self._problems = [asked, *self._of_states]
+            question = _problem(checkpoint, message, "; ".join(questions), hint)
+            self._problems = [question, *self._of_states]
         if self._problems:
             raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]

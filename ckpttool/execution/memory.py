@@ -78,9 +78,8 @@ def fit_memory(
     default = CopyOptions()
     worker_bytes = need.bands * MIN_BAND_BYTES + max(0, max_bytes - need.least) // workers
     band_bytes = min(default.band_bytes, worker_bytes // need.bands // 4096 * 4096)
-    half_of_rest = (
-        worker_bytes - need.bands * band_bytes
-    ) // 2  # one for tasks, one for grouped outputs
+    # One half is for tasks, one for grouped outputs.
+    half_of_rest = (worker_bytes - need.bands * band_bytes) // 2
     task_pieces = MIN_PIECES + half_of_rest // (IN_FLIGHT * PIECE_BYTES)
     group_tensors = need.tensors + workers * half_of_rest // TENSOR_BYTES
     return CopyOptions(

@@ -34,8 +34,8 @@ class Term(Struct, frozen=True, gc=False):
     """A source, and the weight of its elements in the sum that makes an output tensor.
 
     The elements of a scale are not added: what was added before them is multiplied by them.  The
-    rows of a product and its columns follow each other, and their product times the weight of the
-    second is added.  All rows have the same last axis, and all columns the same axis before it.
+    rows of a product, ``(..., m, r)``, and its columns, ``(..., r, n)``, follow each other; their
+    product ``(..., m, n)`` times the weight of the second is added.
     """
 
     source: FullTensor  # a full tensor, with the stored name and element type
@@ -134,7 +134,7 @@ class OutputTensor(Struct, frozen=True, gc=False):
 
     @property
     def stored_itemsize(self) -> int:
-        """The stored bytes per element, summed over the terms; scales are few."""
+        """The stored bytes per element, summed over the terms that are added."""
         return sum(term.source.meta.itemsize for term in self.terms if not term.role)
 
     @property
