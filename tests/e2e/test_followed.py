@@ -29,10 +29,7 @@ SHELL = {**os.environ, "PATH": f"{PYTHON}{os.pathsep}{os.environ['PATH']}"}
 
 
 # What cannot be typed as it stands: the beginning of the line and of the advice, and why.
-OPEN = (
-    ("diff .*", "--exclude a$", "nothing of a file that is cut short is left to compare"),
-    ("split .* -s ", "-d, the strategy", "the option that was meant is to be replaced"),
-)
+OPEN = (("diff .*", "--exclude a$", "nothing of a file that is cut short is left to compare"),)
 
 
 class Following(Session):

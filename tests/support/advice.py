@@ -183,9 +183,13 @@ def _with_options(words: list[str], given: list[str], complaint: str) -> list[st
     """Return the words with options in the place of their old values.
 
     Of an option that can be repeated, only the values in the complaint are wrong, or all files.
+    One that the command has not becomes the one that was meant.
     """
     command = commands()[command_of(words)]
     at, words = 0, [*words]
+    absent = re.search(r" has no (-\S+)$", complaint)
+    if absent:
+        return [given[0] if word == absent[1] else word for word in words]
     while at < len(given):
         one = _find(command, given[at])
         value = [] if one is None or one.is_flag else given[at + 1 : at + 2]
