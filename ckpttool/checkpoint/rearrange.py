@@ -7,7 +7,7 @@ what a recipe does not know stops the command before the first byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add, sub
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
 from ckpttool.model.patterns import Pattern
 from ckpttool.model.plan import Term
-from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, arrange
+from ckpttool.model.recipes import SIDES, Relation, UsedRecipe, Value, arrange
 from ckpttool.model.region import Arrangement
 from ckpttool.model.slicing import FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic, PlanError
@@ -45,22 +45,23 @@ def rearrange(
     PlanError
         The recipe does not fit, or lacks a value.
     """
-    recipe, questions = used.recipe, list[str]()
+    asked: dict[str, Value] = {}  # what nothing gives, and what stands in for it, to ask for others
     while True:
+        trial = replace(used, given={**used.given, **asked})
+        questions = [*_questions(checkpoint, used, asked)]
         try:
-            rearranging = _Rearranging(checkpoint, used)
+            rearranging = _Rearranging(checkpoint, trial)
             return *rearranging.run(questions), rearranging.copies
         except ValueError as error:
             hint = f"--hf-config of this model; `ckpttool recipe show {used.typed}`"
             problem = _problem(checkpoint, "a rule cannot be evaluated", str(error), hint)
-            raise PlanError([problem]) from error
+            raise PlanError(questions or [problem]) from error
         except LookupError as error:
             name = str(error.args[0])
-            if (choice := recipe.choices.get(name)) is None:
-                raise PlanError([_lacking(checkpoint, used, name)]) from error
-            questions.append(f"{name} is {any_of(choice.values)} ({choice.why})")
-            usual = next(iter(choice.values))
-            used = replace(used, given={**used.given, name: usual})  # to ask for others
+            if name in asked:
+                raise PlanError(questions) from error
+            choice = used.recipe.choices.get(name)
+            asked[name] = 1 if choice is None else next(iter(choice.values))
 
 
 def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = "") -> Diagnostic:
@@ -68,16 +69,33 @@ def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = 
     return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
 
 
-def _lacking(checkpoint: Checkpoint, used: UsedRecipe, name: str) -> Diagnostic:
-    recipe, where = used.typed, used.folder or checkpoint.catalog.root
-    key = used.recipe.sizes.get(name, "")  # or several keys, of which the first counts
-    name, called = (key, "") if key.isidentifier() else (name, key and f" ({key})")
-    if not used.config:
-        message, hint = "nothing tells the sizes of the model", "--hf-config with its folder"
-    else:
-        message, hint = "the configuration lacks a size", f"--recipe {recipe}:{name}=NUMBER"
-    facts = f"{recipe} needs {name}{called}"
-    return Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+def _questions(
+    checkpoint: Checkpoint, used: UsedRecipe, asked: Mapping[str, Value]
+) -> Iterator[Diagnostic]:
+    """Yield what nothing gives: sizes, and choices, each with all answers as its hint."""
+    choices, keys = used.recipe.choices, used.recipe.sizes
+    sizes = {name: keys.get(name, name) for name in asked if name not in choices}
+    numbers = {of if of.isidentifier() else name: of for name, of in sizes.items()}
+    has_config = bool(used.config)
+    answers = dict(used.given) | dict.fromkeys(numbers if has_config else (), "NUMBER")
+    answers |= {name: usual for name, usual in asked.items() if name in choices}
+    typed = ",".join(f"{name}={value}" for name, value in answers.items())
+    answered = f"--recipe '{used.typed}:{typed}'"
+    if sizes:
+        names = [name if of == name else f"{name} ({of})" for name, of in numbers.items()]
+        message = f"the configuration lacks {count(len(names), 'size')}"
+        message = message if has_config else "nothing tells the sizes of the model"
+        hint = answered if has_config else "--hf-config with its folder"
+        where = used.folder or checkpoint.catalog.root
+        facts = f"{used.typed} needs {shorten(names, 8)}"
+        yield Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+    if open_choices := [name for name in asked if name in choices]:
+        message = "names do not tell how weights are laid out"
+        facts = "; ".join(
+            f"{name} is {any_of(choices[name].values)} ({choices[name].why})"
+            for name in open_choices
+        )
+        yield _problem(checkpoint, message, facts, f"{answered}, if these are the values")
 
 
 class _Rearranging:
@@ -104,7 +122,7 @@ class _Rearranging:
         self.copies: list[tuple[FullTensor, FullTensor]] = []
         self._of_states: list[Diagnostic] = []
 
-    def run(self, questions: Sequence[str]) -> tuple[Checkpoint, Sequence[Diagnostic]]:
+    def run(self, questions: Sequence[Diagnostic]) -> tuple[Checkpoint, Sequence[Diagnostic]]:
         """Make the tensors; what is wrong otherwise may follow from the answers to questions."""
         checkpoint, recipe = self._checkpoint, self._used.recipe
         if any(tensor.own_ranks for tensor in self._stored.values()):
@@ -126,11 +144,7 @@ class _Rearranging:
         self._report(missing)
         self._problems += self._rows.refused()
         if questions:
-            given = ",".join(f"{name}={value}" for name, value in self._used.given.items())
-            hint = f"--recipe '{self._used.typed}:{given}', if these are the values"
-            message = "names do not tell how weights are laid out"
-            question = _problem(checkpoint, message, "; ".join(questions), hint)
-            self._problems = [question, *self._of_states]
+            self._problems = [*questions, *self._of_states]
         if self._problems:
             raise PlanError(self._problems)
         kept = [self._stored[name] for name in self._called]

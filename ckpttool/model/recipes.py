@@ -418,13 +418,13 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """The names in expressions: keys of the configuration, sizes and choices."""
+        """The names in expressions: keys of the configuration, factors, sizes and choices."""
         nodes = chain(*(ast.walk(_parse(expression)) for expression in self._expressions()))
         names = (node.id for node in nodes if isinstance(node, ast.Name))
         return frozenset((*self.choices, *self.sizes, *names))
 
     def _expressions(self) -> Iterator[str]:
-        """Yield all expressions; raise `ValueError` if holes or axes are malformed."""
+        """Yield all expressions and factors; raise `ValueError` if holes or axes are malformed."""
         axes: list[str] = []
         names: list[str] = [*self.fused.values()]
         yield from self.sizes.values()
@@ -445,7 +445,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             yield from _HOLE.findall(name)
         for notation in chain.from_iterable(notation.split("|") for notation in axes):
             for factor in _factors(_HOLE.sub("0", notation)):
-                yield from filter(None, (factor.start, factor.stop))
+                yield from filter(None, (factor.name, factor.start, factor.stop))
 
     def copied(self, values: Mapping[str, Value]) -> Iterator[tuple[str, str, bool]]:
         """Yield the names of copies, those of what they hold, and whether they are written."""
@@ -480,9 +480,14 @@ def _loop(
 
 def _fill(name: str, values: Mapping[str, Value]) -> str:
     def of(match: re.Match[str]) -> str:
-        value = values.get(match[1]) if match[1] in values else evaluate(match[1], values)
-        if value is None:
-            raise LookupError(match[1])
+        try:
+            value = evaluate(match[1], values)
+            if value is None:
+                raise LookupError(match[1])
+        except LookupError as error:
+            if (hole := error.args[0]) in values:
+                raise
+            raise ValueError(f"{name!r}: no for:, size or key gives {hole}") from error
         return str(value)
 
     return _HOLE.sub(of, name)

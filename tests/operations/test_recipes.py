@@ -245,7 +245,6 @@ def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
 
 
 MISTAKES = {  # what is typed, the exit code, what is said
-    "qwen3": (5, "fc1 is interleaved or contiguous"),
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
     "qwen3:fc1=true,attention=grouped": (4, "Try: qwen3:fc1=interleaved or qwen3:fc1=contiguous"),
     "qwen4": (4, "no such recipe"),
@@ -293,6 +292,34 @@ def test_the_configuration_says_why_no_rule_knows_a_tensor(tmp_path):
     file.write_text(json.dumps({**config, "num_hidden_layers": layers}))
     said = message(run(*words, f"qwen3{answers}"))
     assert f"num_hidden_layers is {layers}, and these are of layer {layers}" in said
+
+
+def test_sizes_and_choices_that_nothing_gives_are_asked_for_at_once(tmp_path):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    write_file(tmp_path / "m.ckpt", to_mindformers(config, tensors, "qwen3", choices), "ckpt")
+    lost = ("num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+    less = {key: value for key, value in config.items() if key not in lost}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(less))
+    words = ["recipe", "check", tmp_path / "m.ckpt", "--hf-config", tmp_path / "hf", "--recipe"]
+    said = message(run(*words, "qwen3"))
+    assert "the configuration lacks 2 sizes qwen3 needs num_attention_heads, num_hid" in said
+    assert "attention is grouped or contiguous" in said
+    assert "fc1 is interleaved or contiguous" in said
+    *_, recipe, _ = said.split("'")
+    answered = recipe.replace("heads=NUMBER", "heads=6").replace("layers=NUMBER", "layers=3")
+    run_well(*words, f"{answered},num_key_value_heads=2")
+
+
+def test_a_factor_that_nothing_gives_is_asked_for(tmp_path):
+    names = "{mindspore: {a: (p q) H}, huggingface: {b: (q p) H}}"
+    path, file = tmp_path / "mine.yaml", tmp_path / "m.ckpt"
+    path.write_text(f"recipe: mine\nversion: 1\nsource: x\nrules:\n- {names}\n")
+    write_file(file, {"a": noise("a", "Float32", (6, 4))}, "ckpt")
+    (tmp_path / "config.json").write_text('{"model_type": "mine"}')
+    words = ["recipe", "check", file, "--hf-config", tmp_path, "--recipe"]
+    assert message(run(*words, path)).endswith(f"Try: --recipe '{path}:p=NUMBER'")
+    run_well(*words, f"{path}:p=2")
 
 
 def test_without_a_configuration_its_option_is_named(tmp_path):
@@ -420,7 +447,10 @@ BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and 
     " {mindspore: {decoder.layers.0.input_layernorm.weight: H}, huggingface: {b: H}}]": (
         *(5, "two rules make one tensor of Hugging Face"),
     ),
-    "rules: [{axes: H, names: {'decoder.{nope}.weight': b}}]": (5, "needs nope"),
+    "rules: [{axes: H, names: {'decoder.{nope}.weight': b}}]": (
+        *(5, "'decoder.{nope}.weight': no for:, size or key gives nope"),
+    ),
+    "rules: [{axes: H, names: {'decoder.{nope+1}.weight': b}}]": (5, "or key gives nope"),
     "rules: [{axes: H, names: {'decoder.{.weight': b}}]": (4, "a hole that is not closed"),
     "rules: [{huggingface: {a: H}}]": (4, "a rule has neither names"),
     "rules: [{axes: H, names: {a: b}, dtype: Floof}]": (4, "no element type Floof"),
