@@ -1,10 +1,10 @@
 """The functions of ``import ckpttool``: a checkpoint in a notebook or a script, in one line each.
 
-All take a checkpoint as a path or as what `ckpttool.scan` returns, a strategy as its files or as
-what `ckpttool.read_strategy` returns, and every option of the command line by its name, with a
-value of Python or with the text of the command line (``part="1/2"``).  What the command line prints
-as a warning is a `CkptToolWarning`; ``-W error`` makes it an error before anything is written, as
-``--strict`` does.
+All take a checkpoint as a path or as the result of `ckpttool.scan`, and a strategy as its files or
+as the result of `ckpttool.read_strategy`.  The keywords are the options of the command line.  A
+value is an object of Python or the text of the command line (``part="1/2"``).  Warnings of the
+command line are `CkptToolWarning` here; ``-W error`` makes them errors before anything is written,
+as ``--strict`` does.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def open(
     ValueError
         Only one of ``target`` and ``rank`` is given, or ``not_in_target`` without them.
     IndexError
-        The target has no such rank.
+        The target lacks this rank.
     ImportError
         The package ml_dtypes, or PyTorch, is not installed.
 
@@ -615,7 +615,7 @@ def explain(
     Raises
     ------
     CkptToolError
-        It cannot be explained, or there is no such rank.
+        The checkpoint or the target cannot be explained, or lacks this rank.
     """
     rank = None if rank is None else require_rank("rank", rank)
     given = _Keywords("explain", options)
@@ -728,7 +728,7 @@ class _Keywords:
     def take(self, options: type[T], without: Collection[str] = ()) -> T:
         """Return an object of options with the keywords that are fields of it or of its parts.
 
-        ``without`` are fields that do nothing in this call, so that they are no keywords of it.
+        ``without`` names fields without an effect in this call, which refuses them as keywords.
         """
         taken: dict[str, object] = {}
         unset = options()
@@ -766,9 +766,9 @@ class _Keywords:
 
 
 def _value(name: str, given: object, reverse: bool) -> Any:
-    """Return the value of a keyword, of which a text is read as on the command line.
+    """Return the value of a keyword; text is parsed as on the command line.
 
-    The text may be a key in the place of a path, so no error repeats it.
+    The text may be a secret key instead of a path, so errors do not repeat it.
     """
     try:
         if name == "step" and isinstance(given, int):

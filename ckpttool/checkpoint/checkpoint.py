@@ -120,7 +120,7 @@ class ResolveOptions(Struct, frozen=True):
 
 
 class Contents(Struct, frozen=True, kw_only=True):
-    """What was read of a checkpoint beside its headers, and what that shows."""
+    """Findings from the contents of a checkpoint, and the samples behind them."""
 
     is_refused: bool = False  # by headers, so that layouts were not checked against contents
     correction: InferredStrategy | None = None  # of shards that are hidden, or that were joined
@@ -200,7 +200,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     needed: NeededSlices | None = None  # by wanted target ranks, where that makes a difference
     is_recorded: bool = False  # the manifest, if it counts, says that this strategy was used
     is_deduplicated: bool = False  # one rank of each replica group has its slice on disk
-    misfits: tuple[Diagnostic, ...] = ()  # of names or shapes; then there are no records
+    misfits: tuple[Diagnostic, ...] = ()  # of names or shapes; ``records`` is then empty
     equal: EqualContents = EqualContents()
     counting: frozenset[str] = frozenset()  # single numbers whose values count something
     weight_block: tuple[int, int] | None = None  # rows and columns of Float8 that share a scale
@@ -463,7 +463,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def presence(self) -> Presence:
-        """What is missing, and which ranks replace it."""
+        """The missing slices and files, and the files that replicas replace."""
         resolved = self.catalog, self.strategy, self.records, self.is_deduplicated
         return find_missing(*resolved, self.needed, self.wanted if self.unfiltered else None)
 

@@ -49,7 +49,7 @@ class EqualContents(Struct, frozen=True):
     """The ranks with equal contents of tensors that names and shapes do not decide."""
 
     groups: Mapping[str, RankGroups] = {}
-    # They are no optimizer states, and slices of them would look like full tensors.
+    # Constant tensors, without optimizer states; slices of them would look like full tensors.
     constant: tuple[str, ...] = ()
     running_statistics: frozenset[str] = frozenset()  # these differ by design
 
@@ -272,7 +272,7 @@ def _read_block(path: str) -> tuple[int, int] | None:
 def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]:
     """Compare the copies of tensors that an index names in another file.
 
-    By default all bytes are compared, else some pages of each tensor.
+    Compare all bytes, or with ``by_samples`` some pages of each tensor.
     """
     if not catalog.copies:
         return ComparedCopies()

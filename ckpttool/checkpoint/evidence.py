@@ -3,10 +3,10 @@
 Names, shapes and a strategy leave some things open, and contents decide these.  A function that
 needs contents is a generator and reads nothing: it yields a question, and is sent the evidence.
 Such functions call each other with ``yield from``.  `answer` runs one, and is the only reader
-before the copy.  Tests run one without a file, on evidence that they make up.
+before the copy.  Tests run one without a file, on invented evidence.
 
-A question is asked only if the answers to earlier ones leave it open.  It is read once: a later
-function that asks it again finds it in the evidence.
+A function yields a question only if the answers to earlier ones leave it open.  Each question is
+read once: if a later function repeats it, the answer is in the evidence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Question(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """What was read so far: reading function to subject to answer."""
+    """The answers so far: reading function to subject to answer."""
 
     answers: dict[Callable[..., object], dict[Hashable, object]] = {}
 

@@ -93,8 +93,8 @@ def fit_to_full_tensors(
 def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str) -> Strategy:
     """Return the strategy with the names of the tensors, if all differ by one prefix; with a note.
 
-    Nothing changes if a parameter that the strategy lists is there, if several prefixes are
-    possible, or if the prefix explains only a minority of the names.
+    The strategy stays as it is if any parameter's name already matches, or if several prefixes are
+    possible.  It also does if the prefix explains only a minority of the names.
     """
     parameter_of_state = strategy.listed_states
     parameters = {name for name in strategy.layouts if name not in parameter_of_state}

@@ -56,10 +56,11 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
 
 
 def with_missing_ranks(catalog: Catalog) -> Catalog:
-    """Return the catalog that misses the ranks of its manifest without a file, and no others.
+    """Return the catalog whose missing ranks are those of its manifest without a file.
 
-    For who writes each file again: without a strategy, nothing else tells which were the last.
-    `ckpttool.checks.manifest_hashes.check_source` reports a manifest that cannot be read.
+    For commands that write each file again: without a strategy, only the manifest lists the ranks
+    after the last file.  `ckpttool.checks.manifest_hashes.check_source` reports a manifest that
+    cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     if not catalog.needs_strategy or not is_file(path):

@@ -626,7 +626,7 @@ def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) ->
     >>> ranks_that_show_shards([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
     (1, 2)
     """
-    telling: list[set[int]] = []  # for each layout the ranks of which one is enough
+    telling: list[set[int]] = []  # for each layout, ranks; any one of them is enough
     for layout in dict.fromkeys(layouts):
         unseen = layout.unseen_shard(ranks)
         if unseen == 1:
@@ -648,7 +648,7 @@ def ranks_that_show_shards(layouts: Iterable[Layout], ranks: Collection[int]) ->
 
 
 def cover(groups: Iterable[Collection[int]]) -> tuple[int, ...]:
-    """Return few numbers, ascending, of which each group has one.
+    """Return few numbers, ascending, so that each group contains at least one.
 
     Numbers without a choice are taken first, then the lowest of those that most groups have.
     """

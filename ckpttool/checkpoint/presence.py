@@ -1,4 +1,4 @@
-"""Which slices of the ranks are missing, and which files are replaced.
+"""The missing slices of ranks, and the missing files that replicas replace.
 
 The records say who should hold a slice and who does (`ckpttool.model.slicing.holdings`).  A slice
 that another rank holds is read from there.  The strategy shows which slices a file held.  The other
@@ -9,7 +9,7 @@ It may have held something that no other rank has.
 ``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
 may hold nothing.  Safetensors files record it, unless they hold nothing.  ``.ckpt`` files do not
 record it, and have 0 bytes if they hold nothing.  Every rank stores the parameters without a
-layout.  If there are no layouts at all, they are assigned in turn as well.
+layout.  Without any layouts, it assigns all parameters in turn.
 
 Source
 ------
@@ -113,8 +113,8 @@ def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
 def quarantine_empty(catalog: Catalog, strategy: Strategy | None) -> Catalog:
     """Return the catalog with empty files among the damaged ones, so that replicas replace them.
 
-    A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
-    Without a strategy, ranks may hold nothing unless all do.
+    A rank may hold nothing if its stage lacks layouts, or if redundancy was removed.  Without a
+    strategy, ranks may hold nothing unless all do.
     """
     empty = {rank: file for rank, file in catalog.files.items() if not file.nbytes}
     if strategy is None:
@@ -143,9 +143,9 @@ def quarantine_empty(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 def count_stages(catalog: Catalog) -> int:
     """Return the number of pipeline stages that the names in the files of all ranks show.
 
-    The ranks of a stage hold the same names.  Those of two stages share fewer than each has for
-    itself, so that a file that was cut short is no stage.  Every rank must be there: nothing else
-    says what a lost one held.
+    The ranks of a stage hold the same names.  Two stages share fewer names than each has alone, so
+    a file that is cut short does not count as a stage.  Every rank must be there: nothing else
+    shows what a missing one held.
     """
     if catalog.damaged or catalog.missing_ranks or not catalog.files:
         return 1
@@ -279,7 +279,7 @@ MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to n
 
 
 class Presence(Struct, frozen=True):
-    """What is missing of a checkpoint."""
+    """The missing slices and files of a checkpoint."""
 
     missing: MissingNames  # slices that no rank has
     unsaved: tuple[str, ...]  # listed names that were not saved
@@ -367,9 +367,9 @@ def _find_absent(
     """Return the listed parameters on no rank that were not saved; add the others to ``missing``.
 
     A parameter was not saved if its owners have files without it.  It is missing if these files are
-    missing, or if a checkpoint without redundancy lacks state or has an empty file, which may have
-    held it.  Optimizer state was not saved either if no rank holds state with its prefix, since
-    many checkpoints contain only weights.
+    missing.  If redundancy was removed, absent state is missing as well, and if any file is empty,
+    so is every absent parameter: that file may have held it.  Optimizer state was not saved if no
+    rank holds state with its prefix, since many checkpoints contain only weights.
     """
     holders = catalog.holders
     if not any(name in strategy.layouts for name in holders):

@@ -256,7 +256,7 @@ class _Rearranging:
         """Take a tensor for the copy of another, if they may be equal."""
         copy, tensor = self._stored[name], self._stored.get(of)
         if tensor is None:
-            return  # which is told
+            return  # the rules report it as missing
         self._used_names.add(name)
         self.copies.append((copy, tensor))
         both = (copy.meta, tensor.meta)
@@ -271,7 +271,7 @@ class _Rearranging:
             self._refuse("a shape is not that of the rule", misfit, hint)
         recipe = self._used.recipe.recipe
         broken = {tensor.name for tensor in self._checkpoint.records} - self._stored.keys()
-        unknown = broken.union(map(self._used.recipe.spelled, broken))  # which a check tells
+        unknown = broken.union(map(self._used.recipe.spelled, broken))  # a check reports them
         if missing := [name for name in missing if name not in unknown]:
             message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
             named = self._used.names[self._side].intersection(missing)
@@ -309,7 +309,7 @@ class _Rearranging:
 
     def _note(self) -> Diagnostic:
         stored = {name for tensor in self._made.values() for name in tensor.stored_names}
-        by_axes = stored - self._called.keys()  # of which copies are made, too
+        by_axes = stored - self._called.keys()  # those may be copied, too
         recipe, used = self._used.recipe, len(self._used_names)
         message = f"{used} of {count(len(self._stored), 'tensor')} by the recipe {recipe.recipe}: "
         message += f"{len(self._called)} by name, {len(by_axes)} by axes"

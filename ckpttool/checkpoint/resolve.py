@@ -1,4 +1,4 @@
-"""Resolve a checkpoint to full tensors: what lies on disk, a strategy and contents.
+"""Resolve a checkpoint to full tensors, from its catalog, a strategy and contents.
 
 Headers have names and shapes, and the strategy has layouts.  Contents decide where these do not:
 for parameters that are not in the strategy, and for optimizer shards that the strategy hides.

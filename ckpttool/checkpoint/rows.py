@@ -1,9 +1,9 @@
-"""Tensors whose rows lie in another order, or of which there are more or fewer.
+"""Tensors whose rows are reordered, added or removed.
 
 Ranks that each fused their own parts hold ``[gate_0; up_0]``, ``[gate_1; up_1]``.  For another
-number of slices the rows are regrouped (`regroup`).  A vocabulary that does not divide over the
-ranks of a target is padded with rows of zeros or of means, or its padding is cut off (`resize`).
-Both are runs of rows of the stored tensor, in another place.
+number of slices the rows are regrouped (`regroup`).  `resize` pads a vocabulary that does not
+divide over the ranks of a target, or cuts its padding off.  New rows are zeros or means.  Both
+functions make runs of rows of the stored tensor, in another place.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.storage.sampling import Sample
 
 TENSORS_PER_LAYOUT = 3
-CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no chance
+CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 does not happen
 
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
 

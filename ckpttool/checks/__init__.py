@@ -40,7 +40,7 @@ Find: TypeAlias = Callable[..., Iterable[Diagnostic]]
 
 
 class Check(Struct, frozen=True):
-    """A line of the table: what is found, why it is checked here, for whom, of which files."""
+    """A row of the table: the check, why it runs here, its commands, and the kinds of files."""
 
     find: Find  # yields what is wrong or worth knowing
     why: str

@@ -56,8 +56,8 @@ def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_odd_shapes(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the full shapes of hand-written or trusted layouts that seem cut along a wrong axis.
 
-    No tensor of another kind has any of their sizes, and the same slices along other axes would
-    make a shape of sizes that all occur.  Nothing else in a checkpoint shows the axis.
+    No tensor of another kind has any size of such a shape.  The same slices, joined along another
+    axis, would make a shape whose sizes all occur.  Nothing else in a checkpoint shows the axis.
     """
     whole, by_hand = checkpoint.whole, checkpoint.strategy.handwritten
     are_trusted = checkpoint.options.trust_strategy

@@ -1,9 +1,9 @@
 """Files compared with the manifest of their set: sizes, headers, and hashes of contents.
 
-Every command compares the files that it reads.  Of each file it reads as many units as tell the
-file from all others of the set, mostly one, up to `SAMPLED_BYTES` in all.  So an exchanged file is
-found, and a changed one if the change lies there.  verify reads all units with ``--deep`` or
-``--check-manifest``, and a conversion compares the units that it reads as a whole.
+Every command compares the files that it reads.  It hashes the units that distinguish a file from
+all others of the set: mostly one unit a file, up to `SAMPLED_BYTES` in all.  So it finds an
+exchanged file, and a changed one if the change is in these units.  verify reads all units with
+``--deep`` or ``--check-manifest``, and a conversion compares the units that it reads as a whole.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def check_set(
 ) -> Iterator[Diagnostic]:
     """Yield the differences between a folder or a file and its manifest, for verify.
 
-    Tensors whose `fingerprint` is in ``verified`` were read before, and are not read again.  Of
-    the paths in ``partial`` the catalog has only some tensors; no other counts.
+    Tensors whose `fingerprint` is in ``verified`` were read before, and are not read again.  The
+    catalog lists only some tensors of the paths in ``partial``; only these are compared.
     """
     given = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
@@ -198,7 +198,7 @@ def check_set(
 class _Comparison(Struct):
     """The comparison of files with the manifest in ``folder``; verify gives other hints.
 
-    Of ``partial`` files only the tensors in the index are compared.
+    ``partial`` files are compared only in the tensors that their index lists.
     """
 
     folder: Path
@@ -255,7 +255,7 @@ class _Comparison(Struct):
     def check_samples(
         self, files: Sequence[_File], sampled_bytes: int | None = None
     ) -> Iterator[Diagnostic]:
-        """Yield what the units that tell files apart show, and how many files were compared."""
+        """Yield what the distinguishing units show, and how many files were compared."""
         left = SAMPLED_BYTES if sampled_bytes is None else sampled_bytes
         pending: list[tuple[_File, dict[Unit, Future[str]]]] = []
         for file in files:

@@ -186,7 +186,7 @@ def _incomplete_replica_problems(
 
 
 def _unequal_stages_problem(catalog: Catalog) -> Diagnostic | None:
-    """Return the problem of pipeline stages of which a rank, or a tensor of a rank, is lost."""
+    """Return the problem of pipeline stages that lack a rank, or a tensor of a rank."""
     ranks_of: dict[frozenset[str], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
         ranks_of[frozenset(file.tensors)].append(rank)
@@ -658,8 +658,8 @@ def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield the problem of a checkpoint in which there is nothing to examine.
 
-    A count of zero is no pass.  Other diagnostics say why files that are damaged or contradict each
-    other were not read.
+    Zero tensors do not pass.  Other diagnostics say why damaged or contradictory files were not
+    read.
     """
     if not catalog.metas and not catalog.damaged and not catalog.errors():
         files = catalog.files.values()

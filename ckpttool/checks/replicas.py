@@ -163,8 +163,8 @@ def find_difference(
 
     The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
     see `odd_ranks`.  Where no group is the largest and most elements differ, no rank is damaged:
-    the groups hold different slices, or replicas of different steps.  Values that every rank has
-    for itself are no problem, and have another code.
+    the groups hold different slices, or replicas of different steps.  Values that each rank
+    computes for itself are a note with another code.
     """
     groups: dict[bytes, list[int]] = {b"": [part.ranks[0]]}
     differences = list(zip(part.ranks[1:], stats.differences, strict=True))

@@ -40,7 +40,7 @@ def draw_matrix(
     matrix, ranks
         Sizes of the device axes, outermost first, and the ranks in their order.
     marks
-        Rank to its marks: ``(`` has no file, ``[`` is explained, ``([`` is both.
+        Rank to its marks: ``(`` without a file, ``[`` explained, ``([`` both.
     groups
         Rank to the number of its group; ranks of one group have one colour on a terminal.
     """

@@ -476,7 +476,7 @@ def _print_grids(answer: Explained) -> None:
 
 
 def _marks(answer: Explained) -> Mapping[int, str]:
-    """Return the marks of ranks: ``(`` has no file, ``[`` is explained, ``([`` is both."""
+    """Return the marks of ranks: ``(`` without a file, ``[`` explained, ``([`` both."""
     marks = dict.fromkeys(answer.lost, "(")
     if answer.rank is not None:
         marks[answer.rank] = f"{marks.get(answer.rank, '')}["

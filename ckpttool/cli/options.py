@@ -214,7 +214,7 @@ class GroupedCommand(click.Command):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; refuse paths that are too many, of which click would print all."""
+        """Parse the arguments; refuse too many paths, since click would print them all."""
         ctx.allow_extra_args = True
         with augment_usage_errors(ctx):  # click forgets it where a value is missing
             extra = super().parse_args(ctx, args)

@@ -94,7 +94,7 @@ def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
         raise UsageProblem(f"given {len(values)} times, expected once", hint)
 
 
-# What is typed by mistake, by the command or the option, and what was meant.
+# Typical mistakes: the command or option and its argument, to what was meant.
 MEANT: Mapping[tuple[str, str], str] = {
     ("--format", "h5"): "--format hdf5",
     ("split", "-s"): "-d, the strategy of the outputs; a merged checkpoint needs none",

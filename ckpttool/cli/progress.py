@@ -26,7 +26,7 @@ STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run sh
 LOG_SECONDS = 30  # between two lines; a shorter run has none
 JSON_SECONDS = 1  # between two lines for programs; the last of a phase is always written
 BAR_SECONDS = 1  # a shorter run shows no bar; rich, which draws it, takes 0.1 s to load
-RATE_SECONDS = 1  # of a phase, before it tells a speed and the time left
+RATE_SECONDS = 1  # of a phase, before it shows a speed and the time left
 BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
 FACTS_COLUMNS = 55  # beside the bar and the name of the phase
 
@@ -145,7 +145,7 @@ class _Bar:
 def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str]) -> str:
     """Return per cent, amount, speed and remaining time; of an unknown total the seconds so far.
 
-    The first second, or per cent, may be the start of workers: it tells no speed.
+    The first second, or per cent, may be the start of workers, so it shows no speed.
 
     Examples
     --------

@@ -32,7 +32,7 @@ class Terminated(BaseException):
 
     @property
     def facts(self) -> str:
-        """What was left, and how many outputs are complete."""
+        """The files that were left, and the number of complete outputs."""
         left = "; ".join(notes_of(self)) or "nothing was left half-written"
         return join_clauses(left, self.complete)
 

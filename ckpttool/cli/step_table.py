@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckpttool.discovery.saves import FoundStep
     from ckpttool.discovery.scan import Steps
 
-_MAX_STEPS = 40  # the newest; more are no overview
+_MAX_STEPS = 40  # the newest; a longer table gives no overview
 _WORDS = {True: "yes", False: "no", None: "not known"}
 
 

@@ -79,7 +79,7 @@ def print_answer(
 def print_tsv(columns: Sequence[str], rows: Any) -> None:
     """Print the parts of a document as lines; ``a.dtype`` is a key of a part of a part.
 
-    A text stands as it is, but for tabs and ends of lines; what is no text is JSON.
+    Text is written as it is, with tabs and ends of lines escaped; other values are JSON.
     """
     import json
 
@@ -215,7 +215,7 @@ def terminal_columns(stream: TextIO) -> int | None:
 
 
 def _room(stream: TextIO) -> float:
-    """Return the columns of a line: those of the terminal; a pipe or a file has no end."""
+    """Return the columns of a line: those of the terminal; infinite for a pipe or a file."""
     columns = terminal_columns(stream)
     return math.inf if columns is None else columns
 
@@ -338,7 +338,7 @@ def _end(margin: int, widths: Iterable[int]) -> int:
 
 
 class _Grid:
-    """Columns side by side; where a terminal has no room, one below the other."""
+    """Columns side by side; one below the other where a terminal is too narrow."""
 
     def __init__(self, columns: Sequence[_Column], margin: int, room: float) -> None:
         self.columns = columns
