@@ -40,11 +40,11 @@ Wrong slice numbers
 MindFormers takes rank ``r`` for place ``r % n`` of a ``rank_list`` of ``n`` ranks.  This is the
 rank's place in a block of consecutive ranks that starts at a multiple of ``n``, such as a stage.
 It is then also right for a rank of another stage, which may store a copy of a shared parameter.
-For any other list the numbers are wrong: in PyNative a parameter on the fsdp mesh alone has
-``[0, 2]`` on ranks 0 and 2 and ``[1, 3]`` on ranks 1 and 3, and metadata has one of these lists.
-Then only ranks of the list count, with the slice that the layout gives them.  Where redundancy
-was removed, two stored slices may be the same one and another may be lost.  A tensor of one slice
-has no number that could be wrong.
+For any other list the numbers are wrong.  In PyNative a parameter on the fsdp mesh alone has
+``[0, 2]`` on ranks 0 and 2, and ``[1, 3]`` on ranks 1 and 3; metadata has one of these lists.  Then
+only ranks of the list count, with the slice that the layout gives them.  Where redundancy was
+removed, two stored slices may be the same one and another may be lost.  The number of a tensor with
+one slice cannot be wrong.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
 files as well.  So all slices of a parameter seem to be in one file.  Such metadata is refused.

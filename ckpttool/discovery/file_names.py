@@ -99,16 +99,15 @@ class SaveName(NamedTuple):
 def read_names(files: Sequence[RankFile]) -> list[SaveName]:
     """Return what the names of all files of all ranks say, in their order.
 
-    The number after the word ``rank`` is that of the rank if they agree.  Any other number before
-    the step is the rank's if each name of this form has the number of its own rank there, on every
-    rank, or on several ranks from rank 0 on.  So the 2 of ``alpha-2B6_2`` and the 1 of ``net_1``
-    on all ranks are part of the name.
+    The number after the word ``rank`` is that of the rank if they agree.  Another number before the
+    step is the rank's if every name of this form has its own rank there.  Names of this form must
+    be on all ranks, or on several ranks with rank 0 among them.  So the 2 of ``alpha-2B6_2`` and
+    the 1 of ``net_1`` on all ranks are part of the name.
 
-    ``_1`` before the step is a counter behind the number of the rank, and where the same name
-    without it is that of another file.  So ``pangu_2`` alone is a prefix.
+    ``_1`` before the step is a counter after the number of the rank, or if another file has the
+    same name without it.  So ``pangu_2`` alone is a prefix.
 
-    Where each rank's folder has one file, and all are of one step, there is nothing to tell apart:
-    all have one prefix.
+    If each rank's folder has one file, and all files are of one step, they share one prefix.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Checkpoints of hyper-parallel: which file holds which box of which tensor.
+"""Checkpoints of hyper-parallel: the file that holds each box of each tensor.
 
 A folder has ``_rank3_.safetensors`` for every rank that saved tensors and one ``.metadata`` that
 names the file of every box.  If the ranks saved without communicating, each has a metadata file of
@@ -7,9 +7,9 @@ its own, ``.rank3_metadata`` or, later, ``3.metadata``.  Objects that are not te
 
 The trainer has a folder ``global_step_12`` for every save, and ``latest_checkpoint_iteration.txt``
 beside them with the number of the last complete one.  Metadata is written last, so a folder
-without it was not finished.  If each rank has its own, one that has a file of tensors or that other
-saves have must not lack it.  To resume, the trainer takes the save that the file names.  Without
-the file, or if that save is not complete, it takes the newest complete one.
+without it was not finished.  Where each rank has its own, it must be there for every rank that has
+a file of tensors, or that other saves have.  To resume, the trainer takes the save that the file
+names.  Without the file, or if that save is not complete, it takes the newest complete one.
 
 Bytes of a metadata file
 ------------------------
@@ -177,10 +177,10 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
 def choose_step_folder(
     root: Path, wanted: str | None, diagnostics: Diagnostics
 ) -> tuple[Path, str | None]:
-    """Return the folder of one step below ``root``, and what is left of ``--step``.
+    """Return the folder of one step below ``root``, and ``--step`` where it is not resolved yet.
 
-    By default it is the last complete one; UnfinishedError if none is.  Any other folder than the
-    root or a step of the trainer is returned as it is.
+    The default is the last complete step; UnfinishedError if no step is complete.  Any other folder
+    than the root or a step of the trainer is returned as it is.
     """
     if _STEPS.number(root) is not None and _is_save(root):
         _STEPS.require_wanted(root, wanted)
@@ -285,9 +285,8 @@ def _is_save(folder: Path) -> bool:
 def _is_complete(folder: Path) -> bool:
     """Return whether a folder has the metadata of a finished save.
 
-    Metadata of single ranks must be there for each file of tensors, and for all ranks of another
-    save beside it, if there is one with more than these.  The save that the trainer recorded is
-    finished.
+    If each rank has its own metadata, that of every file of tensors must be there.  If other saves
+    lie beside it, it must also have all ranks of one of them, unless the trainer recorded it.
     """
     ranks = _ranks_of_metadata(folder)
     if not ranks or _ALL_RANKS in ranks:
@@ -295,7 +294,7 @@ def _is_complete(folder: Path) -> bool:
     if {_rank_of(path.name) for path in _tensor_files(folder)} - ranks:
         return False
     number, above = _STEPS.number(folder), folder.absolute().parent
-    # What is wrong with the record is said when a step is chosen.
+    # Choosing a step reports what is wrong with the record.
     if number is None or number == _read_named_step(above, Diagnostics()):
         return True
     beside = [path for path in _STEPS.find_folders(above) if path.name != folder.absolute().name]

@@ -1,4 +1,4 @@
-"""What lies in the folders of a checkpoint and is no part of it: other files, unfinished saves.
+"""Files and unfinished saves that lie in the folders of a checkpoint but are not part of it.
 
 This module alone decides what is foreign in a folder, and words why it is ignored or refused.  Each
 kind of folder says what it reads itself, and hands the rest to this module.
@@ -8,7 +8,7 @@ kind of folder says what it reads itself, and hands the rest to this module.
 * ``ckpttool.json``: its manifest; ``.ckpttool`` beside it is the record of the run.
 * ``ttp_saved_checkpoints-step_{N}/rank_{r}/``: the emergency save of fault-tolerant training; with
   ``_tmp`` behind the name not all ranks finished it.
-* ``backup.ckpt``: ``BackupAndRestore`` keeps it for a restart; its name has no step.
+* ``backup.ckpt``: ``BackupAndRestore`` keeps it for a restart; its name lacks a step.
 * ``transform_failed_rank_{r}.txt``: MindFormers could not convert the files in the folder; the
   text says why.  ``merge_succeed.txt`` and ``transform_succeed_rank_{r}.txt`` are ignored.
 * ``net-1_1.ckpt.gz``, ``rank_3.tar.gz``: a checkpoint or a rank that somebody compressed.

@@ -52,8 +52,9 @@ _NO_SERVERS = "servers and devices are not shown"
 def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
 
-    Of several candidates ``checkpoint`` is preferred in the output of a run; in any other folder
-    the name means nothing, and they are refused.
+    ``checkpoint`` takes priority over ``checkpoint_network`` and ``checkpoint_trainable``;
+    PlanError for these two without it.  Other checkpoints beside these are ignored in the output of
+    a run, else refused.
     """
     if has_rank_files(root):
         return root

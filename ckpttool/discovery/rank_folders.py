@@ -5,9 +5,9 @@ or ``device3``; its files may be in one folder in it, as in ``device3/ckpt_3`` a
 Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.
 
 Rank folders and such files may also be in folders of hosts or processes, ``10.0.0.2/rank_8`` and
-``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  At last,
-folders and files count whose names differ in one number, from 0 without a gap, ``card0`` and
-``card1``, also in folders of hosts, ``host0/card0`` and ``host1/card1``.
+``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  Failing
+all these, folders or files count if their names differ in one number, from 0 without a gap:
+``card0`` and ``card1``.  They may be in folders of hosts, too: ``host0/card0`` and ``host1/card1``.
 
 Where each host has ``device0``, a rank table says which ranks these are.  Without any rank, files
 whose names differ in the step are the steps of one card: all of rank 0, which has the whole model.
@@ -143,9 +143,9 @@ def _folder_problems(
     homes: Mapping[int, Path],
     files: Sequence[RankFile],
 ) -> Iterator[Diagnostic]:
-    """Yield why the files of ranks cannot be told from others.
+    """Yield why the files of ranks cannot be distinguished from others.
 
-    ``homes`` has the folder of each rank that has its files, or is without any.
+    ``homes`` has the folder of each rank, with its files or without any.
     """
     folders: dict[int, list[Path]] = defaultdict(list)
     kinds: dict[str, Path] = {}
@@ -490,10 +490,11 @@ def _by_names(
 ) -> tuple[list[RankFile], list[Diagnostic], list[Diagnostic]]:
     """Return the files without copies of other ranks' files, the notes on these, the problems.
 
-    Names say the rank if most of them say that of their folder.  They do so too if a folder has
-    files of one save of several ranks, or if those of one save say the ranks in another order.
-    Else numbers that repeat may be those of devices.  A file of another rank than its folder's is a
-    copy if the folder has the file of its own rank, and the other rank's folder has this one.
+    Numbers in names are ranks if most of them are the rank of their folder.  They also are if a
+    folder has files of several ranks of one save, or if those of one save are the ranks in another
+    order.  Otherwise they may be numbers of devices.  A file with another rank in its name is a
+    copy on two conditions: its folder has the file of its own rank, and the folder of the other
+    rank has a file of this name.
     """
     named = [(f, int(m[1]), m) for f in files if (m := RANK_IN_NAME.search(f.path.name))]
     named = named or _exchanged_numbers(files)
@@ -632,7 +633,7 @@ def _repeated_in_hosts(root: Path) -> list[Path]:
 
 
 def _what_lies_there(root: Path, files: Sequence[Path]) -> Iterator[Diagnostic]:
-    """Yield why a folder has no files of ranks, the best reason first: what it has instead."""
+    """Yield why a folder lacks files of ranks, the best reason first: what it has instead."""
     saves = [save for save in find_emergency_saves(root) if find_unfinished_save(save) is None]
     if saves:
         message = "no ranks in it, but an emergency save of fault-tolerant training"

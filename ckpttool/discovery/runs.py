@@ -1,4 +1,4 @@
-"""The runs whose files fit a strategy; files of other runs are no candidates.
+"""The runs whose files fit a strategy; files of other runs are ignored.
 
 A folder has files of several runs after a training was started again.  A run on another number of
 ranks, or with other layouts, left slices of other shapes, or parameters of another stage.  A rank's
@@ -34,9 +34,9 @@ def drop_unfit_runs(
     """Return the files without those of runs that do not fit the strategy.
 
     One header of each run is read, and only if ranks have files of several runs.  A run is dropped
-    if another one fits all ranks of the stage, or as many as hold all slices, unless it holds a
-    parameter that this one lacks.  A ``wanted`` file is read all the same, and the error about its
-    slices says what is wrong.
+    if another one fits on all ranks of the stage, or on enough ranks to hold all slices.  It is
+    kept if it holds a parameter that the other lacks.  A ``wanted`` file is read all the same, and
+    the error about its slices says what is wrong.
     """
     runs: dict[Run, list[SavedFile]] = defaultdict(list)
     for file in saved.files:

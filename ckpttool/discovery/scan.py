@@ -94,7 +94,7 @@ OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
 class SourceOptions(Struct, frozen=True):
-    """Which files of a folder are a checkpoint, and how they are read.
+    """Options of the source: which files of a folder are the checkpoint, and how they are read.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def scan(
     Raises
     ------
     PlanError
-        There are no files, two files for a rank, no step that every rank has, or an index that
+        The folder has no files, two files for a rank, no step that every rank has, or an index that
         does not fit the files.
     FormatError
         ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
@@ -207,9 +207,9 @@ def locate(src: CheckpointFiles, options: SourceOptions) -> tuple[str | Catalog,
 class RankFiles(Struct, frozen=True):
     """The files of ranks, by their names; which of them are read depends on the strategy.
 
-    ``step`` and ``key`` are as requested.  ``empty_ranks`` are those whose folder has no file, with
-    the error if it cannot be read.  ``are_whole`` says that each file holds the whole model: the
-    steps of one card.
+    ``step`` and ``key`` are as requested.  ``empty_ranks`` have a folder without a file, with the
+    error if it cannot be read.  ``are_whole`` says that each file holds the whole model: the steps
+    of one card.
     """
 
     root: str
@@ -314,7 +314,8 @@ class Steps(Struct, frozen=True):
 def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | RankFiles:
     """Return the steps of a folder that needs no strategy, or the files of ranks.
 
-    A file, and a merged checkpoint, has no steps; else see `scan`.
+    PlanError for a file and for a merged checkpoint, which have one step; other errors as in
+    `scan`.
     """
     root, diagnostics = Path(src), Diagnostics()
     if options.pattern is None and is_folder(root):

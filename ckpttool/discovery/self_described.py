@@ -2,7 +2,7 @@
 
 ``iteration_00000012`` and ``global_step_12`` lie in a root, a folder for each save.  When a save is
 complete, the trainer writes its number into a file beside them, the tracker.  Numbers are compared
-as numbers.  Which saves are complete, and which one is read by default, each kind decides itself.
+as numbers.  Each kind decides which saves are complete, and which one is read by default.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def damages(files: FilesByName) -> Iterator[str]:
 
 
 class Fault(NamedTuple):
-    """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
+    """A fault of a file; ``reason`` is "" if the file has an error of its own."""
 
     path: str
     reason: str = ""
@@ -220,9 +220,9 @@ def find_tensor(
 def describe_faults(
     faults: Iterable[tuple[Fault, str]], *, are_harmless: bool
 ) -> Iterator[Diagnostic]:
-    """Yield a problem for every fault because of which slices are missing, or notes on the others.
+    """Yield a problem for every fault that makes slices missing, or notes on the other faults.
 
-    Each fault has the tensor that lacks slices because of it, or "" if other files have these.
+    Each fault comes with the tensor that it leaves without slices, or "" if other files have these.
     """
     lacking: dict[Fault, dict[str, None]] = {}
     for fault, name in sorted(faults, key=lambda item: not item[1]):  # harm first, else in order

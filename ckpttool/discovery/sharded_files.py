@@ -145,7 +145,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
 def _know_listed(error: FormatError, file: str, listed: Collection[str]) -> FormatError:
     """Return the error of a file; if it is cut short, with all tensors that an index lists in it.
 
-    Of the file that goes to every rank, only its own header lists the tensors.
+    The tensors of the file that goes to every rank are listed only in its own header.
     """
     if not isinstance(error, CutShortError):
         return error

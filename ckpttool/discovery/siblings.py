@@ -1,8 +1,8 @@
 """Evidence that a single file is of one of several ranks, so that its tensors may be slices.
 
-The names around a file show it, or a file beside it with tensors of the same names and shapes and
-other contents.  Whoever names one file on purpose is not stopped: the evidence is a warning, and
-where nothing shows ranks, this module says "".
+The evidence is in the names around the file, or in a file beside it whose tensors have the same
+names and shapes and other contents.  It is only a warning, since a user may name one file on
+purpose.  Functions return "" if nothing shows ranks.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def evidence_of_name(path: Path) -> str:
 def _sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     """Return the name of the rank folder that contains a file, and those of its siblings.
 
-    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
-    further up, and rank folders in those of other hosts (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``),
-    count only if they hold a file with the same path, but for numbers.
+    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of the file's
+    own folder always count.  Those of folders further up, and rank folders of other hosts
+    (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``), must hold a file whose path differs only in numbers.
     """
     for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
         for word, own, folder in named_folders(file.parents[:3]):
@@ -101,11 +101,11 @@ def _evidence_of_twin(file: FileIndex, key: Secret | None) -> str:
 def _find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
     """Yield the files of other ranks, as far as names show, that are like a file.
 
-    Its name differs from others in one number that may be a rank's, or that of a folder around it
-    does, behind a word such as ``device``.
-    Where the rest of the path has this number too, it has that of the other rank there.  Each comes
-    with the name and those beside it.  The distance of its rank is a power of two: along each axis
-    of a device matrix, some of them hold another slice.
+    Their names differ in one number that may be a rank.  So may the names of folders around them,
+    after a word such as ``device``.  Where the rest of the path repeats the number, that of the
+    other rank may be there.  Each file comes with the name that differs, and the names beside it.
+    Only ranks at distances of powers of two are taken: along each axis of a device matrix, some of
+    them hold another slice.
     """
     for depth, path in enumerate((file, *file.parents[:3])):
         if not (_NUMBERED_PLACE if depth else NUMBER).search(path.name):

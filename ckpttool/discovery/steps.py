@@ -6,13 +6,13 @@ file a name means on each rank.  `REASONS` is the table of why these files are n
 steps have no other rules.
 
 * Where all ranks have a record and all records name one step, the files that they name are the
-  checkpoint.  Where they name several steps, it is the newest step that no record is older than, of
-  the runs that the records name.
+  checkpoint.  Where they name several steps, it is the newest step of the recorded runs that is not
+  newer than the oldest record.
 * Without records it is the newest step that every rank has.  If every rank has equally many files
   of this step, the highest counter is the newest.
 * Equal names do not prove one run.  The choice is refused if a rank has a file of a later run than
-  its record, if only some ranks have records, or if counters or numbers of files differ between
-  ranks.  ``--step`` then names the step, or the file of each rank.
+  its record, or if only some ranks have records.  It is also refused if counters or numbers of
+  files differ between ranks.  ``--step`` then names the step, or the file of each rank.
 * ``--step`` is refused if it contradicts a record of the same step, or if only some ranks have
   several files of it: the files of the others may be of any of these runs.
 
@@ -53,9 +53,9 @@ _BY_RANK = compile_late(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-
 class Chosen(Struct, frozen=True):
     """A file of one save for each rank.
 
-    Ranks are ``absent`` that have files, and none of this save.  ``of_run`` and ``of_other_runs``
-    are other steps that ``--step`` takes, the newest first: of the same run, with the path of each
-    rank, and of other runs; None if there are no files of these.
+    ``absent`` ranks have files, but none of this save.  ``of_run`` and ``of_other_runs`` are other
+    steps that ``--step`` takes, the newest first: of the same run, with the path of each rank, and
+    of other runs; None without files of other runs.
     """
 
     files: Mapping[int, Path]
@@ -89,8 +89,8 @@ def _other_steps(
 ) -> tuple[Mapping[str, Mapping[int, str]], tuple[str, ...] | None]:
     """Return `Chosen.of_run` and `Chosen.of_other_runs`.
 
-    Steps of other runs are those behind the chosen one in the order of proposals, so that one
-    proposal after the other comes to an end.
+    Steps of other runs are those that are proposed after the chosen one, so a user who takes one
+    proposal after the other reaches an end.
     """
     runs = {file.run for file in chosen}
     of_run: dict[str, Mapping[int, str]] = {}
@@ -135,10 +135,10 @@ def _names(saved: SavedFiles) -> dict[SaveName, list[str]]:
 def _pick_named(saved: SavedFiles, save: SaveName, name: str) -> list[SavedFile]:
     """Return the file of each rank that ``--step name`` means.
 
-    Of several files of a rank a step means the one of the recorded run, else the highest counter.
-    If it is of the recorded run of some ranks, those that have it of other runs only have none.
-    The name of a file means that one, and on other ranks the one at the same place among its
-    counters.
+    On a rank with several files, a step means the file of the recorded run, else the highest
+    counter.  If some ranks have the step in their recorded run, ranks that have it only in other
+    runs get no file.  The name of a file means that file, and on other ranks the file at the same
+    place among the counters.
     """
     of_ranks = saved.saves[save]
     places = {
@@ -202,7 +202,7 @@ def _proposals(saved: SavedFiles) -> Iterator[str]:
     """Yield what ``--step`` takes, a file for each rank if need be.
 
     If the files of the last run are in doubt, no step of an earlier run is proposed, unless it is
-    recorded.  None is proposed of several prefixes: nothing tells which one is the last.
+    recorded.  With several prefixes nothing is proposed, since nothing shows which one is the last.
     """
     candidates = _candidates(saved)
     if len({choice.files[0].series for choice in candidates}) > 1:

@@ -45,7 +45,7 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
     Raises
     ------
     EngineError
-        Dask is not installed, the scheduler cannot be reached, or it has no workers.
+        Dask is not installed, or the scheduler cannot be reached or lacks workers.
     """
     try:
         import dask

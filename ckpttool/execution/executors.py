@@ -130,7 +130,7 @@ def split_engine_name(name: str) -> tuple[str, str]:
     Raises
     ------
     ValueError
-        There is no such engine.
+        The name is not that of an engine.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class RunOptions(Struct, frozen=True):
     Raises
     ------
     ValueError
-        There is no such engine.
+        The name is not that of an engine.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def open_engine(name: str) -> AbstractContextManager[Executor]:
     Raises
     ------
     ValueError
-        There is no such engine.
+        The name is not that of an engine.
     EngineError
         The engine is not installed or cannot be reached; or, during use, its workers are lost.
     """

@@ -61,11 +61,11 @@ class _Rows(Struct, frozen=True):
 
 
 def _find_gaps(output: OutputFile, kinds: Mapping[str, int]) -> Mapping[_Rows, int]:
-    """Return the rows of which an output reads only parts, and the bytes that it does not use.
+    """Return the rows that an output reads only in part, and the bytes that it does not use.
 
-    The output has the first tensor of each kind, and ``kinds`` the number of all by its name.  The
-    first of several tensors with equal slicing represents them.  Files from which the output reads
-    few such bytes are left out.
+    The output has the first tensor of each kind; ``kinds`` has the number of tensors by its name.
+    The first of several tensors with equal slicing represents them.  Files from which the output
+    reads few such bytes are left out.
     """
     by_slicing: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:

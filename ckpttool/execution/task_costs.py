@@ -120,8 +120,8 @@ def survey(
 ) -> Work:
     """Return what writing the outputs of ``ranks`` takes; the arguments are those of `schedule`.
 
-    The units that an earlier run wrote of outputs, which are ``half_written``, do not count.
-    Of batches with equal patterns the tasks of one are walked, because those of all do the same.
+    Units of ``half_written`` outputs, which an earlier run wrote, do not count.  The tasks of one
+    batch stand for all batches with an equal pattern, since these do the same.
     """
     mine = plan.limited_to(ranks)
     alike = mine.alike

@@ -3,8 +3,8 @@
 It is an HDF5 file with a few hundred bytes for each slice.  Its attribute ``ckpttool.files`` lists
 the files with the bytes, each with its size and its time of modification, as JSON: ``{path:
 [nbytes, mtime_ns]}``.  libhdf5 would show other bytes if these files changed, and zeros where one
-became shorter, so `ckpttool.discovery.shown_files` compares them.  There is no manifest, as the
-bytes were not read.
+became shorter, so `ckpttool.discovery.shown_files` compares them.  No manifest is written, since
+the bytes were not read.
 """
 
 from __future__ import annotations
