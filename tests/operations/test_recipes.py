@@ -276,11 +276,12 @@ def test_what_does_not_fit_is_said_before_the_first_byte(tmp_path, typed):
 
 
 def test_the_configuration_says_why_no_rule_knows_a_tensor(tmp_path):
-    config, _ = write_model(tmp_path / "hf", "qwen3")
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
     file = tmp_path / "hf" / "config.json"
     answers = ":fc1=interleaved,attention=grouped"
     words = ["recipe", "check", tmp_path / "hf", "--hf-config", file, "--recipe"]
-    run_well(*words, f"qwen3{answers}")
+    listed = json.loads(run_well(*words, f"qwen3{answers}", "--json").stdout)["tensors"]
+    assert {name for tensor in listed for name in tensor["made_of"]} == {*tensors}
     said = message(run(*words, f"mcore{answers}"))
     assert "config.json says qwen3 Try: --recipe qwen3" in said
     said = message(run(*words, f"qwen3-moe{answers}"))

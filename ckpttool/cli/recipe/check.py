@@ -14,7 +14,7 @@ from ckpttool.wording import NUMBER, count, fold_members, fold_names, format_sha
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
-    from ckpttool.model.plan import Plan
+    from ckpttool.operations.recipe_check import RecipeCheck
 
 
 @click.command(
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @options.resolve_options(
     *("replicated", "include", "exclude"), *("weights_only", "recipe", "hf_config")
 )
-@options.report_options("quiet", "debug", "progress")
+@options.report_options()
 def check(source: Side, resolve: ResolveOptions, report: ReportOptions) -> None:
     """Say what a recipe makes of a checkpoint."""
     from ckpttool.execution.executors import default_jobs
     from ckpttool.operations.load import load
-    from ckpttool.operations.plans import plan_reading
+    from ckpttool.operations.recipe_check import check_recipe
 
     if resolve.tensors.recipe is None:
         hint = "--recipe with a family of `ckpttool help recipes`, or a YAML file"
@@ -44,27 +44,22 @@ def check(source: Side, resolve: ResolveOptions, report: ReportOptions) -> None:
     is_found = not resolve.replicated
     catalog, strategy, _ = load(source.source, find_strategy=is_found, open_count=report.open_count)
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        plan, found = plan_reading(catalog, strategy, None, None, resolve, executor)
-    tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
-    _print(plan)
+        checked = check_recipe(catalog, strategy, resolve, executor)
+    tables.print_answer(checked, lambda: _print(checked), checked.notes, report)
 
 
-def _print(plan: Plan) -> None:
+def _print(checked: RecipeCheck) -> None:
     """Print a row for each tensor that is made, those of equal layers together."""
-    made = {transfer.name: transfer for transfer in plan.transfers}
+    made = {tensor.name: tensor for tensor in checked.tensors}
     kinds = {
-        name: (
-            it.meta.shape,
-            it.dtype,
-            tuple(NUMBER.sub("#", old) for old in it.source.stored_names),
-        )
+        name: (it.shape, it.dtype, tuple(NUMBER.sub("#", old) for old in it.made_of))
         for name, it in made.items()
     }
     rows = []
     for folded, names in fold_members(kinds):
-        meta = made[names[0]].meta
-        stored = {old: None for name in names for old in made[name].source.stored_names}
+        shape, dtype, _ = kinds[names[0]]
+        stored = {old: None for name in names for old in made[name].made_of}
         sources = shorten((old for old, _ in fold_names(stored)), 2)
-        rows.append((folded, format_shape(meta.shape), meta.dtype, sources))
+        rows.append((folded, format_shape(shape), dtype, sources))
     columns = ("tensor", "shape", "type", "made of")
     tables.print_table(count(len(made), "tensor"), columns, rows, has_names=True)
