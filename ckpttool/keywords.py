@@ -136,7 +136,7 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class ChoiceKeywords(TypedDict, total=False):
-    """Which tensors are wanted."""
+    """Options that choose tensors."""
 
     include: Annotated[
         str | Collection[str],
@@ -160,7 +160,7 @@ class ChoiceKeywords(TypedDict, total=False):
 
 
 class TensorKeywords(ChoiceKeywords, total=False):
-    """Which tensors are wanted, under which names and in which element types."""
+    """Options that choose tensors, and give them names and element types."""
 
     rename: Annotated[
         Mapping[str, str] | Collection[Union[str, "Rename"]],
@@ -303,7 +303,7 @@ class NameKeywords(TypedDict, total=False):
 
 
 class RankKeywords(NameKeywords, total=False):
-    """What is written for ranks."""
+    """Options of outputs for ranks."""
 
     prefix: Annotated[
         str, Option("Name the output files PREFIX<rank>.", kind="prefix", default=PREFIX)
@@ -330,7 +330,7 @@ class RankKeywords(NameKeywords, total=False):
 
 
 class ShardKeywords(TypedDict, total=False):
-    """What is written in full."""
+    """Options of outputs with full tensors."""
 
     max_shard_bytes: Annotated[
         int | str | None,
@@ -343,7 +343,7 @@ class ShardKeywords(TypedDict, total=False):
 
 
 class VirtualKeywords(TypedDict, total=False):
-    """What is shown, and not written."""
+    """Options of outputs that show tensors without storing them."""
 
     virtual: Annotated[
         bool,
@@ -352,7 +352,7 @@ class VirtualKeywords(TypedDict, total=False):
 
 
 class WriteKeywords(TypedDict, total=False):
-    """What is written, and where an output is already."""
+    """Options of all outputs: their format, and what replaces or resumes existing ones."""
 
     format: Annotated[
         str | None,

@@ -120,7 +120,7 @@ def read_index(path: str | os.PathLike[str], key: bytes | Secret | None = None) 
     ForeignError
         The file is of an identified foreign kind.
     UnsupportedError
-        The file is encrypted and there is no key, or it uses a feature that is not read.
+        The file is encrypted and ``key`` is None, or it uses a feature that is not read.
     OSError
         The file cannot be opened or read.
     """

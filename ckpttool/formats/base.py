@@ -35,7 +35,7 @@ MAX_TEXT_BYTES = 64 << 20
 
 DIGEST_PARTS = 1000  # of a header that are hashed at a time
 
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # tells the format of a file without loading libhdf5
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # shows the format of a file without loading libhdf5
 
 PROVENANCE = "ckpttool."  # begins the name of each attribute that says how a file was made
 
@@ -229,7 +229,7 @@ class Format(Protocol):
 
         `refusals` must have yielded nothing.  A ``"crc_num"`` in ``attrs``, of any value, reserves
         space for a checksum; `seal` fills it.  The header then has the attribute, too.  A format
-        omits the other attributes that it has no room for.
+        omits other attributes that it cannot store.
         """
         ...
 

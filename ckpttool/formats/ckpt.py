@@ -22,8 +22,8 @@ or, instead of field 2, a field 3 ``maptensor``: see "Map parameters".
   contents are joined.  MUST add up to ``product(dims) * itemsize``.  MindSpore splits at 512 MiB;
   records of any other size are read.
 * A tag that comes again later is an error here.  MindSpore silently takes the last one.
-* A scalar has no dims.  MindSpore 1.x and 2.0 write dims ``[0]`` with one element of content;
-  dims ``[0]`` without content is the empty vector.
+* The dims of a scalar are empty.  MindSpore 1.x and 2.0 write dims ``[0]`` with one element of
+  content; dims ``[0]`` without content is the empty vector.
 * ``tensor_type`` ``str`` is a string of append_dict: dims ``[0]``, content UTF-32-LE without an
   end mark; the empty string is four zero bytes.
 * Unknown fields are skipped, at every level.
@@ -252,7 +252,7 @@ def _read_tensors(
     """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
-    current = _Record("", [])  # it has no tensors if the last one is complete, and in `tensors`
+    current = _Record("", [])  # empty if the last tensor is complete, and in `tensors`
     start = stop = 0
     while stop < end:
         start = stop
@@ -555,8 +555,8 @@ class _Cut(NamedTuple):
 def _find_cut(reader: WireReader, start: int, end: int) -> _Cut | None:
     """Return the record at byte ``start`` if the file provably ends inside it, else None.
 
-    The length of the record and those of its tag and its body confirm each other, so one changed
-    bit does not make a whole record look cut.
+    The lengths of the record, its tag and its body confirm each other, so one changed bit does not
+    make a whole record look cut.
     """
     if end < reader.size:
         return None  # a trailer ends the file
@@ -696,7 +696,7 @@ def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[
 
 
 def _tensor_parts(meta: TensorMeta) -> Iterator[HeaderPart]:
-    """Yield the records of a tensor; one if it has no elements or is a string."""
+    """Yield the records of a tensor; one if it is empty or a string."""
     if meta.text is not None:
         data = meta.text.encode("utf-32-le") or bytes(4)
         yield _record_header(meta, len(data)) + data, meta.name, 0
@@ -707,7 +707,7 @@ def _tensor_parts(meta: TensorMeta) -> Iterator[HeaderPart]:
 
 
 def _map_parts(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[HeaderPart]:
-    """Yield the records of a complete map parameter; one if it has no entries."""
+    """Yield the records of a complete map parameter; one if it is empty."""
     metas = [components[name] for name in map_component_names(tag)]
     count = metas[0].shape[0]
     row_nbytes = [math.prod(meta.shape[1:]) * meta.itemsize for meta in metas]

@@ -20,8 +20,8 @@ back.  Only plain map parameters may stand before them (MindSpore cannot read su
 
 Numbers are unsigned, little endian.
 
-* AES-GCM: the nonce is the first 12 bytes of the IV, there is no associated data, and the
-  ciphertext is as long as the plaintext.
+* AES-GCM: the nonce is the first 12 bytes of the IV, associated data is empty, and the ciphertext
+  is as long as the plaintext.
 * AES-CBC, SM4-CBC: the IV is all 16 bytes, the plaintext is padded to a multiple of 16 (PKCS #7).
   These modes lack an authentication tag: only the padding and the records can show damage.
 * Keys have 16, 24 or 32 bytes, those of SM4 16.
@@ -116,7 +116,7 @@ def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) 
     AuthenticityError
         The key does not fit.
     UnsupportedError
-        There is no key, or the library for decrypting is missing.
+        The key or the library for decrypting is missing.
     """
     path = file.path
     with open_source(file) as opened:

@@ -12,12 +12,12 @@ error.
 
 A path may lead to another file in the middle of a run: somebody changes a link, renames a folder or
 saves a file again.  So `identify_file` takes the stamp of a file before its header is read, and
-each later opening compares the file with it.  The stamp has no device number, because network file
-systems have a different one on each host.  Inode numbers are the same on all hosts, and nobody can
-set the time of change (ctime).  So two files never have equal stamps.
+each later opening compares the file with it.  The stamp omits the device number, because network
+file systems have a different one on each host.  Inode numbers are the same on all hosts, and nobody
+can set the time of change (ctime).  So two files never have equal stamps.
 
-An output has no stamp while it is written.  Its claim is the device and inode of the file that this
-run created, and each later opening, for reading or writing, compares the file with that.
+An output lacks a stamp while it is written.  Its claim is the device and inode of the file that
+this run created.  Each later opening, for reading or writing, compares the file with its claim.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
 _DAMAGED = "damaged, or of another format"
 NEAR_BYTES = 4096  # between two parts; a call takes longer than to read as many
-MAX_CALL_BYTES = 256 << 10  # of parts that are read together, and of what lies between
+MAX_CALL_BYTES = 256 << 10  # of parts that are read together, and of the bytes between them
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 NEXT_BYTES = 16 << 10  # of small tensors one after the other, with their contents
 
@@ -81,15 +81,15 @@ class Memory:
         return self._data[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing: the bytes are in memory."""
 
 
 class Parts:
     """Bytes at offsets of a file, to compare with many files.
 
-    Parts that lie close together, ``near``, are read in one call, with what lies between them: its
-    first byte, the number of bytes, the function that picks the parts, and these.  All other parts
-    are ``far``.
+    ``near`` parts lie close together, and one call reads them with the bytes between them.  Each
+    entry has the first byte of the call, the number of bytes, the function that picks the parts,
+    and the parts.  All other parts are ``far``.
     """
 
     def __init__(self, starts: Iterable[int], parts: Iterable[bytes]) -> None:
@@ -123,8 +123,8 @@ class Parts:
 class WireReader:
     """A file of protobuf messages, addressed by byte offset; one window of it is in memory.
 
-    Use as a context manager, in one thread.  ``source`` has the bytes if they differ from those on
-    disk, or if there is no file; the reader closes it.
+    Use as a context manager, in one thread.  ``source`` has the bytes if they are not in a file, or
+    differ from those on disk; the reader closes it.
 
     Raises
     ------

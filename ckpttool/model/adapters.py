@@ -121,7 +121,8 @@ def more_of(document: Mapping[str, object]) -> str:
 class AdapterTensor(NamedTuple):
     """A tensor of an adapter: its name, and which axis of the weight each of its axes is.
 
-    It has the ranks of ``experts`` of which the weight is one, and the rows of ``weights``, too.
+    It may hold the low ranks of several ``experts`` or the rows of several ``weights``.  ``expert``
+    and ``weight`` are the position of this weight among them.
     """
 
     name: str
@@ -159,9 +160,9 @@ class Adapter(Struct, frozen=True, dict=True):
     catalog
         Its file.
     config
-        What lies beside it; None for nothing.
+        The configuration beside it; None without one.
     scale
-        What is given; None for that of the configuration.
+        The given scale; None for that of the configuration.
     """
 
     catalog: Catalog

@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint are wanted, under which names and in which element types.
+"""The choice of the tensors of a checkpoint, with their new names and element types.
 
-It parses the options once and refuses what is malformed; commands ask it for each tensor.  What
-belongs to an excluded parameter is decided by `ckpttool.model.belonging`, new names by
-`ckpttool.model.renames`, so that no command has a rule of its own.
+It parses the options once and refuses malformed ones; commands apply it to each tensor.
+`ckpttool.model.belonging` decides what belongs to an excluded parameter, and
+`ckpttool.model.renames` decides new names, so commands need no rules of their own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Cast(Struct, frozen=True, dict=True):
 
     @cached_property
     def pattern(self) -> Pattern | None:
-        """Which tensors are cast; None for all weights."""
+        """The pattern of the tensors to cast; None for all weights."""
         _, colon, pattern = self.text.partition(":")
         return Pattern(pattern) if colon else None
 
@@ -79,7 +79,7 @@ def is_of_vocabulary(name: str) -> bool:
     return any(name.split(".")[-2:-1] == [word] for word in VOCABULARY)
 
 
-# Words in a component of a name, by what is fused.  A plain fc1 has no gate.
+# Words in a component of a name, by what is fused.  A plain fc1 lacks a gate.
 _QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")
 _GATE_UP = ("gate_up", "gate_hidden", "linear_fc1", "fc1_weight", "fc1_bias", "w13", "h_to_4h")
 _GROUPED = "experts.weight1"  # Megatron-LM, grouped GEMM: stored transposed
@@ -157,22 +157,22 @@ class Fusion(Struct, frozen=True):
 
 
 class TensorOptions(Struct, frozen=True, dict=True):
-    """Which tensors are wanted, under which names and in which element types.
+    """Options that choose tensors, and give them names and element types.
 
     Attributes
     ----------
     include, exclude
-        Patterns of names: wanted is what matches any of ``include`` (everything, without any) and
-        none of ``exclude``, in whatever order they are given.  What belongs to an excluded
-        parameter goes with it, unless ``include`` names it.
+        Patterns of names.  A tensor is wanted if it matches any of ``include`` (or these are empty)
+        and none of ``exclude``, in any order.  What belongs to an excluded parameter goes with it,
+        unless ``include`` names it.
     weights_only
         Leave out optimizer state, gradients, copies such as averages, and counters.
     rename
-        Rules for new names, the first that matches counts: a mapping of patterns to names, such
-        pairs, or texts such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
+        Rules for new names; the first that matches counts.  They are a mapping of patterns to
+        names, pairs of both, or texts such as ``"OLD=NEW"``; see `ckpttool.model.renames`.
     shown_by
-        The option that takes ``include``, of a command that only looks at these tensors; "" for
-        a command that leaves out the others.
+        The option that takes ``include``, for a command that only shows these tensors; "" for a
+        command that leaves out the others.
     is_shared
         Whether the patterns are for several checkpoints.  Each then needs only one with a match.
     called

@@ -31,7 +31,7 @@ differ only in the place of a device axis of size 1 are equal.
 ``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
 expanded tensor that nothing shards.  The size of that axis is 1 unless it is the last of its tensor
 axis.  Nearly every tensor with an unsharded axis could be read like this, but few are written like
-this.  So these ways count only if there are no others.
+this.  So these ways count only if others do not fit.
 
 Source
 ------
@@ -309,8 +309,8 @@ class Layout(Struct, frozen=True, dict=True):
     def unseen_shard(self, ranks: Collection[int]) -> int:
         """Return the largest optimizer shard that equal slices of ``ranks`` would not show.
 
-        With a shard of ``s``, owners of one slice hold equal parts of it if their positions among
-        the owners differ by a multiple of ``s``.  1 is for ranks that would show every shard.
+        With a shard of ``s``, two owners of a slice hold equal parts of it if their positions
+        differ by a multiple of ``s``.  1 is for ranks that would show every shard.
 
         >>> layout = Layout((4,), ((),))
         >>> layout.unseen_shard([0]), layout.unseen_shard([0, 2]), layout.unseen_shard([0, 1])
@@ -427,9 +427,9 @@ class Layout(Struct, frozen=True, dict=True):
     def decided_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shapes of all stored slices.
 
-        It is a manual split if the slices differ.  It says nothing if the slices have these rows,
-        or if it is a shape, of a slice, of the whole or before the optimizer shard: it has a number
-        for each axis.  The result is None if it is neither.
+        It is a manual split if the slices differ.  It adds nothing if all slices have these rows,
+        or if it is a shape, with a number for each axis: of a slice, of the full tensor, or before
+        the optimizer shard.  The result is None if it is none of these.
 
         >>> layout = Layout((2,), ((0,), ()), split_shape=(6, 4))
         >>> layout.decided_by_slices([(6, 4)]).rows, layout.decided_by_slices([(6, 3), (4, 3)]).rows
@@ -447,9 +447,9 @@ class Layout(Struct, frozen=True, dict=True):
     def decided_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shape of the full tensor.
 
-        It says nothing if it is that shape, or the shape of a slice.  Otherwise it is a manual
-        split if its numbers add up to axis 0, and a shape that says nothing if it has a number for
-        each axis.  The result is None if it is neither.
+        It adds nothing if it is that shape, or the shape of a slice.  Otherwise it is a manual
+        split if its numbers add up to axis 0.  Otherwise it is another shape, and adds nothing, if
+        it has a number for each axis.  The result is None if it is none of these.
         """
         split, even = self.split_shape, replace(self, split_shape=())
         unsplit = replace(even, optimizer_shard=1)

@@ -37,12 +37,12 @@ A document that does not match it, byte for byte, is damaged.
     How the outputs are sharded, where that is known: a `LayoutTable`.  Strings, values that differ
     between ranks, and single values that the target does not list are not in it.
 ``source_names``
-    Of outputs whose layouts are not known: name in the outputs to the name that the strategy of the
+    For outputs without known layouts: name in the outputs to the name that the strategy of the
     first source uses, where they differ.  It is composed over all runs.  A document with neither
-    this nor ``layouts`` was written before there were any, or its source had a damaged one.
+    this nor ``layouts`` is older than both, or its source had a damaged document.
 ``averaged``
-    The checkpoints of which a weighted mean was made, each with its path, like those of inputs, its
-    step and its weight; left out for one source.  ``step`` is then that of the last.
+    The checkpoints in a weighted mean, each with its path, like those of inputs, its step and its
+    weight; left out for one source.  ``step`` is then that of the last.
 ``left_out``
     How many tensors of the source were not wanted, and their bytes; left out if all were.
 ``dst_strategies``
@@ -56,8 +56,8 @@ A document that does not match it, byte for byte, is damaged.
     one has none.  The hash of a string is that of its UTF-8 bytes.
 
 ``cast``
-    Of an output with tensors that were cast to another type, or averaged: `CastStats`, for those
-    slices that no output of a lower rank has, too.  So the sum over all outputs is that of the full
+    For an output with tensors that were cast to another type, or averaged: `CastStats` of the
+    slices that no output of a lower rank has.  So the sum over all outputs is that of the full
     tensors.
 
 The document holds no times, hosts or keys, so equal inputs give equal documents.
@@ -85,7 +85,7 @@ from ckpttool.wording import count
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
-RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
+RECORD = ".ckpttool"  # the folder that records a run; also the suffix for a single file
 _OF_LAYOUT = ("device_matrix", "tensor_map", "optimizer_shard", "first_rank", "rows", "fields")
 DIGEST_BYTES = 32  # of SHA-256
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
@@ -144,7 +144,7 @@ class LeftOut(Struct, frozen=True):
 
 
 class AveragedInput(Struct, frozen=True):
-    """A checkpoint of which a mean was made.
+    """A checkpoint in a weighted mean.
 
     Attributes
     ----------
@@ -213,8 +213,8 @@ class Provenance(Struct, frozen=True):
     """What a run reads and does; equal provenance gives equal outputs.
 
     The names are those of the document at the top of this module.  ``crc``, whether the outputs
-    store a checksum, is None if only a manifest tells of the run.  ``weight_block`` are the rows
-    and columns of Float8 weights that share a scale, as a config.json of the source says.
+    store a checksum, is None if only a manifest records the run.  ``weight_block`` are the rows and
+    columns of Float8 weights that share a scale, as a config.json of the source says.
     """
 
     ckpttool: str
@@ -224,7 +224,7 @@ class Provenance(Struct, frozen=True):
     strategies: tuple[StrategyFile, ...]
     dst_strategies: tuple[StrategyFile, ...] = ()
     crc: bool | None = None
-    command: str = ""  # the command line, for the user; empty if only a manifest tells of the run
+    command: str = ""  # the command line, for the user; empty if only a manifest records the run
     renamed: Mapping[str, str] = {}
     averaged: tuple[AveragedInput, ...] = ()
     left_out: LeftOut | None = None

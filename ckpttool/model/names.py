@@ -35,9 +35,9 @@ GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage c
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
 # Names and shapes identify most state (`match_states`).
-# The list serves other cases: a tensor whose shape is not that of its parameter's slices is
-# suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
-# are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
+# The list serves the other cases: suspicious tensors, whose shape is not that of their parameter's
+# slices, statistics with one axis less, and gradients, which have rules of their own.  Prefixes
+# that are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
     "moment1.",  # Adam, LazyAdam, AdaMax
@@ -164,7 +164,7 @@ _KNOWN = _Known()
 
 
 def forget_names() -> None:
-    """Forget the names that were parsed, of which a plan that is made needs none."""
+    """Forget the parsed names, which a complete plan does not need."""
     _KNOWN.clear()
 
 

@@ -1,9 +1,9 @@
 r"""Patterns of names, for options and rules.
 
-A pattern is a glob such as ``*.weight``, in which ``*`` also stands for dots, or ``re:`` and a
-regular expression such as ``re:layers\.[0-3]\.``, which may begin and end anywhere in a name.  This
-module says what a pattern matches, and words the problem of one that matches nothing.  The caller
-decides what a match means.
+A pattern is a glob such as ``*.weight``, in which ``*`` also matches dots, or ``re:`` and a regular
+expression.  An expression such as ``re:layers\.[0-3]\.`` matches anywhere in a name.  This module
+says what a pattern matches, and words the problem of one that matches nothing.  The caller decides
+what a match means.
 """
 
 from __future__ import annotations

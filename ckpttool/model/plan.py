@@ -51,7 +51,7 @@ class Term(Struct, frozen=True, gc=False):
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
 
-        It has no slicings of other stages, which have the catalog, so its pickle is small.
+        It omits the slicings of other stages, which refer to the catalog, so its pickle is small.
         """
         slicing = self.source.slicing.excerpt(self.elements(region))
         source = replace(self.source, slicing=slicing, copies=(), incomplete=())
@@ -197,7 +197,7 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def unwritten(cls, strategy: Strategy | None, ranks: Iterable[int] | None = None) -> Target:
-        """Return a target without a format and paths, of which nothing is written."""
+        """Return a target without a format and paths, for a plan that is not written."""
         if strategy is None:
             return cls("", {0: ""})
         every = strategy.ranks
@@ -488,9 +488,9 @@ class Plan(Brief, Struct, frozen=True, dict=True):
         return nbytes
 
     def holders(self) -> Mapping[int, frozenset[str]]:
-        """Return rank to the cast tensors of which its output is the first to hold the slice.
+        """Return, for each rank, the cast tensors whose slice no output of a lower rank holds.
 
-        What all outputs hold of these tensors are the full tensors, once; or what each rank has.
+        Together these slices are each full tensor once, or the own tensors of all ranks.
         """
         by_layouts: dict[tuple[Layout, ...], list[str]] = {}
         names_of: dict[int, set[str]] = {rank: set() for rank in self.target.paths}

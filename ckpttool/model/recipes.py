@@ -2,10 +2,10 @@
 
 A recipe is data.  Its rules have two sides, MindSpore's and Hugging Face's, and names with holes:
 ``decoder.layers.{i}.input_layernorm.weight``.  `Recipe.relations` fills the holes from the
-configuration of a model, so that every name of both sides is known before any file is looked at.
-Nothing is matched by a pattern: a name that no rule gives is a leftover, and the caller says so.
+configuration of a model, so that every name of both sides is known before any file is read.  Names
+are not matched by patterns: if no rule gives a name, the caller reports it as a leftover.
 
-`parse_axes` reads the notation of einops: ``(g p h) d`` are two axes, of which the first has three
+`parse_axes` reads the notation of einops: ``(g p h) d`` are two axes, and the first has three
 factors.  A tensor may have a part of a factor: ``(g p[:4] h) d``.  If that is a single index, the
 factor makes no axis: ``e[7] f d``.
 
@@ -66,9 +66,9 @@ def evaluate(expression: str, values: Mapping[str, Value]) -> Value:
     Raises
     ------
     ValueError
-        It is no expression, or has what these do not have.
+        The text is not an expression, or uses syntax that these do not have.
     LookupError
-        It computes with a name that nothing gives.
+        The expression computes with a name that nothing gives.
 
     Examples
     --------
@@ -302,7 +302,7 @@ class Relation(Struct, frozen=True, gc=False):
 
 
 class _Values(dict[str, Value]):
-    """Values, some of which are computed when another needs them: a family replaces some."""
+    """Values that are computed on first use if they are texts: a family replaces some."""
 
     texts: dict[str, str]
 

@@ -84,7 +84,7 @@ class Region(Struct, frozen=True):
         """Yield bands of this region in C order; a contiguous region has contiguous bands.
 
         A band has at most ``max_elements``: a single row that is larger is cut as well.  Each
-        element is in exactly one band.  An empty region has no bands.
+        element is in exactly one band.  An empty region yields nothing.
 
         >>> [band.shape for band in Region((0, 0), (5, 3)).bands(6)]
         [(2, 3), (2, 3), (1, 3)]
@@ -290,7 +290,7 @@ def grid_overlaps(
 ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
     """Yield every stretch of a slice that overlaps ``wanted``, in C order.
 
-    Arithmetic on the boundaries finds them; there is no search.
+    Arithmetic on the boundaries finds them, without a search.
 
     Parameters
     ----------

@@ -187,8 +187,8 @@ def _group(wildcard: str, is_place: bool) -> str:
 def rename(rules: Iterable[Rename], names: Names, belongings: Belongings) -> Mapping[str, str]:
     """Return the names that change, with their new names.
 
-    What belongs to a parameter has its prefix or suffix and the new name of the parameter, and the
-    components of a map parameter have its new name.
+    What belongs to a parameter keeps its prefix or suffix and follows the new name of the
+    parameter.  So do the components of a map parameter.
 
     >>> from ckpttool.model.belonging import find_belongings
     >>> names = Names({"w": (2,), "adam_m.w": (2,)})
@@ -287,7 +287,7 @@ def parse_renames(given: object) -> Iterator[Rename]:
     Raises
     ------
     ValueError
-        It is none of these, a text has no ``=``, or a rule is malformed.
+        The argument is none of these, a text lacks ``=``, or a rule is malformed.
     """
     rules = given.items() if isinstance(given, Mapping) else given
     for rule in rules if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,):

@@ -145,7 +145,7 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
     def excerpt(self, region: Region) -> LayoutSlicing:
         """Return a slicing with the same stretches of ``region`` and no other slices.
 
-        It has no replicas and no catalog, so its pickle is small.
+        It omits replicas and the catalog, so its pickle is small.
         """
         indices = self.layout.touched(region, self.shape)
         slices = map(self.find_slice, indices)
@@ -377,7 +377,7 @@ class BoxSlicing(Struct, frozen=True):
     ----------
     slices
         The equal boxes of each slice, lowest rank first; slices in the order of their first
-        elements.  A slice that an `excerpt` left out has no boxes.
+        elements.  A slice that an `excerpt` left out has an empty tuple.
     cuts
         Boundaries of all boxes along each axis, ascending from 0 to its size.
     cells
@@ -537,10 +537,10 @@ class Part(Struct, frozen=True, gc=False):
     def walk(
         self, box: Region, src: Region, strides: Sequence[int]
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield in which steps the elements of a box of the space are read.
+        """Yield the steps that read the elements of a box of the space.
 
-        Each has how many there are, the stored elements between two of them, the axis of the space,
-        and how many elements of the box it is along that.
+        Each has its count, its stride in stored elements, an axis of the space, and its stride
+        along that axis in elements of the box.
         """
         for factor, axis, step in self.arrangement.steps():
             size = box.stop[factor] - box.start[factor]
@@ -554,10 +554,10 @@ class Part(Struct, frozen=True, gc=False):
 
 
 class RearrangedSlicing(Struct, frozen=True, dict=True):
-    """Where the elements of a tensor lie that is made of others, with other axes.
+    """The places of the elements of a tensor that is made of others, with other axes.
 
     The methods are those of `LayoutSlicing`.  A stretch has elements in steps, in the order of the
-    stored slice, and its place is the number of a part and the place there.
+    stored slice.  Its place is the number of a part and the place there.
 
     Attributes
     ----------
@@ -566,8 +566,8 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
     parts
         The tensors that have them; each element is in exactly one, or is padding.
     padding
-        What the elements are that no part has: zero, or in each column the mean of the rows of the
-        only part, which come first.  "" if there are none.
+        The values of elements that no part has: zero, or in each column the mean of the rows of the
+        only part, which come first.  "" without such elements.
     """
 
     arrangement: Arrangement
@@ -620,7 +620,7 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
         return False
 
     def averaged(self, region: Region) -> Region | None:
-        """Return the elements whose means are rows of a region; None if it has no such row."""
+        """Return the elements whose means are rows of a region; None if no row is a mean."""
         if self.padding != "mean":
             return None
         kept = self.parts[0].arrangement.box.stop[0]
@@ -720,7 +720,7 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
         return chain.from_iterable(part.slicing.owners() for part in self.parts)
 
     def holdings(self) -> Iterator[Holding]:
-        """See `LayoutSlicing`; slices of all parts, whose elements are no region of the tensor."""
+        """See `LayoutSlicing`; slices of all parts, whose elements do not form a region."""
         for holding in chain.from_iterable(part.slicing.holdings() for part in self.parts):
             yield Holding(holding.owners, holding.holders)
 

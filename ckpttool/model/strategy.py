@@ -141,10 +141,11 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         )
 
     def new_names_in(self, renamed: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the old names with their new ones, of those that the strategy has by the new one.
+        """Return old to new name of the tensors that the strategy lists by the new name.
 
-        It may list both, as after a shift of numbered layers.  Then those count of which it has
-        more.
+        A name may be the old one of a tensor and the new one of another, as after a shift of
+        numbered layers.  Names that are listed both ways count if the strategy lists more new than
+        old names.
         """
         has_old = {name for name in renamed if self.has_entry(name)}
         has_new = {name for name, new in renamed.items() if self.has_entry(new)}
@@ -176,7 +177,7 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
         return replace(self, layouts=layouts, handwritten=handwritten, rules=rules)
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
-        """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
+        """Return the strategy with as many groups as ``ranks`` need, if it is of a group.
 
         A hand-written strategy beside it gives the number of ranks.
 
@@ -338,8 +339,7 @@ def join_stages(
     Raises
     ------
     StrategyError
-        There are no layouts, a stage is missing, or device matrices have different numbers of
-        ranks.
+        Layouts or a stage are missing, or device matrices have different numbers of ranks.
     """
     origin = shorten(files, 2) or "the strategy"
     if not any(stages.values()):

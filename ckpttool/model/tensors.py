@@ -108,7 +108,7 @@ FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 class Reads(Struct, frozen=True):
-    """What was read, or will be.
+    """The reads of a run or a part of it, past or planned.
 
     Attributes
     ----------
@@ -128,8 +128,8 @@ class Reads(Struct, frozen=True):
 class FileStamp(NamedTuple):
     """The identity of a file's content; writing to a file or saving it again changes it.
 
-    The time of change (ctime) differs even if somebody sets back the time of modification.  There
-    is no device number, because network file systems have a different one on each host.
+    The time of change (ctime) differs even if somebody sets back the time of modification.  The
+    stamp omits the device number, because network file systems have a different one on each host.
     """
 
     nbytes: int
@@ -163,7 +163,7 @@ class StoredFile(Struct, frozen=True):
 class StoredTensor(Struct, frozen=True, gc=False):
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
-    A string entry has no extents: its value is in ``meta.text``.  Extents of an encrypted file are
+    A string entry lacks extents: its value is in ``meta.text``.  Extents of an encrypted file are
     in its plaintext.
     """
 
@@ -222,7 +222,7 @@ class FileIndex(Struct, frozen=True):
     tensors: Mapping[str, StoredTensor]  # name to tensor, in the order of the file
     attrs: Mapping[str, str] = {}
     reads: Reads = Reads()  # what was read of the files to know all this
-    skipped: tuple[str, ...] = ()  # the names of what is no tensor
+    skipped: tuple[str, ...] = ()  # names of the entries that are not tensors
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FileIndex):
@@ -258,10 +258,10 @@ class FileIndex(Struct, frozen=True):
 
 
 class Remains(Struct, frozen=True):
-    """What is left of a file that is cut short.
+    """The usable rest of a file that is cut short.
 
-    The ``lost`` tensors are those that are known, with None for an unknown shape.  The header of a
-    ``.ckpt`` does not list what follows, so ``are_all_known`` is False.
+    ``lost`` has the lost tensors whose names are known, with None for an unknown shape.  The header
+    of a ``.ckpt`` does not list what follows, so ``are_all_known`` is False.
     """
 
     index: FileIndex  # the header of the tensors that end before the file does
