@@ -102,6 +102,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # offset, bytes, kind
 )
 _ARCHIVE = compile_late(r"\.(tar\.\w+|tgz)$")  # the end of a name
 _PAGE = compile_late(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
+_OWN_PAGE = compile_late(rb'<meta name="generator" content="ckpttool (card|plot)">')
 _PYTHON = compile_late(r"^(import|from|def|class) [A-Za-z_]", re.MULTILINE)
 _VERSION = compile_late(rb"\d+(\.\d+)+")
 _HANDWRITTEN = compile_late(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
@@ -128,7 +129,10 @@ class ForeignKind(Struct, frozen=True):
 
     def error(self, path: str, facts: str = "", *, is_src: bool = False) -> ForeignError:
         """Return the error of a file or a folder of this kind; ``is_src`` if a user named it."""
-        hint = (self.src or self.hint).replace("FILE", shlex.quote(path)) if is_src else self.hint
+        named = {"FILE": path, "CARD": f"{path.rpartition('.')[0]}.json"}
+        hint = self.src or self.hint if is_src else self.hint
+        if is_src:
+            hint = re.sub("FILE|CARD", lambda word: shlex.quote(named[word[0]]), hint)
         return ForeignError(path, None, f"{self.noun}, not a MindSpore checkpoint", hint, facts)
 
 
@@ -176,6 +180,8 @@ FOREIGN_KINDS = {
         ),
         ForeignKind("lfs", "a Git LFS pointer", hint="git lfs pull, which downloads the file"),
         ForeignKind("page", "an HTML or XML page", hint=_DOWNLOAD),
+        ForeignKind("page of card", "the page of a card", "`ckpttool verify SRC --like CARD`"),
+        ForeignKind("page of plot", "a picture of a checkpoint", _MODEL),
         ForeignKind("json", "a JSON document", NAME_CHECKPOINT),
         ForeignKind("python", "Python source", NAME_CHECKPOINT),
         ForeignKind("text", "a text file", NAME_CHECKPOINT),
@@ -205,7 +211,8 @@ def _kind_of_bytes(head: bytes) -> str:
         name = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
         return next((kind for end, kind in _IN_ZIP if name.endswith(end)), "zip")
     if _PAGE.match(head):
-        return "page"
+        own = _OWN_PAGE.search(head)
+        return "page" if own is None else f"page of {own[1].decode()}"
     if _HANDWRITTEN.search(head):
         return "strategy"
     return next((kind for at, magic, kind in _MAGIC if head[at:].startswith(magic)), "")

@@ -241,7 +241,8 @@ def _page(card: Card) -> str:
     of_facts = (_row(fact, "th") for fact in facts.items() if fact[1])
     head = _row(("name", "type", "shape", "bytes", "SHA-256"), "th", "th")
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="generator" content="ckpttool card"><title>{title}</title>'
         f"<style>{STYLE}</style><h1>{title}</h1><table>{''.join(of_facts)}</table>"
         f"<h2>Tensors</h2><table>{head}{''.join(map(_row, rows))}</table></html>\n"
     )

@@ -17,6 +17,7 @@ from ckpttool import formats
 from ckpttool.discovery.scan import scan
 from ckpttool.formats import read_index
 from ckpttool.formats.foreign import Device, identify_foreign, read_rank_table
+from ckpttool.operations.plot import TEMPLATE
 from ckpttool.problems import ForeignError, FormatError
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
@@ -119,6 +120,7 @@ def test_group_information_cut_short_is_not_recognised(tmp_path):
         (b"net.ckpt".ljust(257, b"\0") + b"ustar\x0000", "tar"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "lfs"),
         (b"\n <!DOCTYPE html>\n<html><body>404</body></html>", "page"),
+        (TEMPLATE.read_bytes(), "page of plot"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "page"),
         (b"#!/usr/bin/env python\nimport mindspore as ms\n", "python"),
         (b"loss 0.1\n", "text"),
