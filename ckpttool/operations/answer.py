@@ -25,10 +25,10 @@ from ckpttool.wording import Brief, as_typed, count, encodable
 
 Json = dict[str, object]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Some = Annotated[int, msgspec.Meta(ge=1)]  # where none is no answer
+Some = Annotated[int, msgspec.Meta(ge=1)]  # where 0 cannot occur
 Shape = tuple[Count, ...]
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
-# What may be infinite, or NaN; JSON has no such numbers, and their names stand in quotes (`plain`).
+# Numbers that may be infinite, or NaN; JSON lacks these, so their names stand in quotes (`plain`).
 Unbounded = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity"]})]
 Indefinite = Annotated[
     float, msgspec.Meta(ge=0, extra_json_schema={"spelled": ["Infinity", "NaN"]})
@@ -170,9 +170,9 @@ class Document(Brief, Answer, frozen=True):
     Attributes
     ----------
     schema
-        The number of the document; a change that breaks readers counts it up.
+        The version of the document; a change that breaks readers increments it.
     aside
-        Fields that are no keys: what the screen needs beside the document.
+        Fields for the screen, which are not keys of the document.
     """
 
     schema: ClassVar[int] = SCHEMA
@@ -236,8 +236,8 @@ def plain(value: object) -> Any:
 def to_text(document: Json) -> str:
     r"""Return a document as JSON in ASCII, which every locale can print, and strict parsers read.
 
-    Of a path that is not UTF-8, Python has halves of characters, which JSON cannot hold: ``\xff``
-    stands for such a byte.
+    Python represents bytes of a path that is not UTF-8 by surrogates, which JSON cannot hold:
+    ``\xff`` stands for such a byte.
     """
     printed = json.dumps(document)
     return json.dumps(_encodable(document)) if "\\ud" in printed else printed

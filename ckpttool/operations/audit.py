@@ -1,8 +1,8 @@
 """What a checkpoint should be, for verify, and what it is: reference, configuration and card.
 
-A reference is a checkpoint of any kind, its headers alone (files that were cut behind them), its
-index alone, which has the names, or its card.  A reference that is incomplete itself proves
-nothing, so that is an error before any data is read.  The comparison is that of diff.
+A reference is a checkpoint of any kind, or only its headers (files that were cut behind them), its
+index with the names, or its card.  An incomplete reference proves nothing, so it is an error before
+any data is read.  The comparison is that of diff.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Reference(Struct, frozen=True):
     metas
         Name to full tensor; None if only the name is known.
     catalog, strategy
-        The checkpoint whose values can be compared; None if it has no values.
+        The checkpoint whose values can be compared; None without values.
     digests
         Name to SHA-256 of the values, of a card.
     """

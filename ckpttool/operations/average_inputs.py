@@ -109,7 +109,7 @@ def _load_inputs(
 def _load_input(
     source: Source, *, find_strategy: bool, open_count: OpenCount
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
-    """Load an input; one that has no steps must not be given with a step."""
+    """Load an input; a step must not be given for one without steps."""
     loaded = load(source, find_strategy=find_strategy, open_count=open_count)
     catalog, step = loaded[0], source.options.step
     has_step = catalog.step is not None or label_of(Path(catalog.root).name) is not None
@@ -127,7 +127,7 @@ def select_steps(
     Raises
     ------
     PlanError
-        A number is that of no step, or of several; or the folder has no steps.
+        A number is that of no step, or of several; or the folder lacks steps.
     """
     diagnostics = Diagnostics()
     steps = load_steps(source, diagnostics, open_count=open_count)

@@ -1,8 +1,8 @@
 """The card of a checkpoint: what is in it, in a file of JSON, and a page of HTML beside that.
 
 A line for each full tensor has the SHA-256 of its bytes, elements in C order.  So a sharded
-checkpoint and its merge have equal lines, and equal digests of all lines.  A card has no time and
-no host, so equal inputs give equal cards.  It is a reference of `verify`, too.
+checkpoint and its merge have equal lines, and equal digests of all lines.  A card omits times and
+hosts, so equal inputs give equal cards.  It is a reference of `verify`, too.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from ckpttool.typed import NotInTarget
 from ckpttool.wording import count, format_bytes, format_numbers, format_sizes, shorten
 
 MAX_SHARDED = 3  # tensors that a document names
-MAX_SHAPES = 16  # that a person is asked to check; models have about ten
+MAX_SHAPES = 16  # that a person has to check; models have about ten
 
 Part = Annotated[str, msgspec.Meta(pattern="^[0-9]+/[0-9]+$")]
 
@@ -326,7 +326,7 @@ class Conversion(Document, frozen=True, kw_only=True):
     outputs
         The files that this run wrote or kept, by rank.
     step
-        Step, as in the file names: epoch_step; null if no name tells one.
+        Step, as in the file names: epoch_step; null if no name has one.
     src_bytes
         Size of all source files.
     dst_bytes

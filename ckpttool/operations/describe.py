@@ -1,4 +1,4 @@
-"""The facts of a checkpoint as figures, of which the answers of inspect are made.
+"""The facts of a checkpoint as figures, for the answers of inspect.
 
 Nothing here reads a checkpoint; `ckpttool.operations.inspection` does.
 """
@@ -150,7 +150,7 @@ def assess(checkpoint: Checkpoint, summary: Summary, diagnostics: Diagnostics) -
     ]
     if catalog.damaged.keys() - replaced or (failures and is_known):
         wrong.append("damaged")
-    # A strategy that does not fit tells nothing of ranks.
+    # A strategy that does not fit says nothing of ranks.
     is_misfit = "strategy" in codes
     missing_ranks = () if is_misfit else tuple(ranks_without_file(catalog, checkpoint.strategy))
     unreadable = tuple(catalog.damaged)

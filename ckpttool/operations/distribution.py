@@ -69,7 +69,7 @@ class Distribution(Struct, frozen=True, eq=False):
         parameter; files hold it ``"whole"``; or nothing says how, and ranks should hold the same,
         or hold what is ``"stored"``.  It is ``"broken"`` if slices do not fit together.
     slices
-        The slices of all stages, in C order stage by stage.  Of a tensor that nothing lists: its
+        The slices of all stages, in C order stage by stage.  For a tensor that nothing lists: its
         different contents, each with the ranks that hold them.
     taken
         In a target: what is read from whom for each slice.
@@ -109,7 +109,7 @@ def distribute(
 ) -> dict[str, Distribution]:
     """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
 
-    A tensor whose slices do not fit together has no slices.
+    If the slices of a tensor do not fit together, none are returned.
 
     Parameters
     ----------
@@ -169,9 +169,9 @@ def distribute_target(
 ) -> dict[str, Distribution]:
     """Return what the ranks of a target would hold, and read.
 
-    Of the tensors that are distributed alike in the source and in the target, the outputs of the
-    first are computed.  If the plan has outputs of one rank only, there are only its slices, each
-    with all ranks that hold it.
+    Outputs are computed only for the first of the tensors that are distributed alike in the source
+    and in the target.  If the plan has outputs of one rank only, the result has only its slices,
+    each with all ranks that hold it.
     """
     (catalog,) = plan.inputs
     alike: dict[Hashable, list[str]] = {}

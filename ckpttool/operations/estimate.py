@@ -65,7 +65,7 @@ def count_work(
     mine, before = plan.limited_to(assignment.ranks), peak_bytes()
     ranks = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
     ranks = [] if plan.target.is_virtual else ranks  # nothing is copied
-    by_file = is_cluster(run.engine)  # which begins half-written files anew
+    by_file = is_cluster(run.engine)  # which writes half-written files from the start
     left = {} if by_file or not assignment.options.resume else assignment.half_written
     half = {
         assignment.outputs[name]: frozenset(

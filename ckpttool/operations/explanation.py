@@ -1,7 +1,7 @@
 """What each rank of a checkpoint, or of a target, holds: its slices, its place, who has the same.
 
-The answer is made of the distributions of tensors.  Of a target that cannot be, there is none: the
-errors are those of a conversion.
+The answer is made of the distributions of tensors.  If a target is impossible, the errors are those
+of a conversion.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class Explained(Struct, frozen=True, dict=True):
 
     @property
     def origin(self) -> str:
-        """What is explained: the source, or the target."""
+        """The source or the target that is explained."""
         return self.catalog.root if self.target is None else self.target.origin
 
     def describe(self) -> Explanation:
@@ -412,7 +412,7 @@ class Explained(Struct, frozen=True, dict=True):
         Raises
         ------
         PlanError
-            There is no such rank.
+            The source or the target lacks this rank.
         """
         where = self.origin
         if self.is_of_files:
@@ -535,7 +535,7 @@ def explain(
     Raises
     ------
     FormatError, StrategyError, PlanError
-        The source cannot be explained, there is no such rank, or a pattern matches no name.
+        The source cannot be explained, the rank does not exist, or a pattern matches no name.
     """
     read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
     diagnostics, checkpoint = read.sight.found, read.sight.checkpoint
@@ -600,8 +600,8 @@ def _group(
 ) -> Iterator[RankGroup]:
     """Yield the ranks that should hold the same slices of all tensors that are known to be slices.
 
-    What a rank has for itself, such as a random state, distinguishes no groups.  Of a ``lost`` rank
-    it is not known: it is in the first group with the same slices.
+    Tensors that each rank has for itself, such as a random state, do not distinguish groups.  Those
+    of a ``lost`` rank are not known: it is in the first group with the same slices.
     """
     names: dict[Distribution, list[str]] = {}
     for name, how in tensors.items():

@@ -64,7 +64,7 @@ class Finalized(Document, frozen=True, kw_only=True):
     outputs
         The files of the set, by rank.
     step
-        Step, as in the file names: epoch_step; null if no name tells one.
+        Step, as in the file names: epoch_step; null if no name has one.
     plan
         Digest of the plan of the runs that wrote the set.
     left_out

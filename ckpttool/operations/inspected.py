@@ -175,7 +175,7 @@ class SliceOfBoxes(Answer, frozen=True):
 
 
 class TensorOfBoxes(SizedTensor, frozen=True, kw_only=True):
-    """A full tensor of a checkpoint that describes itself; it has no layout and no stages.
+    """A full tensor of a checkpoint that describes itself, without a layout and stages.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class TensorOfBoxes(SizedTensor, frozen=True, kw_only=True):
     ranks
         Ranks that hold a slice.
     parts
-        Slices along each axis; null if they are no grid.
+        Slices along each axis; null if they do not form a grid.
     slices
         The slices.
     """
@@ -265,11 +265,11 @@ class CheckpointSummary(Answer, frozen=True, kw_only=True):
     unreadable_ranks
         Ranks whose file cannot be read.
     missing_tensors
-        Tensors of which slices are missing.
+        Tensors with missing slices.
     replicas
         The fewest and the most ranks that hold a slice; null without layouts.
     equal_ranks
-        Tensors without a layout, of which some pages were compared.
+        Tensors without a layout; some pages of them were compared.
     """
 
     weights: Amount
@@ -397,7 +397,7 @@ class InspectedRanks(InspectedCheckpoint, frozen=True, kw_only=True):
     path
         The folder.
     step
-        Step, as in the file names: epoch_step; null if no name tells one.
+        Step, as in the file names: epoch_step; null if no name has one.
     ranks
         The files of the ranks.
     values
@@ -442,7 +442,7 @@ class Save(Answer, frozen=True):
 
 
 class InspectedSaves(Document, frozen=True):
-    """Ranks of several steps or runs, of which none was chosen.
+    """Ranks of several steps or runs; none of these was chosen.
 
     Attributes
     ----------
@@ -484,7 +484,7 @@ class DeviceOfTable(Answer, frozen=True):
 
 
 class InspectedForeign(Document, frozen=True):
-    """A file of MindSpore that is no checkpoint.
+    """A file of MindSpore that is not a checkpoint.
 
     Attributes
     ----------
@@ -608,7 +608,7 @@ class InspectedStep(Answer, frozen=True):
         The step in the names; null if they have none.
     complete
         Whether every slice is there: each rank has its file, or others hold its slices; null if it
-        is not known. By names, headers and traces; no data is read.
+        is not known. Names, headers and traces show it; no data is read.
     reason
         Why it is not complete or not known, or which replicas it needs; empty if all files are
         there.
@@ -679,7 +679,7 @@ def describe_checkpoint(inspected: Inspected) -> InspectedCheckpoint:
 
 
 def describe_saves(catalog: Catalog, diagnostics: Diagnostics) -> InspectedSaves:
-    """Return the answer about ranks of which no step was chosen."""
+    """Return the answer about ranks with several steps, if none was chosen."""
     saves = tuple(Save(*save) for save in catalog.names_of.items())
     return InspectedSaves(catalog.root, saves, **notes_and_problems(diagnostics))
 

@@ -85,11 +85,11 @@ def inspect_catalog(
     """Inspect what `scan` returned for ``"inspect"``; ``found`` collects problems, and the notes.
 
     With a strategy, or if the checkpoint describes itself, samples of the tensors are checked
-    against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
-    all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
-    limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
-    between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.  Of
-    ``options`` only the choice of tensors acts, and whether the manifest is compared.
+    against the layouts.  Sampled pages show which ranks hold the same, for tensors without a
+    layout.  If there are many, only the first of each row is sampled, unless ``every_tensor`` is
+    True.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
+    between ranks.  ``contents="all"`` reads as much as merge reads before it writes.  Only the
+    choice of tensors and the comparison with the manifest are taken from ``options``.
     """
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -161,10 +161,11 @@ def _sample_equal_ranks(
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> Mapping[str, EqualRanks]:
-    """Return which ranks hold the same of tensors without a layout, as some pages tell.
+    """Return which ranks hold the same, for tensors without a layout, by samples of pages.
 
-    Of too many tensors only the first of each row is sampled, and without layouts none of too many
-    ranks, unless every tensor is requested.  So it takes no longer than reading the headers.
+    If there are too many tensors, only the first of each row is sampled.  If that is still too
+    much, nothing is sampled; nor without layouts if there are too many ranks.  So it takes no
+    longer than reading the headers.  ``every_tensor`` lifts these limits.
     """
     catalog, ranks = checkpoint.catalog, len(checkpoint.catalog.files)
     limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0

@@ -1,9 +1,9 @@
-"""What is to be made of which files: the job of merge, split, reshard, convert and average.
+"""The jobs of merge, split, reshard, convert and average: sources, target and outputs.
 
-An `Order` is what a person names, `load_job` reads it, and a `Job` is what follows for the stages
-that all five share: the sources, how each is looked at, and the target.  The table `SOURCES` and
-the function of convert are all that tells one command from another.  These functions read nothing
-but what an order names, and write nothing.
+An `Order` is what a person names, and `load_job` reads it.  A `Job` is the result for the stages
+that all five share: the sources, how each is read, and the target.  The commands differ only in the
+table `SOURCES` and in the function of convert.  These functions read only what an order names, and
+write nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ckpttool.model.recipes import UsedRecipe
 
 Verb: TypeAlias = Literal["merge", "split", "reshard", "convert", "average"]
-# What lies beside the weights of a model: its configuration, its tokenizer, its code.
+# Files beside the weights of a model: its configuration, its tokenizer, its code.
 MODEL_FILE = compile_late(
     r"(\w+_)?config\.json|tokenizer.*\.(json|model)|(sentencepiece|spiece|\w+)(\.bpe)?\.model(\.v\d)?|"
     r"(vocab|merges)\.(json|txt)|(special_tokens_map|added_tokens)\.json|chat_template\..*|"
@@ -92,18 +92,18 @@ class Order(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """What is to be made of which files.
+    """The sources of a run, and its target.
 
     Attributes
     ----------
     sources
-        The files, and how each is looked at.
+        The files, and how each is read.
     weights
-        Those of the sources in their mean; none for one source.
+        The weights of the sources in their mean; empty for one source.
     target, output
         What is made, and how the outputs are written.
     kept
-        Of files that are written again, what their manifest says of names.
+        What the manifest of files that are written again says of names.
     """
 
     sources: Sequence[Subject]

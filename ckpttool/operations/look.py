@@ -1,12 +1,13 @@
 """The one way from files to a checkpoint and what is wrong with it, for every command.
 
-`look` takes what is left of files that are cut short, compares the files with their manifest,
-resolves the tensors, reads what the command asks for, runs the table of checks and verifies
-checksums.  It decides the order of these stages.  What a stage does is decided below, and what
-follows from a finding by the command: merge plans and writes, diff looks twice, inspect shows.
+`look` takes what is left of files that are cut short, compares the files with their manifest and
+resolves the tensors.  Then it reads what the command needs, runs the table of checks and verifies
+checksums.  It decides the order of these stages.  The modules below decide what a stage does.  The
+command decides what follows from a finding: merge plans and writes, diff calls `look` twice,
+inspect shows.
 
-No problem of a source is raised.  A stage that cannot go on leaves its error, and the others still
-run, so that a person sees all problems at once.
+Problems of a source are not raised.  A stage that cannot go on leaves its error, and the others
+still run, so that a person sees all problems at once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ReadMore: TypeAlias = Callable[
 
 
 class Subject(Struct, frozen=True):
-    """The files that a command looks at, and how it takes them.
+    """The files that a command reads, and how it takes them.
 
     Attributes
     ----------
@@ -81,13 +82,13 @@ class Sight(Struct, frozen=True):
     Attributes
     ----------
     source
-        What was looked at.
+        The files, and how they were taken.
     catalog
         Its files, with what is left of those that are cut short.
     checkpoint
         The tensors; None if they cannot be resolved.
     contents
-        What was read of them, and what that shows.
+        Findings from the contents of the tensors.
     error
         What stopped a stage.
     found
@@ -112,7 +113,7 @@ class Sight(Struct, frozen=True):
 
     @property
     def file_errors(self) -> list[CkptToolError]:
-        """What is wrong with whole files, for who cannot go on with it."""
+        """The errors of whole files, for callers that cannot go on with them."""
         errors = self.catalog.errors()
         return [*([PlanError(errors)] if errors else []), *self.of_files.failures]
 
@@ -201,7 +202,7 @@ def look(
 
 
 def _with_config(options: ResolveOptions, path: str) -> ResolveOptions:
-    """Return the options, with the configuration beside a checkpoint if a recipe has no other."""
+    """Return the options; a recipe without a configuration gets the one beside the checkpoint."""
     if (recipe := options.tensors.recipe) is None or recipe.config:
         return options
     from ckpttool.strategy_files.config_files import find_config, read_config

@@ -3,7 +3,7 @@
 It goes by what layers have in common, not by a list of models.  Each layer has a kind, by the keys
 of the configuration that speak of single layers: ``first_k_dense_replace``, ``layer_types`` and the
 like.  What half of the layers of a kind have, the others lack.  What only some have and no key
-explains is a doubt and nothing wrong; so is what no number in the configuration tells.
+explains is a doubt, not an error.  So is what no number in the configuration explains.
 """
 
 from __future__ import annotations

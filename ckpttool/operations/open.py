@@ -1,6 +1,6 @@
 """A sharded checkpoint opened like one file: a tensor is read where it is indexed.
 
-What is read is planned as a conversion is, see `ckpttool.operations.plans.plan_reading`.
+Reads are planned like a conversion, by `ckpttool.operations.plans.plan_reading`.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class LazyTensor:
     shape
         Its shape.
     dtype
-        The type of the arrays that are read; bytes (``V1``) where NumPy has no type, as for Int4.
-        With ``framework="pt"`` that of the tensors of PyTorch; bytes are uint8.
+        The type of the arrays that are read; bytes (``V1``) where NumPy lacks the type, as for
+        Int4.  With ``framework="pt"`` that of the tensors of PyTorch; bytes are uint8.
     stored_dtype
         MindSpore's name of the stored type, such as ``"BFloat16"``.
     """
@@ -339,7 +339,7 @@ def _parse_index(index: Index | tuple[Index, ...], shape: tuple[int, ...]) -> Pa
             then.append(None)
         elif part is Ellipsis:
             positions += map(range, shape[axis : axis + len(shape) - axes])
-            then.append(Ellipsis)  # makes an array of what has no axes, as NumPy does
+            then.append(Ellipsis)  # makes an array of a result without axes, as NumPy does
         elif isinstance(part, slice):
             at = range(*part.indices(shape[axis]))
             is_reversed = at.step < 0
@@ -405,7 +405,7 @@ def _view(data: npt.NDArray[np.uint8], as_type: type[np.generic]) -> Array:
 
 def _decode(data: npt.NDArray[np.uint8], dtype: str) -> Array:
     numbers = decode(data, dtype)
-    if numbers is None:  # Int4, with two numbers in a byte, and others that are no numbers
+    if numbers is None:  # Int4, with two numbers in a byte, and types without numbers
         return data.view("V1")
     is_float = dtype == "BFloat16" or "Float8" in dtype or dtype == "HiFloat8"
     with np.errstate(invalid="ignore"):  # signalling NaN

@@ -1,9 +1,9 @@
-"""From what a source shows to the plan of the outputs, and all that is wrong with it.
+"""The plan of the outputs, made from the sources, and all that is wrong with it.
 
 `plan_outputs` plans a job: it pairs the tensors of each source with the target, makes a mean of
-several plans, and adds what is written beside the tensors.  `plan_reading` plans one source for who
-only reads.  Nothing is written, and what is wrong is collected, so that `raise_problems` can report
-it in one error with what is wrong with the destination.
+several plans, and adds what is written beside the tensors.  `plan_reading` plans one source for
+callers that only read.  Nothing is written.  Problems are collected, so that `raise_problems` can
+report them in one error with those of the destination.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _ADAPTERS = f"{PROVENANCE}lora"  # the attribute that lists them
 _HASHED_BYTES = 1 << 20  # of an adapter at a time
-_LOOK_BYTES = 16 << 10  # of a set are compared with its manifest by who only looks at it
+_LOOK_BYTES = 16 << 10  # of a set are compared with its manifest if it is only read
 
 
 class PlannedSource(Struct, frozen=True):
@@ -61,7 +61,7 @@ def plan_outputs(
 ) -> tuple[Plan | None, Diagnostics]:
     """Plan the outputs of a job, and find all that is wrong with its sources and its target.
 
-    There is no plan if something is wrong.
+    The plan is None if something is wrong.
     """
     parts = [
         plan_source(sight, job.target, job.output, job.kept, open_progress) for sight in sights

@@ -177,7 +177,7 @@ def _describe(inspected: Inspected, facts: Mapping[str, Iterable[str]]) -> Json:
 
 def _found_by_merge(inspected: Inspected) -> Diagnostics:
     said = Diagnostics("convert")
-    if inspected.has_full_tensors:  # else merge reports only that there is no strategy
+    if inspected.has_full_tensors:  # else merge reports only that a strategy is missing
         checkpoint, choices = inspected.checkpoint, inspected.checkpoint.options
         as_merged = replace(checkpoint, options=replace(choices, unlisted=None))
         said.add(*run_checks(as_merged, inspected.contents, "convert"))
@@ -280,7 +280,7 @@ class _Distributions:
         return self._numbers[key]
 
     def _without_layout(self, entry: Entry) -> Distribution:
-        """Return who holds a tensor of which nothing says how its slices fit together."""
+        """Return who holds a tensor if nothing says how its slices fit together."""
         known: Known = "broken" if self._found.has_full_tensors else "stored"
         holders = self._found.catalog.holders.get(entry.name, ())
         if known == "stored":

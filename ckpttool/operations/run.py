@@ -1,9 +1,9 @@
-"""The story of a run, from what a person names to complete files.
+"""The stages of a run, from what a person names to complete files.
 
-`convert` tells it for merge, split, reshard, convert and average: load, look, plan, preflight,
-report all problems, execute.  These differ in the `Job` that `load_job` makes of an `Order`, and in
-nothing after it.  A dry run and the functions that only plan end earlier in the same story, so what
-they report is what the run would report.
+`convert` runs merge, split, reshard, convert and average: load, look, plan, preflight, report all
+problems, execute.  These differ only in the `Job` that `load_job` makes of an `Order`.  A dry run
+and the functions that only plan end earlier in the same sequence, so what they report is what the
+run would report.
 """
 
 from __future__ import annotations

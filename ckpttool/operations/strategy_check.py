@@ -4,9 +4,9 @@ The files are scanned once, and resolved with each strategy.  Samples are shared
 reads only what the first one left open.
 
 The verdict is *no* if names, shapes or contents contradict a strategy, or if it cannot be read.  It
-is *proven* if nothing does, nothing is found, and for every tensor something could have
-contradicted it (`_unproven`), or if the manifest of the set names it.  Else it is *possible*.  What
-verify finds is what is found here: a strategy may be right, and its files not.
+is *proven* if nothing is found and nothing is left open: for every tensor, something could have
+contradicted the strategy (`_unproven`), or the manifest of the set names it.  Else it is
+*possible*.  The findings are those of verify: a strategy may be right, and its files not.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Candidate(Brief, Answer, frozen=True):
     tensors
         Number of tensors of the checkpoint.
     sampled
-        Number of tensors of which samples were read.
+        Number of sampled tensors.
     agreeing
         Number of those whose replicas were compared and are equal.
     shaped
@@ -110,7 +110,7 @@ class Candidate(Brief, Answer, frozen=True):
 
     @property
     def evidence(self) -> str:
-        """What was compared if it may be right, else what contradicts it."""
+        """The comparisons if the strategy may be right, else what contradicts it."""
         if not self.is_open:
             return self.reasons[0].message
         compared = (
@@ -160,7 +160,7 @@ class StrategyCheck(Document, frozen=True):
     path
         The checkpoint.
     step
-        Its step, as in the file names; null if no name tells one.
+        Its step, as in the file names; null if no name has one.
     strategies
         The strategies, the best first.
     """

@@ -77,7 +77,7 @@ class _Held(Struct, frozen=True):
 
     @property
     def is_in_full(self) -> bool:
-        """Whether all ranks hold the same, which is no slice."""
+        """Whether all ranks hold the same, which is the full tensor."""
         return len(self.groups) == 1 and not self.is_constant
 
     @property

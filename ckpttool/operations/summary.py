@@ -41,7 +41,7 @@ K = TypeVar("K", bound=Hashable)
 class Placement(Struct, frozen=True, dict=True):
     """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
 
-    Slices are in C order.  ``slice_counts`` is None if they are no grid, or not known.
+    Slices are in C order.  ``slice_counts`` is None if they do not form a grid, or are not known.
     """
 
     known: Known

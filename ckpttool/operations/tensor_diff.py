@@ -1,8 +1,7 @@
 """Compare two checkpoints tensor by tensor, independently of their layouts and formats.
 
-Full tensors are compared.  A parameter that a strategy does not list and that differs between ranks
-has no full tensor.  It is compared rank by rank; a full tensor of the other side is compared with
-every rank.
+Full tensors are compared.  If a strategy does not list a parameter that differs between ranks, it
+is compared rank by rank.  A full tensor of the other side is then compared with every rank.
 """
 
 from __future__ import annotations
@@ -417,7 +416,7 @@ def _look(
     catalog, options = source.catalog, source.options
     options = replace(options, replicated=options.replicated and catalog.needs_strategy)
     if catalog.is_merged and source.strategy is None and options.unlisted != "drop":
-        options = replace(options, unlisted="first")  # a single file has no ranks
+        options = replace(options, unlisted="first")  # a single file is not of ranks
     option = "-s" if name == "A" else "--b-strategy"
     diagnostics = Diagnostics("diff", strict=options.strict, strategy_option=option)
     source = replace(source, options=options)
@@ -498,7 +497,8 @@ def _merged_error(catalog: Catalog, other: str) -> PlanError:
 def fold_alike(named: Mapping[str, Diagnostic], names: Iterable[str]) -> Iterator[Diagnostic]:
     """Yield what is wrong with tensors, a pattern of names each.
 
-    ``named`` says it of each, with a verb first.  A pattern has no other of ``names``.
+    ``named`` has the problem of each, with a verb first.  Patterns match none of the other
+    ``names``.
     """
     alike: dict[Diagnostic, list[str]] = {}
     for name, problem in named.items():
@@ -555,7 +555,7 @@ class _Pair(Struct, frozen=True):
 
     @property
     def sides(self) -> tuple[OutputTensor, ...]:
-        """What is read of both sides to compare their values."""
+        """The tensors of both sides that are read to compare their values."""
         return tuple(side for side in (self.a, self.b) if side is not None)
 
 

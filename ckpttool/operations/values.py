@@ -1,7 +1,7 @@
 """The values of full tensors: what NumPy would print of them, and their statistics.
 
 A tensor is read as `ckpttool.operations.open` reads it, unit by unit, so memory does not grow with
-it.  Of a large one only the elements at its edges are kept, which NumPy prints.
+it.  For a large one, only the elements at its edges are kept, which NumPy prints.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TensorValues(Struct, frozen=True):
         All of them, or if `is_summarized` the first and the last three along each axis of more than
         six.  A text is an array of one text.
     statistics
-        Of all elements that are meant; None if they are no numbers.
+        Of all elements that are meant; None if they are not numbers.
     """
 
     name: str
@@ -148,7 +148,7 @@ class PrintedValues(Answer, frozen=True):
     rows
         Start, stop and step of the rows that are meant, as of a range of Python; null for all.
     statistics
-        Of all elements that are meant; null if they are no numbers.
+        Of all elements that are meant; null if they are not numbers.
     elements
         The elements as nested lists, or the text; complex numbers as [real, imaginary], others than
         finite ones as NaN, Infinity and -Infinity in quotes, bytes of a type without numbers as

@@ -66,7 +66,7 @@ class Verification(Document, frozen=True, kw_only=True):
     path
         The checkpoint.
     step
-        Step, as in the file names: epoch_step; null if no name tells one.
+        Step, as in the file names: epoch_step; null if no name has one.
     files
         Number of files that were read.
     ranks
@@ -153,7 +153,7 @@ class Verification(Document, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> str:
-        """What was read, for people."""
+        """How much was read, for people."""
         files = f" but that of {count(self.unread, 'file')}" if self.unread else ""
         return f"all data read{files}" if self.deep else "--deep reads all data"
 
@@ -174,10 +174,10 @@ def verify(
     ----------
     source
         The checkpoint, from `scan`; with ``command="verify"`` its files may be damaged.  Without a
-        strategy each file is verified separately, unless the checkpoint describes itself.  Of the
-        options ``unlisted`` is always ``"first"``, and ``check_replicas`` and ``strict`` have no
-        effect: ``deep`` compares all replicas, and warnings are findings.  There must be a manifest
-        for ``manifest="all"``.
+        strategy each file is verified separately, unless the checkpoint describes itself.  The
+        option ``unlisted`` is always ``"first"``.  ``check_replicas`` and ``strict`` are ignored:
+        ``deep`` compares all replicas, and warnings are findings.  ``manifest="all"`` needs a
+        manifest.
     deep
         Read the data, and verify checksums and manifest hashes where these exist.
     crc
