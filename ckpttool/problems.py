@@ -1,4 +1,4 @@
-"""What is wrong or worth knowing: diagnostics, the table of their codes, and the exceptions.
+"""Diagnostics (what is wrong or worth knowing), the table of their codes, and the exceptions.
 
 A `Diagnostic` states a fact.  The severity of the fact depends on the command: a newer step that
 some ranks lack is a note of merge and a warning of verify.  `CODES` is the only table of
@@ -281,7 +281,7 @@ def severities(
     Raises
     ------
     ValueError
-        There is no such code.
+        A code in ``ignore`` is unknown.
 
     Examples
     --------
@@ -521,7 +521,7 @@ class FormatError(_PlaceError):
     path
         The file.
     offset
-        Byte in the file where the problem was noticed; None if there is no such byte.
+        Byte in the file where the problem was noticed; None without one.
     reason
         What is wrong, in at most 15 words; equal for all files with the same problem.
     hint

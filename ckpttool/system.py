@@ -147,7 +147,7 @@ def peak_bytes() -> int:
     if peak:
         return 1024 * int(peak[1])
     # The last resort: on Linux it includes the memory of the parent when it forked.  Only the name
-    # of the system tells the unit: bytes on macOS, KiB elsewhere (getrusage(2)).
+    # of the system shows the unit: bytes on macOS, KiB elsewhere (getrusage(2)).
     peak_size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak_size if sys.platform == "darwin" else 1024 * peak_size
 

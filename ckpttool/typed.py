@@ -31,7 +31,7 @@ MAX_KEY_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
 class TypedError(ValueError):
-    """A text that is no value of its kind.
+    """A text that is not a value of its kind.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def require_choice(name: str, given: object, choices: Collection[object]) -> Non
 
 
 def require_number(name: str, given: object) -> None:
-    """Raise `TypeError` or `ValueError` for a value that is no whole number from 1 on, nor None."""
+    """Raise `TypeError` or `ValueError` unless a value is None or a whole number from 1 on."""
     if given is None:
         return
     if not isinstance(given, int) or isinstance(given, bool):
@@ -70,7 +70,7 @@ def require_number(name: str, given: object) -> None:
 
 
 def require_seconds(name: str, given: object) -> None:
-    """Raise `TypeError` or `ValueError` for a value that is no number from 0 on, nor None."""
+    """Raise `TypeError` or `ValueError` unless a value is None or a number from 0 on."""
     if given is None:
         return
     if not isinstance(given, int | float) or isinstance(given, bool):

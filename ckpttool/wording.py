@@ -333,7 +333,7 @@ def printable(message: str) -> str:
 
 
 def encodable(message: str) -> str:
-    r"""Return a text with what UTF-8 has no bytes for spelled out, as `printable` spells it.
+    r"""Return a text with characters that UTF-8 cannot encode spelled out, as by `printable`.
 
     Examples
     --------

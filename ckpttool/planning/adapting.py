@@ -96,7 +96,7 @@ class _Adapting:
         return replace(transfer, terms=tuple(terms)) if terms[len(transfer.terms) :] else transfer
 
     def _weight(self, name: str) -> str | None:
-        """Return the weight that the adapter names, of which a tensor has the numbers."""
+        """Return the weight whose numbers a tensor holds, if the adapter names it."""
         weight = weight_of(name, self._belongings)
         return weight if weight in self._pairs else None
 

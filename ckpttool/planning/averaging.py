@@ -42,8 +42,8 @@ def find_weights(
     Raises
     ------
     PlanError
-        There are fewer than two inputs, only some have a weight, a weight is not a positive number,
-        or the sum of those of a mean is not 1.
+        There are fewer than two inputs, or only some have a weight; a weight is not a positive
+        number, or those of a mean do not add up to 1.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Which slices of a source the ranks of a target take, and so which source ranks they need.
+"""The slices of a source that the ranks of a target take, and so the source ranks that they need.
 
-Layouts alone say it.  A parameter without a file has a shape that all layouts of both strategies
+Layouts alone decide.  A parameter without a file has a shape that all layouts of both strategies
 divide; the JSON form of a strategy has the true one.  Then it is planned as in a conversion.  Where
 expanded layouts do not say which elements overlap, all slices are taken.
 
@@ -65,7 +65,7 @@ class Needs(Struct, frozen=True):
     Attributes
     ----------
     ranks
-        What each target rank needs; what the merge needs if there is no target.
+        What each target rank needs; without a target, what the merge needs.
     together
         What all of these ranks need.
     notes
@@ -96,7 +96,7 @@ def find_needs(
     Raises
     ------
     PlanError
-        The target has no such rank, or cannot shard a shape that the strategies give.
+        The target lacks a rank, or cannot shard a shape that the strategies give.
     """
     target = None if target is None else read_strategy(target)
     strategy, target = _with_names(read_strategy(strategy), target)
@@ -181,7 +181,7 @@ class _Parts(Struct, frozen=True):
     strategy: Strategy
     transfers: Sequence[Transfer]
     distinct: list[Transfer] = []
-    hiding: set[str] = field(default_factory=set)  # names of which it may hide an optimizer shard
+    hiding: set[str] = field(default_factory=set)  # names whose optimizer shard it may hide
     _touched: dict[object, frozenset[Owners]] = {}
 
     def __post_init__(self) -> None:
@@ -380,7 +380,7 @@ def _fold_alike(
 ) -> tuple[Layout, ...] | None:
     """Return the layouts, expanded ones folded to axes that they have in common with the target.
 
-    The result is None if there are no such axes, or several.
+    The result is None if they lack such axes, or if several are possible.
     """
     both = (*layouts, *of_target)
     if len({(len(layout.tensor_map), layout.full_shape) for layout in both}) == 1:

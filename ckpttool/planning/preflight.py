@@ -221,9 +221,9 @@ def _blocked(
 def document_problem(
     path: str, option: str, inputs: Collection[str], overwrite: bool
 ) -> Diagnostic | None:
-    """Return what prevents writing a small file that is no part of a set, or None.
+    """Return what prevents writing a small file outside a set, or None.
 
-    ``option`` names the file on the command line; none of ``inputs`` is replaced by any name.
+    ``option`` names the file on the command line.  ``inputs`` are never replaced, under any name.
     """
     elsewhere = f"{option} with another path"
     input_ids = {find_file_id(path) for path in inputs}

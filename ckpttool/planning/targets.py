@@ -297,7 +297,7 @@ class _LayoutChooser:
 
     Names and full shapes decide on tensors that the target strategy does not list, and whether they
     are states.  A merged checkpoint and a sharded one have the same result, unless only the sharded
-    one shows what is no state (`_stays_in_full`).
+    one shows that a tensor is not a state (`_stays_in_full`).
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Target, options: OutputOptions) -> None:
@@ -372,9 +372,9 @@ class _LayoutChooser:
         return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
     def _stays_in_full(self, tensor: FullTensor) -> bool:
-        # A tensor that has the name of a state is none if every rank of the source holds it in full
-        # and its parameter is sharded there.  If the source cannot tell, the target can: one that
-        # lists other states of the parameter would list this one too.  Accumulated gradients always
+        # A tensor with the name of a state is not one if all source ranks hold it in full and its
+        # parameter is sharded.  If the source does not show it, the target does: one that lists
+        # other states of the parameter would list this one too.  Accumulated gradients always
         # follow their parameter.
         name, parameter = tensor.name, self.owners[tensor.name]
         if parse_name(name).is_gradient:

@@ -6,7 +6,7 @@ tensors are cast, and `ckpttool.storage.region_io` reads them.
 A cast rounds once, to the nearest number, and to the even one of two that are equally near.  NaN
 becomes the quiet NaN of its sign.  A number beyond the largest one becomes Inf, which is counted.
 
-NumPy's own cast to Float16 takes 30 times as long for numbers near zero, and NumPy has no BFloat16.
+NumPy's own cast to Float16 takes 30 times as long for numbers near zero, and NumPy lacks BFloat16.
 A cast of Float64 by way of Float32 would round twice.  So the bits are computed here:
 
 - Float64 to Float32 is what the processor rounds.
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 Words: TypeAlias = "npt.NDArray[np.unsignedinteger]"
 
-# Of the wider type.  A step of NumPy over a block takes about 0.1 ms: in shorter ones, threads wait
-# for the interpreter's lock more than they compute (measured, two threads: three times as long).
+# Bytes of the wider type.  A step of NumPy over a block takes about 0.1 ms: in shorter ones,
+# threads wait for the interpreter's lock more than they compute (measured, two threads: three times
+# as long).
 BLOCK_BYTES = 1 << 20
 SCRATCH_BYTES = 4 * BLOCK_BYTES
 
@@ -53,7 +54,7 @@ class _Format(Struct, frozen=True):
 
     @property
     def bias(self) -> int:
-        """What is added to an exponent."""
+        """The number that is added to an exponent."""
         return (1 << self.exponent - 1) - 1
 
     @property

@@ -85,7 +85,7 @@ class TensorDelta(Struct, frozen=True):
         Equal for two readings that differ from the first in the same way; empty if none differs.
     distances
         Statistics of ``|a - b|``, of the elements whose bytes differ; None unless requested, and
-        for types that are no numbers.
+        for types that are not numbers.
     """
 
     count: int = 0
@@ -128,7 +128,7 @@ class TensorStats(Struct, frozen=True):
     hashes
         For each reading the hashes of its units as in a manifest; empty unless requested.
     numbers
-        Statistics of the first reading; None unless requested, and for types that are no numbers.
+        Statistics of the first reading; None unless requested, and for types that are not numbers.
     """
 
     elements: int = 0  # number of elements counted, in the first reading
@@ -308,7 +308,7 @@ def _compare_unit(
         if is_measured and (numbers := decode(mine, dtype)) is not None:
             band_stats = replace(band_stats, numbers=measure(numbers))
         stats = stats.merged(band_stats)
-    is_unit = unit.region.size > 0  # an empty tensor has no units
+    is_unit = unit.region.size > 0  # an empty tensor lacks units
     return replace(stats, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
 

@@ -1,7 +1,7 @@
 """Reads that are counted: those of a task before it runs, and those of calls on workers.
 
-A dry run decides on each read as the copy does, with the class that the copy uses, so that there is
-no second arithmetic.  `ckpttool.operations` says what the counts mean for memory and time.
+A dry run decides on each read as the copy does, with the same class, so the arithmetic exists once.
+`ckpttool.operations` says what the counts mean for memory and time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Weighted sums of elements in Float64, and of products of two matrices.
 
-An element is multiplied by the weight of its source and added, in the order of the sources, so the
-sum does not depend on where bands begin or on who computes them.  Nor do products, two terms of
-which are added at a time, in their order: a library for matrices adds more in an order of its own.
-It rounds a sum of two once, since Float64 holds the products of other types exactly; those of
-Float64 are added one by one.  Rounding the sum is left to `ckpttool.storage.casting`, the weights
-to the plan.
+Elements are multiplied by the weight of their source and added in the order of the sources.  So the
+sum does not depend on where bands begin or on who computes them.  Nor do products: they add two
+terms at a time, in order, since a library for matrices adds more in an order of its own.  It rounds
+a sum of two once, since Float64 holds the products of other types exactly; those of Float64 are
+added one by one.  Rounding the sum is left to `ckpttool.storage.casting`, the weights to the plan.
 """
 
 from __future__ import annotations

@@ -612,7 +612,7 @@ def _find_products(tensor: OutputTensor, region: Region) -> Iterator[int]:
 def _plan_product(
     files: FlatFiles, tensor: OutputTensor, number: int, part: Region
 ) -> Iterator[BandStep]:
-    """Yield how the product of two terms is added to a part; nothing where it has no elements."""
+    """Yield how the product of two terms is added to a part; nothing where it is empty."""
     at, data, are_there = 0, [], []
     for axis, term in zip((-1, -2), tensor.terms[number : number + 2], strict=True):
         wanted, origin = term.locate(part, tensor.region.start)
@@ -750,7 +750,7 @@ class Runs(Struct, frozen=True):
 
 
 def find_runs(elements: Region | View, meta: TensorMeta) -> Runs:
-    """Return the runs of elements of a stored tensor, of which there is at least one."""
+    """Return the runs of elements of a stored tensor; at least one element is wanted."""
     return _find_runs(elements, meta.shape, meta.itemsize)
 
 

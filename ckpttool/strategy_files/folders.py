@@ -35,7 +35,7 @@ from ckpttool.problems import FormatError
 
 STRATEGY_FOLDER = "strategy"
 SUFFIXES = (".ckpt", ".json")
-# Of hand-written files: the suffixes, and the first key, which those with ``.json`` have, too.
+# The suffixes of hand-written files, and their first key, which those with ``.json`` have, too.
 YAML_SUFFIXES, KEY = (".yaml", ".yml"), "ckpttool_strategy"
 _NUMBER = compile_late(r"\d+")
 _NUMBERED = compile_late(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
@@ -50,7 +50,7 @@ class StrategyFiles(Struct, frozen=True):
 
     files: tuple[Path, ...] = ()  # all of them, sorted; none if there is a choice
     of_ranks: frozenset[Path] = frozenset()
-    choices: tuple[Path, ...] = ()  # folders of which one has to be chosen
+    choices: tuple[Path, ...] = ()  # folders; the user has to choose one
     skipped: tuple[Path, ...] = ()
 
 

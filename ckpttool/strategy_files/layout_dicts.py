@@ -15,8 +15,8 @@ names to layouts of one stage, also as JSON.  A layout is a sequence::
 
 A tensor axis that several device axes shard is expanded to an axis for each: ``[32, 64]`` with axis
 1 cut by two axes has the map ``[-1, 1, 0]`` and the slice ``[32, 1, 16]``.  Full shape and slice
-say how these axes are joined.  The slice shape is compared with what matrix and map make of the
-full shape, so a layout whose axes count in another order is refused.  Arguments of the network
+say how these axes are joined.  The slice shape must follow from the matrix, the map and the full
+shape.  So a layout that counts axes in another order is refused.  Arguments of the network
 (``inputs0``, ``ids``) are listed like parameters.
 
 Source

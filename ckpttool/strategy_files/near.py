@@ -103,7 +103,7 @@ def _read_near(folder: Path, paths: Sequence[str], steps: int) -> Iterator[NearS
 
 
 def option_of(paths: Sequence[str]) -> str:
-    """Return the option that names strategy files together: their folder if it has no others."""
+    """Return the option that names strategy files together: their folder if it holds only these."""
     folder = Path(paths[0]).parent
     is_all = sorted(find_strategy_files(folder).files) == sorted(map(Path, paths))
     return " ".join(f"-s {quote(path)}" for path in ([str(folder)] if is_all else paths))

@@ -41,7 +41,7 @@ as the map of an expanded tensor, which does not determine the true one.
 Stages
 ------
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file counts as
-merged if all its names begin with one to three digits and a ``-``, and these numbers include the
+merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
 stages of its operators.  So a parameter may have a ``-`` in its own name.
 
 MindSpore may merge a merged file again, with the files of the ranks.  It then takes the merged file
@@ -279,7 +279,7 @@ def find_stage(path: str) -> int | None:
     Raises
     ------
     StrategyError
-        The file has no items of operators, which alone have the stage, or it is no such file.
+        The file is not one of MindSpore's, or lacks items of operators, which alone have the stage.
     """
     if _same_kind(path, [], []) is not None:
         raise StrategyError(path, "not a strategy file of MindSpore's, which has a stage")
@@ -438,7 +438,7 @@ def _find_merged_stage(
 
 
 def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError:
-    """Return the error of a file that has no layouts, or is not a protobuf strategy (``error``)."""
+    """Return the error of a file without layouts, or of one that is not protobuf (``error``)."""
     other = identify_foreign(path)
     if other is not None and other.kind != "strategy":
         return StrategyError(path, f"{other.noun}, not a strategy file", _RUN_FILE)

@@ -37,9 +37,9 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     Raises
     ------
     RulesError
-        There is no such recipe, or the file is malformed.
+        The recipe does not exist, or the file is malformed.
     FormatError
-        The configuration is no JSON object.
+        The configuration is not a JSON object.
     OSError
         A file cannot be read.
     """

@@ -3,7 +3,7 @@
 It turns text into rules and finds their inverse.  `ckpttool.model.renames` applies rules to names.
 
 A YAML mapping of OLD to NEW, in order; see `ckpttool.model.renames`.  In place of NEW there may be
-a mapping, or a sequence of mappings, of which the first that counts is taken, with the keys
+a mapping, or a sequence of mappings; the first that counts is taken.  The keys are
 
 - ``to``: the new name; if it is absent the name stays, and no further rule changes it;
 - ``beside``: a name, or a mapping of names to what is wanted of each (`Rename.beside`); the rule

@@ -57,7 +57,7 @@ def merge_stages(paths: Paths, path: str) -> tuple[Strategy, bytes]:
     Raises
     ------
     StrategyError
-        As `read_strategy`; or a file that is named would be ignored, is hand-written, has no
+        As `read_strategy`; or a file that is named would be ignored, is hand-written, lacks
         operators, or has another form than the others or ``path``; or only a merged file has a
         stage.
     OSError

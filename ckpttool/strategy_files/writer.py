@@ -3,8 +3,8 @@
 It decides what each form can express, and encodes it.  The caller chooses the strategy, and
 `ckpttool.storage.files` writes the file.
 
-The suffix gives the form, as for the reader: the table `FORMS`.  What is written is read again
-before it is returned, and says the same.
+The suffix gives the form, as for the reader: the table `FORMS`.  The result is read again before it
+is returned, and says the same.
 
 Bytes
 -----

@@ -278,10 +278,10 @@ _Entry: TypeAlias = tuple[FileStamp | None, Callable[[], OutputEntry]]
 
 
 def _older_entries(record: Record, names: Collection[str]) -> dict[str, list[_Entry]]:
-    """Return what tells of each older output that is there and not among the ``names`` of the set.
+    """Return the entries of older outputs that exist and are not among the ``names`` of the set.
 
-    Manifests of replaced sets do, and logs of runs that did not end.  Outputs of these count in
-    the folders of the set alone: with ``--rank`` others may be meant to stay.
+    They are from manifests of replaced sets, and from logs of runs that did not end.  Outputs in
+    these logs count only in the folders of the set: with ``--rank`` others may be meant to stay.
     """
     older: dict[str, list[_Entry]] = defaultdict(list)
     for path in record.replaced():

@@ -36,7 +36,7 @@ class HeldError(OSError):
 def is_held(path: Path) -> bool | None:
     """Return whether a run holds the lock of a file exclusively; None if that cannot be known.
 
-    It cannot if the file system has no locks.  A file that is not there, or that this user may not
+    File systems without locks do not show it.  A file that is not there, or that this user may not
     read, counts as not held.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

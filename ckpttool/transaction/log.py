@@ -14,7 +14,7 @@ A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a new
 ``units``
     Units of an output are on disk in its file, whose name is temporary: the place of the tensor,
     the number of the unit and its SHA-256, and what casts did to them.  The file was synced before
-    this line.  The first group of a file is the first that tells of it: those before are void.
+    this line.  A group with ``is_first`` makes those of its file before it void.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
@@ -98,7 +98,7 @@ def require_schema(path: Path, schema: int) -> None:
 
 
 class _Units(Struct, frozen=True):
-    """The path of an output of which units are on disk, and whether they are the first there."""
+    """The path of an output with units on disk, and whether they are the first there."""
 
     units: str
     is_first: bool
@@ -135,7 +135,7 @@ class StampedOutput(Struct, frozen=True):
 
 
 class LoggedOutput(Struct, frozen=True):
-    """A line of a log that tells of an output, or of units of it; it is read when it is needed."""
+    """A line of a log about an output, or about units of it; it is read when it is needed."""
 
     log: Path
     start: int
@@ -166,7 +166,7 @@ class LoggedOutput(Struct, frozen=True):
         return parse_entries(self.log, OutputEntry, b"".join(self.read_line()))
 
     def read_units(self) -> UnitGroup:
-        """Return the units of the output, of which the line tells."""
+        """Return the units of the output that the line lists."""
         return parse_entries(self.log, UnitGroup, b"".join(self.read_line()))
 
 
@@ -217,7 +217,7 @@ class Log(Struct):
 
     @classmethod
     def read(cls, path: Path) -> Log:
-        """Read a log; it has no writer if a run has just made it."""
+        """Read a log; ``writer`` is None if a run has just made it."""
         log = cls(path)
         outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
         units: dict[str, list[LoggedOutput]] = {}
@@ -258,7 +258,7 @@ class Log(Struct):
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Yield the first byte of every whole line, the byte behind it, and its text.
 
-    Of lines that tell of outputs and units, which may be long, it is the first piece.
+    The text of lines about outputs and units, which may be long, is only their first piece.
     """
     start = stop = crc = 0
     text, held = bytearray(), b""  # held is what may be the seal

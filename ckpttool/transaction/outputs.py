@@ -1,4 +1,4 @@
-"""Outputs compared with what a manifest or a log says of them, and files that none tells of."""
+"""Outputs compared with what a manifest or a log says of them, and files that neither lists."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_unchanged(
     provenance: Provenance,
     stamps: KnownStamps,
     read_entries: ReadEntries,
-    executor: Executor = InlineExecutor(),  # noqa: B008 - it has no state
+    executor: Executor = InlineExecutor(),  # noqa: B008 - it is stateless
     open_progress: OpenProgress = no_progress,
 ) -> dict[str, FileStamp]:
     """Return the outputs that are as they were written, with their stamps.
@@ -140,7 +140,7 @@ def _has_contents(
 def _around_rank(names: Mapping[int, str]) -> tuple[str, str | None]:
     """Return what stands before and behind the number of the rank in names; None for equal names.
 
-    Of one name it is the number behind ``rank_``, else the one at the end.
+    In a single name it is the number behind ``rank_``, else the last one.
 
     Examples
     --------

@@ -12,15 +12,15 @@
    synced.  The next run keeps those whose hashes are still those in the log.
 9. `PartialFile.seal`: an output is on disk under its temporary name, with the planned header.
 10. `Transaction.record_complete` appends its entry to the log and syncs it.
-11. Before the first rename, the manifest of an older set goes to the record, and its stamps and
+11. Before the first rename, the manifest of an older set goes to the record.  Its stamps and
     documents are removed unless all its outputs have other names.
 12. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
 13. `Transaction.finish`: the sources are unchanged.  A run with ``--part`` appends which outputs
     are done, and ends.
 14. Any other run, or `ckpttool.finalize`: the outputs are unchanged.  The stamps and documents are
     written, then the manifest: COMPLETE.
-15. The outputs of the older set that the new one does not list are removed, and then its manifest,
-    the logs and the plan, with the record locked.
+15. With the record locked, the outputs of the older set that the new one does not list are removed;
+    then its manifest, the logs and the plan.
 16. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
     record is removed, and an older set has its manifest again.  After a crash line 2 decides.
 """
@@ -93,7 +93,7 @@ class Transaction(Claim):
         self._plan = plan
         self._entries: dict[str, LoggedOutput] = {}  # with the stamps of those that are in place
         self._has_replaced = False
-        self._begun: set[str] = set()  # the half-written outputs of which the log of this run tells
+        self._begun: set[str] = set()  # the half-written outputs in the log of this run
         self.kept = run.kept_ranks
         self.writing = ""
         if not run.is_finished and (changed := changed_sources(*plan.inputs)):

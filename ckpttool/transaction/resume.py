@@ -113,7 +113,7 @@ class OutputOptions(Struct, frozen=True):
     no_locks
         On a file system without locks, go on where a plan is left: its run has ended.
     command
-        The command line, which the record of the run tells to users.
+        The command line, which the record of the run shows to users.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class OutputOptions(Struct, frozen=True):
 
 
 class Found(Enum):
-    """What is known of an output, before a run writes it."""
+    """The state of an output before a run writes it."""
 
     GONE = "it is not there"
     WRITTEN = "a run of this plan wrote it, and has not ended well"
@@ -214,7 +214,7 @@ class Assignment(Brief, Struct, frozen=True):
     documents
         Documents of the set.
     destination
-        What lies there, as seen without a lock.
+        The state of the destination, as read without a lock.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -248,7 +248,7 @@ class Assignment(Brief, Struct, frozen=True):
 
     @classmethod
     def of(cls, plan: Plan, options: OutputOptions) -> Assignment:
-        """Return which outputs a run writes, before anything is known of what lies there.
+        """Return which outputs a run writes, before the destination is read.
 
         Raises
         ------
@@ -296,7 +296,7 @@ class Assignment(Brief, Struct, frozen=True):
 
     @property
     def part(self) -> str | None:
-        """Which of several runs this is: "K/N"; None if one run writes all outputs."""
+        """The part that this run writes, "K/N"; None if one run writes all outputs."""
         return None if self.options.part is None else "{}/{}".format(*self.options.part)
 
     @property
@@ -387,7 +387,7 @@ class Assignment(Brief, Struct, frozen=True):
         return f"the same command with --resume{more}"
 
     def seen_again(self) -> Assignment:
-        """Return the same with what lies there now."""
+        """Return the same with the present state of the destination."""
         return replace(self, destination=read_destination(self.record))
 
     def count_complete(self) -> int:
@@ -493,7 +493,7 @@ def _other_plan(
 
 
 def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnostics) -> Assignment:
-    """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
+    """Return what a run keeps of a finished set, whose outputs may be gone or changed."""
     record, options = run.record, run.options
     try:
         manifest = ManifestFile.read(record.manifest)
@@ -551,7 +551,7 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
         files and f"files that differ: {files}",
         versions if mine.ckpttool != other.ckpttool else "",
     )
-    if mine.command == other.command:  # of Python, which has no command line
+    if mine.command == other.command:  # of Python, without a command line
         return differ or "the options differ"
     return join_clauses(differ, f"before: `{other.command}`", f"now: `{mine.command}`")
 

@@ -253,7 +253,7 @@ class SealedFile(Struct, frozen=True):
         Raises
         ------
         FormatError
-            A line is no such JSON object, or the file has changed since it was verified.
+            A line is not such a JSON object, or the file has changed since it was verified.
         """
         return self._parse_lines(lambda line: parse_entries(self.path, kind, line))
 

@@ -1,6 +1,6 @@
 """The strategy of a set of outputs: what its manifest says of it, and where its files are now.
 
-Where layouts are known the manifest has them, so that no file is needed.  Of other sets, and for
+Where layouts are known the manifest has them, so that no file is needed.  For other sets, and for
 messages, it names files.  A manifest has the SHA-256 of each strategy file.  Any file with that
 hash is the strategy, whatever it is called.  It is looked for where the manifest says, then beside
 the outputs, beside their folder, and one folder above that.
@@ -121,7 +121,7 @@ class RecordedSet(Struct, frozen=True):
     def find_files(self) -> tuple[str, ...]:
         """Return the files of the strategy that it names; none if one is not there.
 
-        There are none, too, if nothing tells which of the tensors has which name in them.
+        The result is also empty if nothing shows which name each tensor has in them.
         """
         if self.named is None or self.provenance.has_unknown_names:
             return ()

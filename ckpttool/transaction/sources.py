@@ -29,7 +29,7 @@ from ckpttool.model.slicing import BoxSlicing, RearrangedSlicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
 
-# What else is asked for has entries of its own, or shows in types and hashes.
+# Other options have entries of their own, or show in types and hashes.
 _MADE = ("recipe", "lora", "pad_vocab", "cut_vocab", "pad_with")
 
 AGAIN = "the same command, when the source is complete"  # hint

@@ -19,7 +19,7 @@ A destination is in one of four states.  The first that applies is it:
 
 ========  ==========================================================================================
 COMPLETE  the manifest is there: it is removed before the first output is renamed, and written last
-RUNNING   a run has locked its log; nobody knows of one without locks
+RUNNING   a run has locked its log; file systems without locks do not show it
 STOPPED   a plan or a log is there: a run ended early, or outputs wait for `ckpttool.finalize`
 NONE      nothing is claimed
 ========  ==========================================================================================
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class State(Enum):
-    """What lies at a destination; see above."""
+    """The state of a destination; see above."""
 
     NONE = "none"
     STOPPED = "stopped"
@@ -84,7 +84,7 @@ class State(Enum):
 
 
 class Record(Struct, frozen=True, dict=True):
-    """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
+    """The files that record a set of outputs; ``manifest`` is the path of its manifest."""
 
     manifest: Path
 
@@ -119,7 +119,7 @@ class Record(Struct, frozen=True, dict=True):
 
     @cached_property
     def plan(self) -> Path:
-        """What is written."""
+        """The plan: what is written."""
         return self.home / "plan.json"
 
     @cached_property
@@ -277,12 +277,12 @@ class FinishedStamps(Struct, frozen=True):
 
 
 class Destination(Struct, frozen=True):
-    """What lies at a destination, seen without a lock.
+    """A destination as read without a lock.
 
     Attributes
     ----------
     record
-        The files that tell it.
+        The record that shows it.
     state
         One of the four states.
     plan
@@ -350,7 +350,7 @@ def choose_entries(
 
 
 def read_destination(record: Record) -> Destination:
-    """Return what lies at a destination; keeps no lock and writes nothing."""
+    """Read a destination; keep no lock and write nothing."""
     if record.home.is_dir() and not os.access(record.home, os.R_OK | os.X_OK):
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
         home = str(record.home)
@@ -406,7 +406,7 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
 
 
 def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
-    """Yield what lies where a plan lists a file, and the path of the file in that plan."""
+    """Yield each destination whose plan lists a file, and the path of the file in that plan."""
     folders = output.absolute().parents[:2]
     around = ((Record(folder / MANIFEST), os.path.relpath(output, folder)) for folder in folders)
     for record, name in ((Record.of(output), output.name), *around):
@@ -440,7 +440,7 @@ def describe_missing(destination: Destination) -> tuple[str, str]:
 
 
 def describe_record(output: Path) -> Iterator[Diagnostic]:
-    """Yield notes on what the record of a folder, or of a single file, tells of runs.
+    """Yield notes on the runs in the record of a folder, or of a single file.
 
     They name the runs of a set that is not finished, and files that cannot be used.
     """

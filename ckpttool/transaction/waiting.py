@@ -20,7 +20,7 @@ from ckpttool.transaction.states import LOG
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.5  # between two looks at a lock
+POLL_SECONDS = 0.5  # between two checks of a lock
 
 
 def wait_while_busy(
