@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial, wraps
 from itertools import chain
-from pathlib import Path
-from shlex import join
+from pathlib import Path, PurePath
+from shlex import join, split
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -223,7 +223,7 @@ class GroupedCommand(click.Command):
             names = [argument.human_readable_name for argument in wanted]
             few = f"one {names[0]}" if len(names) == 1 else "no path"
             paths = [*(str(ctx.params[str(argument.name)]) for argument in wanted), *extra]
-            raise too_many_paths(" and ".join(names) if names[1:] else few, paths)
+            raise too_many_paths(" and ".join(names) if names[1:] else few, paths, len(wanted))
         return extra
 
 
@@ -232,12 +232,33 @@ def name_with_value(option: click.Parameter) -> str:
     return f"{option.opts[0]} {option.metavar or option.type.name.upper()}"
 
 
-def too_many_paths(wanted: str, paths: Sequence[str]) -> UsageProblem:
-    """Return the problem of paths that are too many."""
+def too_many_paths(wanted: str, paths: Sequence[str], most: int = 1) -> UsageProblem:
+    """Return the problem of paths that are too many: ``most`` are taken."""
     ctx = click.get_current_context()
     facts = f"{count(len(paths), 'path', 'were')} given: {shorten(paths, 3)}"
-    hint = getattr(ctx.command, "example", f"{ctx.command_path} --help")
+    hint = _with_option_of(ctx, len(paths) - most) or getattr(
+        ctx.command, "example", f"{ctx.command_path} --help"
+    )
     return UsageProblem(f"{words_of(ctx)} takes {wanted}", hint, facts, ctx=ctx)
+
+
+def _with_option_of(ctx: click.Context, number: int) -> str:
+    """Return the command line with an option for all files that a shell makes of ``-s dir/*.ckpt``.
+
+    So many words behind its value are like it; "" if they are not.
+    """
+    from ckpttool.strategy_files.near import option_of
+
+    words: Sequence[str] = ctx.meta.get(WORDS, ())
+    params = (param for param in ctx.command.params if isinstance(param.type, StrategyFile))
+    flags = {flag for param in params for flag in param.opts}
+    for at, flag in enumerate(words, 1):
+        files = words[at : at + number + 1]
+        kinds = {(PurePath(file).parent, PurePath(file).suffix) for file in files}
+        if flag in flags and len(files) == number + 1 and len(kinds) == 1:
+            named, rest = split(option_of(files, flag)), words[at + number + 1 :]
+            return command_line([*words[: at - 1], *named, *rest])
+    return ""
 
 
 def refuse_options(what: str, used: Collection[str]) -> None:

@@ -102,11 +102,11 @@ def _read_near(folder: Path, paths: Sequence[str], steps: int) -> Iterator[NearS
             yield NearStrategy(path, 1, *shown, steps, why_alone)
 
 
-def option_of(paths: Sequence[str]) -> str:
+def option_of(paths: Sequence[str], flag: str = "-s") -> str:
     """Return the option that names strategy files together: their folder if it holds only these."""
     folder = Path(paths[0]).parent
     is_all = sorted(find_strategy_files(folder).files) == sorted(map(Path, paths))
-    return " ".join(f"-s {quote(path)}" for path in ([str(folder)] if is_all else paths))
+    return " ".join(f"{flag} {quote(path)}" for path in ([str(folder)] if is_all else paths))
 
 
 def _list_places(folder: Path, depth: int = 2) -> Iterator[Path]:
