@@ -82,8 +82,8 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.transaction.sealed_files import Manifest as Manifest
 
 
-# The public names of each module.  A name is imported when it is first used, so that a command
-# without arrays (--help, --version, completion) does not wait for numpy and h5py.
+# The public names of each module.  A name is imported on first use: a command without arrays
+# (--help, --version, completion) does not wait for numpy and h5py.
 _NAMES = {
     "api": "average convert diff explain inspect merge open reshard split steps to_dict verify",
     "checkpoint.checkpoint": "ResolveOptions",

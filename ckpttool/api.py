@@ -1,10 +1,10 @@
 """The functions of ``import ckpttool``: a checkpoint in a notebook or a script, in one line each.
 
-All take a checkpoint as a path or as the result of `ckpttool.scan`, and a strategy as its files or
-as the result of `ckpttool.read_strategy`.  The keywords are the options of the command line.  A
-value is an object of Python or the text of the command line (``part="1/2"``).  Warnings of the
-command line are `CkptToolWarning` here; ``-W error`` makes them errors before anything is written,
-as ``--strict`` does.
+A checkpoint is a path or the result of `ckpttool.scan`.  A strategy is its files or the result of
+`ckpttool.read_strategy`.  The keywords are the options of the command line.  A value is an object
+of Python or the text of the command line (``part="1/2"``).  Warnings of the command line are
+`CkptToolWarning` here; ``-W error`` makes them errors before anything is written, as ``--strict``
+does.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
 _OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # not for diff
-_OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # nothing for who looks
+_OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # without effect on reading
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -226,8 +226,8 @@ def merge(
     dry_run
         Write nothing, and return an `Estimate`: what the run would answer, read, write and take.
     progress
-        True for a bar, False for none, or a function that takes the name of a phase, what is done
-        and the total.  By default there is a bar in a terminal and in a notebook.
+        True for a bar, False for none, or a function.  It takes the name of a phase, what is done
+        and the total.  The default is a bar in a terminal and in a notebook.
     options
         Fields of `SourceOptions`, `ResolveOptions`, `TensorOptions`, `OutputOptions` and
         `RunOptions`.

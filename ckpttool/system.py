@@ -83,7 +83,7 @@ def prefetch(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
 def _is_in_memory(fd: int, offset: int) -> bool:
     try:
         return _peek is not None and _peek(fd, [bytearray(1)], offset, _NOWAIT) == 1
-    except OSError:  # it is not there, or the file system cannot tell
+    except OSError:  # it is not there, or the file system does not know
         return False
 
 
@@ -190,7 +190,7 @@ def count_processors() -> float:
     return min(number, find_quota(read_process("cgroup")))
 
 
-@cache  # a run asks several times
+@cache  # a run calls it several times
 def find_quota(groups: str, mount: str = "/sys/fs/cgroup") -> float:
     """Return how many processors the control groups of this process may use; inf without a limit.
 

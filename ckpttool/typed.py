@@ -54,7 +54,7 @@ class TypedError(ValueError):
 
 
 def require_choice(name: str, given: object, choices: Collection[object]) -> None:
-    """Raise `ValueError` for a value of a keyword that is none of its choices."""
+    """Raise `ValueError` for a value of a keyword that is not one of its choices."""
     if given not in choices:
         raise ValueError(f"{name}={given!r}, expected one of {tuple(choices)}")
 
@@ -80,7 +80,7 @@ def require_seconds(name: str, given: object) -> None:
 
 
 def require_rank(name: str, given: SupportsIndex) -> int:
-    """Return the number of a rank, of NumPy's types too; raise `TypeError` if it is none.
+    """Return the number of a rank, of NumPy's types too; raise `TypeError` for anything else.
 
     Examples
     --------

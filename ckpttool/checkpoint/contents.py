@@ -82,7 +82,7 @@ def compare_contents(
 def sample_states(catalog: Catalog, names: Mapping[str, str | None]) -> Asking[EqualContents]:
     """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
 
-    Samples tell state from replicated parameters.
+    Samples distinguish state from replicated parameters.
     """
     from ckpttool.storage.sampling import sample
 

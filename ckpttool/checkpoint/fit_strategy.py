@@ -174,7 +174,7 @@ def _patterns_without_prefix(
 def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
     """Return the prefix before names of ``shorter`` in ``longer``; "" if none is the only one.
 
-    The prefix of a state is none: ``adam_m.w`` is not ``w`` inside another cell.
+    The prefix of a state does not count: ``adam_m.w`` is not ``w`` inside another cell.
 
     Examples
     --------

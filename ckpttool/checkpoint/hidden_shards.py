@@ -189,7 +189,7 @@ def complete_shards(
 ) -> tuple[dict[str, int], list[FullTensor], list[str]]:
     """Add the shards that a parameter, a state or the user decides.
 
-    The tensors that have no shard are returned too, and the names that only ``requested`` decides.
+    Tensors without a shard are returned, too, and the names that only ``requested`` decides.
     """
     rows, parameters = _rows(tensors, shards), match_parameters(tensors)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows

@@ -152,11 +152,11 @@ def run_checks(
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    If the strategy has other numbers of ranks or stages, only that is said.  If the manifest names
-    another strategy, which shards otherwise, or the given one does not fit, only that is said: all
-    else about the strategy follows from it.  Where a folder has files of
-    other runs, another step is proposed in place of options that would hide it.  The codes
-    ``without`` do not count where contents show them; ``misfits`` are further problems.
+    If the strategy has other numbers of ranks or stages, only that is reported.  The same holds if
+    the manifest names another strategy, and this one shards otherwise or the given one does not
+    fit: all else about the strategy follows from it.  Where a folder has files of other runs,
+    another step is proposed in place of options that would hide it.  The codes ``without`` do not
+    count where contents show them; ``misfits`` are further problems.
     """
     other = noted_other_strategy(checkpoint.strategy)
     hint = "" if other is None else other.hint

@@ -188,7 +188,7 @@ def check_not_full(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def check_perhaps_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a note on tensors that may be slices of rank 0, for who only looks."""
+    """Yield a note on tensors that may be slices of rank 0."""
     if slices := checkpoint.perhaps_slices.values():
         message = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
         yield Diagnostic("doubt", message)

@@ -7,9 +7,9 @@ its own, ``.rank3_metadata`` or, later, ``3.metadata``.  Objects that are not te
 
 The trainer has a folder ``global_step_12`` for every save, and ``latest_checkpoint_iteration.txt``
 beside them with the number of the last complete one.  Metadata is written last, so a folder
-without it was not finished.  Where each rank has its own, it must be there for every rank that has
-a file of tensors, or that other saves have.  To resume, the trainer takes the save that the file
-names.  Without the file, or if that save is not complete, it takes the newest complete one.
+without it was not finished.  Where each rank has its own, every rank with a file of tensors needs
+it, and every rank of other saves.  To resume, the trainer takes the save that the file names.
+Without the file, or if that save is not complete, it takes the newest complete one.
 
 Bytes of a metadata file
 ------------------------
@@ -35,7 +35,7 @@ have one of them or all.
 
 A pickle is a program.  Here it can name only `CLASSES`, which have attributes and nothing else, and
 ``tuple`` in place of ``torch.Size``.  It runs in the limited process of `ckpttool.formats.sandbox`,
-because a hostile one can still ask for much memory and time.
+because a hostile one can still take much memory and time.
 
 Limits: 200 MB a file; 5,000,000 chunks; 32 axes.
 

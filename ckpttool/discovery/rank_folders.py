@@ -491,10 +491,10 @@ def _by_names(
     """Return the files without copies of other ranks' files, the notes on these, the problems.
 
     Numbers in names are ranks if most of them are the rank of their folder.  They also are if a
-    folder has files of several ranks of one save, or if those of one save are the ranks in another
-    order.  Otherwise they may be numbers of devices.  A file with another rank in its name is a
-    copy on two conditions: its folder has the file of its own rank, and the folder of the other
-    rank has a file of this name.
+    folder has files of several ranks of one save, or if those of a save are reordered ranks.
+    Otherwise they may be numbers of devices.  A file with another rank in its name is a copy on two
+    conditions: its folder has the file of its own rank, and the folder of the other rank has a file
+    of this name.
     """
     named = [(f, int(m[1]), m) for f in files if (m := RANK_IN_NAME.search(f.path.name))]
     named = named or _exchanged_numbers(files)

@@ -45,7 +45,7 @@ MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is some
 
 
 class Run(NamedTuple):
-    """A run in the folder of a rank, as far as names tell: rank, series and counter."""
+    """A run in the folder of a rank, as far as names show: rank, series and counter."""
 
     rank: int
     prefix: str
@@ -90,7 +90,7 @@ class SavedFile(Struct, frozen=True):
 
 
 class FoundStep(Struct, frozen=True):
-    """A step of a folder, as far as names, headers and traces of saves tell.
+    """A step of a folder, as far as names, headers and traces of saves show.
 
     ``name`` is what ``--step`` takes; None if the folder has one save and no steps, or if no rank
     has finished the file.  It is ``complete`` if each rank has its file, or others hold its slices;

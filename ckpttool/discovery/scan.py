@@ -162,8 +162,8 @@ def scan(
     Raises
     ------
     PlanError
-        The folder has no files, two files for a rank, no step that every rank has, or an index that
-        does not fit the files.
+        Files are missing, a rank has two files, ranks lack a common step, or an index does not fit
+        the files.
     FormatError
         ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
         ``Catalog.damaged``.

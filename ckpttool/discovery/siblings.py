@@ -1,8 +1,8 @@
 """Evidence that a single file is of one of several ranks, so that its tensors may be slices.
 
-The evidence is in the names around the file, or in a file beside it whose tensors have the same
-names and shapes and other contents.  It is only a warning, since a user may name one file on
-purpose.  Functions return "" if nothing shows ranks.
+The evidence is in the names around the file, or in a file beside it: equal names and shapes of
+tensors, and other contents.  It is only a warning, since a user may name one file on purpose.
+Functions return "" if nothing shows ranks.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _other_steps(
 ) -> tuple[Mapping[str, Mapping[int, str]], tuple[str, ...] | None]:
     """Return `Chosen.of_run` and `Chosen.of_other_runs`.
 
-    Steps of other runs are those that are proposed after the chosen one, so a user who takes one
+    Steps of other runs are those that are proposed after the chosen one.  So a user who takes one
     proposal after the other reaches an end.
     """
     runs = {file.run for file in chosen}

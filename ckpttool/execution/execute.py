@@ -106,7 +106,7 @@ class OutputJob(Struct, eq=False):
     casts: dict[str, CastStats] = {}  # by tensor
     written: frozenset[Place] = frozenset()  # the units that an earlier run wrote
     is_logged: bool = False  # whether a resumed run can go on in the file
-    # What the log does not tell of yet.
+    # Units that are not in the log yet.
     unlogged: list[tuple[int, int, bytes]] = []
     unlogged_casts: dict[str, CastStats] = {}
     _hashes: UnitHashes | None = None  # until the first tensor is written
@@ -218,9 +218,9 @@ def execute(
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
-        The header of an output does not describe its tensors, or a tensor of the source has not the
-        hash that its manifest lists.  Or a number that is to be averaged is NaN or infinite; then
-        all outputs of this run are removed.
+        The header of an output does not describe its tensors, or a tensor of the source lacks the
+        hash in its manifest.  Or a number that is to be averaged is NaN or infinite; then all
+        outputs of this run are removed.
     ExecutionError
         An output could not be written, or a source file has changed since.  Unless the source has
         changed, the error names the complete outputs, which a resumed run keeps.  Unfinished

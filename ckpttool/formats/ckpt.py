@@ -58,7 +58,7 @@ takes the bytes of any other type for float64.
 
 Written files
 -------------
-They are byte for byte the files that ``save_checkpoint`` of MindSpore 2.10 writes for the same
+They equal, byte for byte, the files that ``save_checkpoint`` of MindSpore 2.10 writes for the same
 parameters in the same order.  The one exception is tensors without elements: MindSpore leaves them
 out, and here they are records with empty content, as its asynchronous path writes them.
 
@@ -555,7 +555,7 @@ class _Cut(NamedTuple):
 def _find_cut(reader: WireReader, start: int, end: int) -> _Cut | None:
     """Return the record at byte ``start`` if the file provably ends inside it, else None.
 
-    The lengths of the record, its tag and its body confirm each other, so one changed bit does not
+    The lengths of the record, its tag and its body confirm each other.  So one changed bit does not
     make a whole record look cut.
     """
     if end < reader.size:

@@ -134,7 +134,7 @@ def is_visible(path: AnyPath) -> bool:
 
 
 def find_file_id(path: AnyPath) -> FileId:
-    """Return which file of this host a path leads to, to tell an input from an output."""
+    """Return which file of this host a path leads to, to distinguish inputs from outputs."""
     return _id_of(Path(path).stat())
 
 

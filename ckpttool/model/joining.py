@@ -1,7 +1,7 @@
 """Names of tensors and problems of several of them as one text, for people.
 
 The names of weights come first, folded as tables fold them.  The prefixes of MindSpore's optimizers
-tell what is state, not the names that happen to be there.
+decide what is state, not the other names in the checkpoint.
 """
 
 from __future__ import annotations

@@ -309,8 +309,8 @@ class Layout(Struct, frozen=True, dict=True):
     def unseen_shard(self, ranks: Collection[int]) -> int:
         """Return the largest optimizer shard that equal slices of ``ranks`` would not show.
 
-        With a shard of ``s``, two owners of a slice hold equal parts of it if their positions
-        differ by a multiple of ``s``.  1 is for ranks that would show every shard.
+        With a shard of ``s``, owners of a slice hold equal parts if their positions differ by a
+        multiple of ``s``.  1 is for ranks that would show every shard.
 
         >>> layout = Layout((4,), ((),))
         >>> layout.unseen_shard([0]), layout.unseen_shard([0, 2]), layout.unseen_shard([0, 1])

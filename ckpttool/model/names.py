@@ -36,8 +36,8 @@ GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage c
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
 # Names and shapes identify most state (`match_states`).
 # The list serves the other cases: suspicious tensors, whose shape is not that of their parameter's
-# slices, statistics with one axis less, and gradients, which have rules of their own.  Prefixes
-# that are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
+# slices; statistics with one axis less; gradients, with rules of their own.  Prefixes that are also
+# names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
     "moment1.",  # Adam, LazyAdam, AdaMax

@@ -2,8 +2,8 @@
 
 A recipe is data.  Its rules have two sides, MindSpore's and Hugging Face's, and names with holes:
 ``decoder.layers.{i}.input_layernorm.weight``.  `Recipe.relations` fills the holes from the
-configuration of a model, so that every name of both sides is known before any file is read.  Names
-are not matched by patterns: if no rule gives a name, the caller reports it as a leftover.
+configuration of a model.  So every name of both sides is known before any file is read.  Names are
+not matched by patterns: if no rule gives a name, the caller reports it as a leftover.
 
 `parse_axes` reads the notation of einops: ``(g p h) d`` are two axes, and the first has three
 factors.  A tensor may have a part of a factor: ``(g p[:4] h) d``.  If that is a single index, the
@@ -134,7 +134,7 @@ def _number(node: ast.expr, find: Callable[[str], Value]) -> int:
 
 
 def truth(value: Value) -> bool:
-    """Return whether a condition holds; a text is none, since ``"false"`` would be true."""
+    """Return whether a condition holds; refuse texts, since ``"false"`` would be true."""
     if isinstance(value, str):
         raise ValueError(f"{value!r} is a text, and neither true nor false")
     return bool(value)
@@ -222,7 +222,7 @@ class Unanswered(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, forbid_unknown_fields=True):
-    """What names do not tell, and the configuration or the user does.
+    """A fact that names do not show; the configuration or the user decides.
 
     Each of ``values`` is what the key ``config`` of the configuration is for it, the usual one
     first; ``why`` is where a person finds it.
@@ -322,7 +322,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     sizes
         Names and expressions, of keys of the configuration and of other sizes.
     choices
-        What the names do not tell.
+        The facts that the names do not show.
     rules, prefixes, copies
         The tensors.
     spellings

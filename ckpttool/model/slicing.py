@@ -5,8 +5,8 @@ Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its b
 every box is a block of grid cells.  The boxes must fill the tensor exactly, and only equal boxes
 may overlap.  Arithmetic on the boundaries finds them, as for a layout.
 
-`holdings` says of each slice who should hold it and who does.  All that is said of missing slices,
-replicas and placements is a fold of it, so that no two answers differ.
+`holdings` says of each slice who should hold it and who does.  All answers about missing slices,
+replicas and placements are folds of it, so they agree.
 """
 
 from __future__ import annotations

@@ -143,9 +143,8 @@ class Strategy(Brief, Struct, frozen=True, dict=True):
     def new_names_in(self, renamed: Mapping[str, str]) -> Mapping[str, str]:
         """Return old to new name of the tensors that the strategy lists by the new name.
 
-        A name may be the old one of a tensor and the new one of another, as after a shift of
-        numbered layers.  Names that are listed both ways count if the strategy lists more new than
-        old names.
+        A name may be old for one tensor and new for another, as after a shift of numbered layers.
+        Names that are listed both ways count if the strategy lists more new than old names.
         """
         has_old = {name for name in renamed if self.has_entry(name)}
         has_new = {name for name, new in renamed.items() if self.has_entry(new)}

@@ -1,8 +1,8 @@
 """What a checkpoint should be, for verify, and what it is: reference, configuration and card.
 
-A reference is a checkpoint of any kind, or only its headers (files that were cut behind them), its
-index with the names, or its card.  An incomplete reference proves nothing, so it is an error before
-any data is read.  The comparison is that of diff.
+A reference is a checkpoint of any kind, or only a part of one: headers (files that were cut behind
+them), an index with names, or a card.  An incomplete reference proves nothing, so it is an error
+before any data is read.  The comparison is that of diff.
 """
 
 from __future__ import annotations

@@ -174,9 +174,8 @@ def _find_strategy(
 ) -> tuple[S, StrategySource, list[Diagnostic]]:
     """Return the strategy of the files of ranks that a person did not name, and what to say of it.
 
-    It is the strategy that the manifest of the files records, else the default of the environment,
-    else one that lies with the files.  In the first two cases, notes on other strategies are
-    dropped.
+    The strategy in the manifest comes first, then the default of the environment, then one that
+    lies with the files.  In the first two cases, notes on other strategies are dropped.
     """
     if isinstance(found, Catalog) and not found.needs_strategy:
         return found, found.strategy_files, []

@@ -147,7 +147,7 @@ def look(
 
     ``contents`` is how much of the contents is read, see `ckpttool.checkpoint.resolve`.
     ``find_needed`` returns the slices that are needed, if these are not all.  ``read_more`` reads
-    what the command asks for, once the tensors are resolved.
+    what the command needs, once the tensors are resolved.
     """
     options, command = source.options, found.command
     is_whole = crc or options.tensors.are_all_wanted  # nothing of a cut file passes a checksum
@@ -217,7 +217,7 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
     Raises
     ------
     PlanError
-        The recipe does not fit, or a copy that it leaves out is none.
+        The recipe does not fit, or leaves out a copy that differs.
     """
     if (recipe := checkpoint.options.tensors.recipe) is None:
         return checkpoint
@@ -234,8 +234,8 @@ def _rearranged(checkpoint: Checkpoint, found: Diagnostics, executor: Executor) 
 def _harmless() -> Collection[str]:
     """Return the codes that do not count for verify where only samples show them.
 
-    Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
-    than the strategy says.
+    Samples prove only what a conversion refuses, and what it reads otherwise than the strategy
+    says.
     """
     harmless = {code for code, severity in severities("convert").items() if severity != "error"}
     return harmless - {"inferred", "hidden_shard"}
@@ -244,7 +244,7 @@ def _harmless() -> Collection[str]:
 def _files_of(source: Subject, catalog: Catalog, command: Command) -> Files:
     """Return how files are taken: each by itself, if nothing says how they fit together.
 
-    That is for who only examines.
+    Only inspect and verify take them so.
     """
     is_examined = command in ("inspect", "verify")
     is_known = source.strategy is not None or source.options.replicated

@@ -125,7 +125,7 @@ def _provenance_of(
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
-    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy, and files that are
+    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy.  Files that are
     written again keep the strategy of their ranks.
     """
     kept = catalog.common_attrs
@@ -258,7 +258,7 @@ def plan_reading(
     executor: Executor,
     not_in_target: NotInTarget | None = None,
 ) -> tuple[Plan, Diagnostics]:
-    """Plan what a merge, or a reshard to a rank of ``target``, would write, for who only reads it.
+    """Plan what a merge, or a reshard to a rank of ``target``, would write, in order to read it.
 
     Raises
     ------

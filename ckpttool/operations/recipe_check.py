@@ -1,4 +1,4 @@
-"""What ``recipe check`` answers: of which stored tensors a recipe makes each other one."""
+"""The answer of ``recipe check``: each tensor that a recipe makes, and what it is made of."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RecipeCheck(Document, frozen=True):
     path
         The checkpoint.
     step
-        Its step, as in the file names; null if no name tells one.
+        Its step, as in the file names; null if no name has one.
     recipe
         The name of the recipe.
     tensors

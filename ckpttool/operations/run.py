@@ -2,8 +2,8 @@
 
 `convert` runs merge, split, reshard, convert and average: load, look, plan, preflight, report all
 problems, execute.  These differ only in the `Job` that `load_job` makes of an `Order`.  A dry run
-and the functions that only plan end earlier in the same sequence, so what they report is what the
-run would report.
+and the functions that only plan end earlier in the same sequence, so they report what the run would
+report.
 """
 
 from __future__ import annotations

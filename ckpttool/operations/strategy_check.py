@@ -279,9 +279,9 @@ def _unproven(
 ) -> Iterator[tuple[Aspect, tuple[str, ...]]]:
     """Yield what nothing could have contradicted, and the tensors.
 
-    Slices alone do not show their axis: a full shape does, or that there is only one axis.  Nor do
-    they show their order if there are several ways to arrange them by device axes, which there are
-    unless their number is prime.  Contents show which ranks hold equal slices.
+    Slices alone do not show their axis: a full shape does, or a single axis.  Nor do they show
+    their order if device axes can arrange them in several ways, as they can unless their number is
+    prime.  Contents show which ranks hold equal slices.
     """
     sampled_of = {sampled.tensor.name: sampled for sampled in contents.sampled}
     names_of: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}

@@ -309,7 +309,7 @@ class EqualRanks(Answer, frozen=True):
 
     @property
     def kind(self) -> Literal["equal", "different", "one value"]:
-        """Whether the ranks hold equal samples, or different ones, or too little to tell."""
+        """Whether samples of the ranks are equal, different, or one value, which proves nothing."""
         if len(self.ranks) > 1:
             return "different"
         return "one value" if self.one_value else "equal"
@@ -442,7 +442,7 @@ def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
 
 
 def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the names on several ranks without a layout: only contents tell if they differ."""
+    """Return the names on several ranks without a layout: only contents show if they differ."""
     holders: Counter[str] = Counter()
     for entry in entries:
         is_whole = entry.source is not None and isinstance(entry.source.known_by, Whole)
@@ -528,9 +528,9 @@ def find_parallelism(
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
-    It is tensor parallelism if all sharded parameters are split over the same groups of ranks, and
-    some matrices along rows and others along columns.  Other cuts may be of another kind: of
-    experts, or of an embedding table.
+    It is tensor parallelism if all sharded parameters are split over the same groups of ranks.
+    Some matrices must be split along rows, and others along columns.  Other cuts may be of another
+    kind: of experts, or of an embedding table.
     """
     with_layout = [entry for entry in entries if entry.placement.is_listed]
     parameters = [entry for entry in with_layout if belongings.get(entry.name, WEIGHT).of is None]

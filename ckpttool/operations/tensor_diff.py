@@ -105,7 +105,7 @@ class ValueDifference(Answer, frozen=True):
     nan_on_one_side
         Elements that are NaN on one side only.
     max_abs
-        Largest |a - b|; null for types that are no numbers. Infinity if infinite values are
+        Largest |a - b|; null for types that are not numbers. Infinity if infinite values are
         compared, or no Float64 is as large.
     max_rel
         Largest |a - b| / |b| where b is not 0; null if there is none. Infinity if infinite values
@@ -163,7 +163,7 @@ class TensorChange(Answer, frozen=True):
         Shape.
     relative
         distance / norm; 0 for equal tensors, Infinity if only the norm is 0. null for types that
-        are no numbers, as below.
+        are not numbers, as below.
     distance
         The norm of b - a. NaN if an element is NaN on one side only, else Infinity if one is
         infinite on one side only, or no Float64 is as large.

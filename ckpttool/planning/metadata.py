@@ -75,10 +75,10 @@ def _is_changed(plan: Plan, names: Collection[str]) -> bool:
 def names_tensor(key: str, value: str, names: Collection[str], modules: Collection[str]) -> bool:
     """Return whether an entry names a tensor.
 
-    The name of a tensor, or of a module that contains one, is its key, its text, or a word or a
-    JSON string in the text.  A name beside that of a tensor counts, too: torchao stores
-    ``0.weight`` as ``0._weight_qdata``.  A module without a dot must be a whole JSON string, the
-    text or the key, and numbers are not modules.
+    The key, the text, or a word or a JSON string in the text is the name of a tensor, or of a
+    module with one.  A name beside that of a tensor counts, too: torchao stores ``0.weight`` as
+    ``0._weight_qdata``.  A module without a dot must be a whole JSON string, the text or the key,
+    and numbers are not modules.
 
     Examples
     --------

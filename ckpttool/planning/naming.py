@@ -45,8 +45,7 @@ def name_files(
     Raises
     ------
     PlanError
-        The source does not tell a field of the name, or the names mean something else to those who
-        read them.
+        The source lacks a field of the name, or the names mean something else to their readers.
     """
     suffix = suffix_of(format)
     template = options.name or (OF_MINDFORMERS if options.mindformers else None)
@@ -81,7 +80,7 @@ def name_files(
 
 
 def _model_of(catalog: Catalog) -> str:
-    """Return what the names of the source begin with; "" if they do not tell one name."""
+    """Return what the names of the source begin with; "" if they do not share one name."""
     if catalog.is_merged:
         paths = {file.path for file in catalog.files.values()}
         return "" if len(paths) != 1 or catalog.documents else base_of(Path(*paths).name)

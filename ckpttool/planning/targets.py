@@ -161,8 +161,8 @@ def find_transfers(
 ) -> tuple[Target, list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list.
 
-    The target is returned with its rules resolved.  ``diagnostics`` collects all problems; names
-    that only one side has are none of an incomplete checkpoint.
+    The target is returned with its rules resolved.  ``diagnostics`` collects all problems.  Names
+    on one side only are not problems of an incomplete checkpoint.
     """
     target, problems = _resolve_names(target, checkpoint, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
@@ -188,7 +188,7 @@ def layouts_in_target(
 ) -> Iterator[tuple[FullTensor, tuple[Layout, ...]]]:
     """Yield each tensor and its layouts in a target, whether or not these can shard its shape.
 
-    There are none if the names do not fit the rules of a hand-written target.
+    Yield nothing if the names do not fit the rules of a hand-written target.
     """
     target, problems = _resolve_names(target, checkpoint, options)
     chooser = _LayoutChooser(checkpoint, target, options)
@@ -249,7 +249,7 @@ def _find_transfers(
             continue  # a scale that is multiplied into its weight
         layouts, reasons = chooser.fit(tensor)
         if reasons:
-            if rows is None or not rows.refuses(tensor.name):  # else it is said below
+            if rows is None or not rows.refuses(tensor.name):  # else it is reported below
                 owner = checkpoint.belonging(tensor.name).of or tensor.name
                 padded = layouts if is_of_vocabulary(owner) else ()
                 diagnostics.add(_mismatch_problem(tensor.meta, reasons, target, padded))
@@ -296,8 +296,8 @@ class _LayoutChooser:
     """Chooses the layouts of full tensors in a target.
 
     Names and full shapes decide on tensors that the target strategy does not list, and whether they
-    are states.  A merged checkpoint and a sharded one have the same result, unless only the sharded
-    one shows that a tensor is not a state (`_stays_in_full`).
+    are states.  A merged and a sharded checkpoint have the same result, unless only the sharded one
+    shows that a tensor is not a state (`_stays_in_full`).
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Target, options: OutputOptions) -> None:
@@ -372,8 +372,8 @@ class _LayoutChooser:
         return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
     def _stays_in_full(self, tensor: FullTensor) -> bool:
-        # A tensor with the name of a state is not one if all source ranks hold it in full and its
-        # parameter is sharded.  If the source does not show it, the target does: one that lists
+        # A tensor with the name of a state is not a state if all source ranks hold it in full,
+        # unlike its parameter.  If the source does not show it, the target does: one that lists
         # other states of the parameter would list this one too.  Accumulated gradients always
         # follow their parameter.
         name, parameter = tensor.name, self.owners[tensor.name]
@@ -449,7 +449,7 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
 
 
 def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
-    """Add what is said of names that only the target lists, and a problem if none is in common."""
+    """Add notes on names that only the target lists, and a problem if no name is in common."""
     names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
     has_other = bool(strategy.layouts) and names.isdisjoint(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:

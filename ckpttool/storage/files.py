@@ -125,7 +125,7 @@ NEAR_BYTES = 16 << 10  # zeros between parts of a header; a call takes longer th
 HEADER_BUFFER_BYTES = 1 << 20  # of a header that are written at a time
 PARTIAL = ".partial"  # suffix of temporary files
 ATTEMPT = r"\.[0-9a-f]{16}"  # suffix of an attempt at a file, which `name_attempt` adds
-PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
+PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a check of who writes holds a lock for a moment
 OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
 

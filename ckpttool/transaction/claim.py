@@ -288,7 +288,7 @@ def _older_entries(record: Record, names: Collection[str]) -> dict[str, list[_En
         manifest, stamps = ManifestFile.read(path), dict[str, FileStamp]()
         if all(output.path in names for output in manifest.planned()):
             continue  # entries list all tensors
-        with suppress(FileNotFoundError, FormatError):  # then the contents tell
+        with suppress(FileNotFoundError, FormatError):  # then the contents decide
             finished = FinishedStamps.read(Record.stamps_of(path))
             stamps |= finished.outputs if finished.manifest == manifest.digest else {}
         for output in manifest.outputs():

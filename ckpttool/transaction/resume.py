@@ -140,7 +140,7 @@ class OutputOptions(Struct, frozen=True):
 
     @property
     def wanted_format(self) -> str | None:
-        """The format that an option asks for, if any; MindFormers reads .ckpt."""
+        """The format in an option, if any; MindFormers reads .ckpt."""
         return self.format or ("ckpt" if self.mindformers else None)
 
     def __post_init__(self) -> None:
