@@ -35,7 +35,7 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 class Option(Struct, frozen=True):
-    """What the command line says of a keyword.
+    """The option of the command line for a keyword.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ Ranks = Annotated[
 
 
 class SourceKeywords(TypedDict, total=False):
-    """How a checkpoint is found and read."""
+    """Options that find and read a checkpoint."""
 
     step: Annotated[
         str | int | None,
@@ -256,7 +256,7 @@ class TensorKeywords(ChoiceKeywords, total=False):
 
 
 class ResolveKeywords(TypedDict, total=False):
-    """How a checkpoint is resolved to full tensors."""
+    """Options that resolve a checkpoint to full tensors."""
 
     replicated: Annotated[
         bool, Option("Every rank holds all tensors in full, so there is no strategy.")
@@ -289,7 +289,7 @@ class ResolveKeywords(TypedDict, total=False):
 
 
 class NameKeywords(TypedDict, total=False):
-    """How files of ranks are named."""
+    """Options that name the files of ranks."""
 
     name: Annotated[
         str | None,
@@ -423,7 +423,7 @@ class VerifyKeywords(InspectKeywords, ResolveKeywords, total=False):
 
 
 class AuditKeywords(TypedDict, total=False):
-    """What a checkpoint is compared with."""
+    """Options that name what a checkpoint is compared with."""
 
     like: Annotated[
         Path | None,

@@ -826,7 +826,7 @@ class SourceValueError(VerifyError):
 
 
 class CkptToolWarning(UserWarning):
-    """What the command line prints as a warning, for Python."""
+    """A warning of the command line, for Python."""
 
 
 class CombinedError(CkptToolError):

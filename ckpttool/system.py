@@ -1,4 +1,4 @@
-"""What systems differ in: macOS lacks functions of Linux, and Windows those of both.
+"""Differences of systems: macOS lacks functions of Linux, and Windows those of both.
 
 Only this module uses a function that some system lacks, and reads what only Linux shows in /proc
 and /sys.  It asks whether the function is there, not for the name of the system: a container may

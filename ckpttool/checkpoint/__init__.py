@@ -1,1 +1,1 @@
-"""From the files of a checkpoint and its strategy to full tensors."""
+"""The step from the files of a checkpoint and its strategy to full tensors."""

@@ -166,7 +166,7 @@ class Contents(Struct, frozen=True, kw_only=True):
 
 
 class Rearranged(Struct, frozen=True):
-    """What a recipe makes of a checkpoint, beside the tensors with other axes.
+    """The work of a recipe on a checkpoint, beside the tensors with other axes.
 
     Attributes
     ----------
@@ -287,7 +287,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def belongings(self) -> Belongings:
-        """To what the tensors belong: one answer for all that choose, cast, average or rename."""
+        """What the tensors belong to: one answer for all that choose, cast, average or rename."""
         if self.unfiltered is not None:
             return self.unfiltered.belongings
         names, metas = self.old_names
@@ -508,7 +508,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def listing(self) -> str:
-        """What lists the layouts, for messages."""
+        """The source of the layouts, for messages."""
         return "the strategy" if self.catalog.description is None else "the description"
 
     @property

@@ -1,4 +1,4 @@
-"""What contents show of the tensors without a layout: which ranks hold the same.
+"""The contents of tensors without a layout: which ranks hold the same.
 
 Running statistics of normalisation layers differ by design.  A BatchNorm layer in training mode
 updates a mean and a variance for each channel.  It computes them from the samples of its device.

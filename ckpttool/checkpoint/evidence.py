@@ -1,4 +1,4 @@
-"""What contents show: questions about stored tensors, and the evidence that answers them.
+"""Questions about the contents of stored tensors, and the evidence that answers them.
 
 Names, shapes and a strategy leave some things open, and contents decide these.  A function that
 needs contents is a generator and reads nothing: it yields a question, and is sent the evidence.

@@ -1,4 +1,4 @@
-"""What the manifest of a folder of outputs says of its checkpoint: ranks, layouts, source names.
+"""Facts from the manifest of a folder of outputs: ranks, layouts, source names.
 
 A manifest names the ranks that it was written for, if not for all (--rank).  It has the layouts of
 the outputs under the names that they have.  Where these were not known, it has the names that the

@@ -1,4 +1,4 @@
-"""From the files of a checkpoint to one record for each tensor.
+"""The step from the files of a checkpoint to one record for each tensor.
 
 A tensor in the strategy has the layout that it lists.  Optimizer state that the strategy omits has
 the layout of its parameter.  Any other tensor is full if all ranks hold the same bytes; if they
@@ -152,7 +152,7 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
 
 
 class _Stage(Struct, frozen=True):
-    """What the slices of a stage make: the full shape, None if it has none, and missing slices."""
+    """The result of joining the slices of a stage: a full shape, or None, and missing slices."""
 
     layout: Layout
     shape: tuple[int, ...] | None = None
@@ -160,7 +160,7 @@ class _Stage(Struct, frozen=True):
 
 
 class _Case(Struct, frozen=True):
-    """How a tensor is laid out: the same for all tensors of its kind with an equal listing."""
+    """The layouts of a tensor: the same for all tensors of its kind with an equal listing."""
 
     layouts: tuple[Layout, ...] = ()  # none of a tensor that is neither listed nor a state
     is_corrected: bool = False  # slices show others than the strategy lists

@@ -93,7 +93,7 @@ def _moved(
 
 
 class RowChanges:
-    """What the user wants of rows, done tensor by tensor; what is wrong is collected."""
+    """The changes of rows that the user wants, made tensor by tensor; it collects problems."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         options = checkpoint.options.tensors

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Look(Struct, frozen=True):
-    """What inspect shows, in place of an overview or beside it."""
+    """The options that choose what inspect shows, in place of an overview or beside it."""
 
     show_all: bool
     show_ranks: bool

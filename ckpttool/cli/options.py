@@ -425,7 +425,7 @@ class Side(Struct, frozen=True):
 
 
 class ReportOptions(Struct, frozen=True):
-    """How a command reports.
+    """Options of the report of a command.
 
     Attributes
     ----------
@@ -471,7 +471,7 @@ class ReportOptions(Struct, frozen=True):
 
     @property
     def open_count(self) -> OpenCount:
-        """What shows the phases that are counted."""
+        """The display of phases that are counted."""
         from ckpttool.cli.progress import show_count
 
         return partial(show_count, how=self.shown_progress)

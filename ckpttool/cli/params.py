@@ -69,7 +69,7 @@ class UsageProblem(click.BadParameter):
 
     @property
     def hint(self) -> str:
-        """What to type: an option with its value, or that of an argument."""
+        """The text to type: an option with its value, or the value of an argument."""
         if not self.example or self.param is None:
             return self._hint
         value = shlex.quote(self.example)

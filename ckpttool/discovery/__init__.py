@@ -1,1 +1,1 @@
-"""From a path to a catalog: which files make up a checkpoint, and what their headers say."""
+"""The step from a path to a catalog: the files of a checkpoint, and what their headers say."""

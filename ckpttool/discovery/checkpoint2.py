@@ -472,7 +472,7 @@ def _by_rank(
 
 
 class _Location(Struct, frozen=True):
-    """Where a slice is stored, as ``storage_data`` says: a file's name, and who wrote it."""
+    """The place of a slice, from ``storage_data``: a file's name, and the rank that wrote it."""
 
     file_name: str
     storage_rank: int

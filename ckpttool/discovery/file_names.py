@@ -42,7 +42,7 @@ ITERATION = compile_late(r"iter(?:ation)?_(\d{1,18})")  # a folder of Checkpoint
 
 
 class Step(NamedTuple):
-    """When a file was saved; later steps compare greater."""
+    """The step of a save; later steps compare greater."""
 
     epoch: int
     step: int
@@ -66,7 +66,7 @@ class RankFile(Struct, frozen=True):
 
 
 class SaveName(NamedTuple):
-    """What the name of a rank's file says: the run that saved it, and when.
+    """The parts of the name of a rank's file: the run that saved it, and the step.
 
     ``prefix`` is the name before counter and step, with ``{rank}`` in place of the rank's number;
     all ranks of a run have the same.  ``counter`` is the number that MindSpore adds to a prefix

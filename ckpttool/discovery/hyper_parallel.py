@@ -433,7 +433,7 @@ def _place_boxes(
 
 
 class _StoredBox(Struct, frozen=True):
-    """Where a box of a tensor is stored: a file's name, and the tensor's name in it."""
+    """The place of a stored box of a tensor: a file's name, and the tensor's name in it."""
 
     region: Region
     file: str

@@ -77,7 +77,7 @@ class SavedFile(Struct, frozen=True):
 
     @property
     def run(self) -> Run:
-        """What all files of a run have in common in the folder of a rank."""
+        """The part that all files of a run share in the folder of a rank."""
         return Run(self.rank, *self.series, self.counter)
 
     def is_called(self, name: str) -> bool:

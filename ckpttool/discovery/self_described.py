@@ -1,4 +1,4 @@
-"""What self-described checkpoints share: numbered saves, and the files that their metadata lists.
+"""Common parts of self-described checkpoints: numbered saves, and the files in their metadata.
 
 ``iteration_00000012`` and ``global_step_12`` lie in a root, a folder for each save.  When a save is
 complete, the trainer writes its number into a file beside them, the tracker.  Numbers are compared
@@ -32,7 +32,7 @@ FilesByName = Mapping[str, FileIndex | FormatError]
 
 
 class NumberedSaves(Struct, frozen=True):
-    """How a trainer names its saves.
+    """The names that a trainer gives its saves.
 
     ``noun`` is what the number counts, and group 1 of ``folder_name`` is the number.  ``tracker``
     is the file with the number of the last complete save.

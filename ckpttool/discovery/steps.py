@@ -111,7 +111,7 @@ def _other_steps(
 
 
 class _Choice(NamedTuple):
-    """What ``--step`` takes, and the file of a save that it means on each rank."""
+    """A value of ``--step``, and the file of a save that it means on each rank."""
 
     name: str
     files: list[SavedFile]
@@ -568,7 +568,7 @@ _Choosing: TypeAlias = Literal["newest", "named", "part"]
 
 
 class Reason(Struct, frozen=True):
-    """Why files are not taken: a function that finds it, and for which choices it counts."""
+    """A reason not to take files: a function that finds it, and the choices for which it counts."""
 
     find: Callable[[SavedFiles, Sequence[SavedFile]], Diagnostic | None]
     choosing: tuple[_Choosing, ...]

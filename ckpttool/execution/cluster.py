@@ -130,7 +130,7 @@ class Cluster(Executor):
 
 
 class WorkerRequirements(Struct, frozen=True):
-    """What a worker must have: this version, the same files, and a folder to write to.
+    """The requirements of a worker: this version, the same files, and a folder to write to.
 
     Attributes
     ----------

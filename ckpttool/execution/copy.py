@@ -47,7 +47,7 @@ PIECES_PER_MOVE = 4  # pieces of a task for each move that is kept, which takes 
 
 
 class CopyOptions(Struct, frozen=True):
-    """How much is done at a time.
+    """Limits on the work that is done at a time.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class TensorUnit(Struct, frozen=True, gc=False):
 
     @property
     def tensor(self) -> StoredTensor:
-        """Where the output tensor is stored; made for each call, as a task has many units."""
+        """The stored output tensor; made for each call, as a task has many units."""
         return self.header[self.output.meta.name]
 
     @property
@@ -174,7 +174,7 @@ class UnitHash(NamedTuple):
 
 
 class TensorCast(NamedTuple):
-    """What a cast did to elements of a tensor in the file at ``path``."""
+    """The statistics of a cast of elements of a tensor in the file at ``path``."""
 
     path: str
     name: str
@@ -182,7 +182,7 @@ class TensorCast(NamedTuple):
 
 
 class Filled(Struct, frozen=True):
-    """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
+    """The output of a task: the number of bytes, a hash for each unit, and CRC-32s if requested.
 
     ``casts`` has the statistics of tensors that it cast.  ``read`` has the hashes of source units
     that it read as a whole, if these are requested.

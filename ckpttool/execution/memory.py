@@ -124,7 +124,7 @@ class _Need(Struct, frozen=True):
 
     @property
     def least(self) -> int:
-        """What the smallest bands need."""
+        """The bytes that the smallest bands need."""
         return self.with_buffers(self.workers, self.bands * MIN_BAND_BYTES)
 
     def with_buffers(self, busy: int, nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run reads and writes, counted by walking its tasks; no file is opened.
+"""The reads and writes of a run, counted by walking its tasks; no file is opened.
 
 The tasks are those of a run, and `CountingFiles` decides on each read as a worker does.
 """
@@ -31,7 +31,7 @@ MAX_KNOWN = 10_000  # tensors whose counts are kept
 
 
 class Supply(Struct, frozen=True):
-    """What target ranks need of the source: how many bytes of each rank, or of each merged file."""
+    """The bytes of each source rank, or of each merged file, that target ranks need."""
 
     ranks: tuple[int, ...]
     nbytes: Mapping[Origin, int]
@@ -54,7 +54,7 @@ class Need(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """What the tasks of a run do.
+    """The work of the tasks of a run.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Work(Struct, frozen=True):
 
 
 class _Counts(Struct, frozen=True):
-    """What the tasks of a batch do; ``sizes`` are those of its outputs.
+    """The work of the tasks of a batch; ``sizes`` are those of its outputs.
 
     ``used`` has the bytes of each source rank, by its number in the pattern, by output.
     """
@@ -166,7 +166,7 @@ def survey(
 
 
 class _Pattern(NamedTuple):
-    """What a batch reads, without the source ranks; and these, in the order of the first pieces.
+    """The reads of a batch without the source ranks; and these, in the order of the first pieces.
 
     ``key`` is equal for batches whose tasks read equal places of files with equal headers.
     """

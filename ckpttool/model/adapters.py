@@ -30,7 +30,7 @@ _PREFIX = "base_model.model."  # of PEFT
 
 
 class _Spelling(NamedTuple):
-    """How names end, and that of the weight; which axes of the weight A and B have."""
+    """The end of names, and of that of the weight; the axes of the weight that A and B have."""
 
     pattern: re.Pattern[str]
     end: str
@@ -69,7 +69,7 @@ _MORE = (
 
 
 class AdapterConfig(Struct, frozen=True):
-    """What ``adapter_config.json`` says of the scale; the fields have their names there.
+    """The scale in ``adapter_config.json``; the fields have their names there.
 
     ``more`` is what the adapter has beside the product of two tensors; "" for nothing.
     """

@@ -1,4 +1,4 @@
-"""To what a tensor belongs: it is a weight, or the state, scale, copy or counter of something.
+"""The belonging of a tensor: it is a weight, or the state, scale, copy or counter of something.
 
 A parameter is more than a tensor.  What chooses, casts, averages, renames or shows tensors takes
 the answer from here, so that no half of a parameter is left behind.  Names, element types and full
@@ -34,7 +34,7 @@ LEAST_COUNT = 256  # BFloat16 has all whole numbers up to here, so no cast would
 
 
 class Belonging(Struct, frozen=True):
-    """What a tensor is, and the parameter that it belongs to.
+    """The role of a tensor, and the parameter that it belongs to.
 
     A ``"state"`` is of an optimizer, accumulated gradients or a master copy; a ``"scale"`` of a
     Float8 weight; a ``"copy"`` is an average of weights, a ``"counter"`` a single value of

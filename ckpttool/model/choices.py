@@ -276,7 +276,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
 
     @cached_property
     def vocabulary_rows(self) -> tuple[Literal["pad", "cut", "multiple"], int] | None:
-        """How the rows of a vocabulary change, and the number; None if they do not."""
+        """The change of the rows of a vocabulary, and the number; None if they stay."""
         if self.pad_vocab is None and self.cut_vocab is None:
             if self.vocab:
                 raise ValueError("vocab names the tensors of pad_vocab or cut_vocab")

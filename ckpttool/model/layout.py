@@ -1,4 +1,4 @@
-"""How a tensor is sharded over the ranks of a stage: all of the layout arithmetic.
+"""Layouts: all arithmetic of how a tensor is sharded over the ranks of a stage.
 
 It decides which rank holds which elements, and why a shape cannot be cut.  Strategies and contents
 decide which layout a tensor has; `ckpttool.model.slicing` knows the files of its slices.  Every

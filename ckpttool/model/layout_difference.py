@@ -1,4 +1,4 @@
-"""What differs between the layouts that two strategies give to a name.
+"""Differences between the layouts that two strategies give to a name.
 
 Two layouts are equal if every rank holds the same slice, whatever their device matrices are.  The
 kinds of difference are those that ``strategy diff`` shows; folding equal ones is left to it.
@@ -23,7 +23,7 @@ Layouts = tuple[Layout, ...]
 
 
 class LayoutDifference(Struct, frozen=True):
-    """What differs in the layouts of parameters; equal for parameters that differ alike.
+    """A difference in the layouts of parameters; equal for parameters that differ alike.
 
     ``a`` and ``b`` are the layouts of each stage; () if the side does not list the parameter.
     """

@@ -210,7 +210,7 @@ class LayoutTable(Struct, frozen=True):
 
 
 class Provenance(Struct, frozen=True):
-    """What a run reads and does; equal provenance gives equal outputs.
+    """The inputs and options of a run; equal provenance gives equal outputs.
 
     The names are those of the document at the top of this module.  ``crc``, whether the outputs
     store a checksum, is None if only a manifest records the run.  ``weight_block`` are the rows and
@@ -284,7 +284,7 @@ class TensorEntry(Struct, frozen=True):
 
 
 class CastStats(Struct, frozen=True):
-    """What a cast to another floating-point type did to some elements.
+    """Statistics of a cast of some elements to another floating-point type.
 
     ``largest`` is the largest magnitude of those finite ones that became Inf (``infinities``).
     ``max_abs`` is the largest ``|x - y|``, ``max_rel`` the largest ``|x - y| / |x|``, where both

@@ -79,7 +79,7 @@ _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
 class Name(Struct, frozen=True):
-    """What the name of a tensor alone shows.
+    """The parts that the name of a tensor alone shows.
 
     The rest behind the prefix, ``parameter``, is the parameter whose state or statistic it would
     be.  A statistic lacks the ``reduced_axis`` of the parameter; all other names have None.

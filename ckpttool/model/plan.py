@@ -320,7 +320,7 @@ class Transfer(Struct, frozen=True, gc=False):
 
 
 class Kept(Struct, frozen=True):
-    """What the manifest of a source says of files that are written again.
+    """Facts from the manifest of a source, for files that are written again.
 
     ``names`` are those in the strategy of the first source that differ; None if not known.
     """

@@ -1,4 +1,4 @@
-"""Where the bytes of an output tensor lie in the files of the source, for a virtual output.
+"""The bytes of an output tensor in the files of the source, for a virtual output.
 
 A virtual output shows bytes and moves none, so each slice must be a range of a file as it is.
 """

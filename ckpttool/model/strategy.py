@@ -1,4 +1,4 @@
-"""How tensors are spread over files: the layouts of a strategy.
+"""Strategies: the layouts of tensors, which say how these are spread over files.
 
 A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written
 strategy lists patterns of names (rules).  `Strategy.resolve` turns its rules into layouts with the

@@ -1,4 +1,4 @@
-"""What a file holds: tensors, the extents of their bytes, and the index of the file.
+"""The contents of a file: tensors, the extents of their bytes, and the index of the file.
 
 These records are all that formats say of a file, so what follows does not know formats.  They are
 made by the million, so hashes and sizes are computed once.  Reading the bytes is left to
@@ -316,7 +316,7 @@ class Block(Struct, frozen=True):
 
 
 class Ciphertext(Struct, frozen=True):
-    """How a file is encrypted; its blocks are in the order of the plaintext, without gaps."""
+    """The encryption of a file; its blocks are in the order of the plaintext, without gaps."""
 
     mode: str  # ``"AES-GCM"``, ``"AES-CBC"`` or ``"SM4-CBC"``
     key: Secret  # as given to MindSpore

@@ -1,4 +1,4 @@
-"""What every command answers with: a struct whose fields are the keys of its JSON document.
+"""The answers of commands: structs whose fields are the keys of JSON documents.
 
 One object is what Python returns, what ``--json`` prints and what the screen shows.  So a key is
 declared once, with its type and its line in the docstring.  The tests write the JSON Schema of a
@@ -478,7 +478,7 @@ class ErrorAnswer(Answer, frozen=True):
 
 
 class Failure(Document, frozen=True):
-    """What any command prints with --json if it cannot do what was requested.
+    """The JSON document of any command that cannot do what was requested.
 
     Attributes
     ----------

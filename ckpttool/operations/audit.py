@@ -1,4 +1,4 @@
-"""What a checkpoint should be, for verify, and what it is: reference, configuration and card.
+"""The comparisons of verify with what a checkpoint should be: reference, configuration and card.
 
 A reference is a checkpoint of any kind, or only a part of one: headers (files that were cut behind
 them), an index with names, or a card.  An incomplete reference proves nothing, so it is an error
@@ -97,7 +97,7 @@ class Reference(Struct, frozen=True):
 
 
 class AuditOptions(Struct, frozen=True):
-    """What a person compares a checkpoint with.
+    """Options that name what a checkpoint is compared with.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ class CardTensor(Answer, frozen=True):
 
     @property
     def line(self) -> bytes:
-        """What the digest of a card is made of."""
+        """The bytes that the digest of a card covers."""
         return msgspec.json.encode((self.name, self.dtype, self.shape, self.sha256)) + b"\n"
 
 
@@ -71,7 +71,7 @@ class CardType(Answer, frozen=True):
 
 
 class Card(Answer, frozen=True, kw_only=True):
-    """What a card says.
+    """The contents of a card.
 
     Attributes
     ----------

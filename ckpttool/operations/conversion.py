@@ -1,4 +1,4 @@
-"""What merge, split, reshard, convert and average answer, with --dry-run as well.
+"""The answers of merge, split, reshard, convert and average, also with --dry-run.
 
 `ckpttool.operations.run` and `ckpttool.operations.estimate` do the work; here stands only what they
 say.  The plan and the assignment lie beside the document, for the screen and for Python.
@@ -105,7 +105,7 @@ class Averaged(Answer, frozen=True):
 
 
 class Casting(Answer, frozen=True):
-    """What --dtype did.
+    """The casts of --dtype.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ class Need(Answer, frozen=True, kw_only=True):
 
 
 class Supply(Answer, frozen=True):
-    """What some outputs need.
+    """The source ranks that some outputs need.
 
     Attributes
     ----------
@@ -221,7 +221,7 @@ class Supply(Answer, frozen=True):
 
 
 class ReadsOfRun(Answer, frozen=True):
-    """What a run reads.
+    """The reads of a run.
 
     Attributes
     ----------
@@ -286,7 +286,7 @@ class Memory(Answer, frozen=True):
 
 
 class DryRun(Answer, frozen=True):
-    """What a run would take.
+    """The cost of a run.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class DryRun(Answer, frozen=True):
 
 
 class Conversion(Document, frozen=True, kw_only=True):
-    """What merge, split, reshard, convert and average print with --json.
+    """The JSON document of merge, split, reshard, convert and average.
 
     Attributes
     ----------
@@ -465,7 +465,7 @@ class Conversion(Document, frozen=True, kw_only=True):
 
 
 class Estimate(Conversion, frozen=True, kw_only=True):
-    """What a run would answer, and what it would do; ``seconds`` are those of the dry run."""
+    """The answer and the work of a run; ``seconds`` are those of the dry run."""
 
 
 def describe_run(

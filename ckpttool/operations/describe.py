@@ -37,7 +37,7 @@ class Completeness(Struct, frozen=True):
 
 
 class Inspected(Struct, frozen=True):
-    """What an answer about a checkpoint is made of.
+    """The parts of an answer about a checkpoint.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How tensors are distributed over ranks: their holdings, as screens, documents and pictures show.
+"""The distribution of tensors over ranks, for screens, documents and pictures.
 
 `ckpttool.model.slicing.holdings` says who should hold a slice and who does; the ranks of a target
 hold nothing yet, and read.  Equal distributions are one object: thousands of tensors have few.
@@ -58,7 +58,7 @@ class Taken(Struct, frozen=True):
 
 
 class Distribution(Struct, frozen=True, eq=False):
-    """How a full tensor is distributed over ranks.  Tensors that have it share one object.
+    """The distribution of a full tensor over ranks.  Tensors that have it share one object.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What each rank of a checkpoint, or of a target, holds: its slices, its place, who has the same.
+"""The holdings of each rank of a checkpoint or of a target: slices, place, ranks with the same.
 
 The answer is made of the distributions of tensors.  If a target is impossible, the errors are those
 of a conversion.
@@ -102,7 +102,7 @@ class RankGroup(Answer, frozen=True):
 
 
 class Place(Answer, frozen=True):
-    """Where a rank lies in a device matrix.
+    """The place of a rank in a device matrix.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ class ExplainedDistribution(Answer, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True, kw_only=True, dict=True):
-    """What explain prints with --json; each distribution and each layout stands there once.
+    """The JSON document of explain; each distribution and each layout stands there once.
 
     Attributes
     ----------
@@ -303,7 +303,7 @@ class Explanation(Document, frozen=True, kw_only=True, dict=True):
 
 
 class Explained(Struct, frozen=True, dict=True):
-    """What an explanation is made of.
+    """The parts of an explanation.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What finalize answers: the set that is complete now, as its manifest says.
+"""The answer of finalize: the set that is complete now, as its manifest says.
 
 `ckpttool.transaction.finishing` decides and writes; here stands only the document.
 """
@@ -22,7 +22,7 @@ from ckpttool.transaction.sealed_files import Manifest
 
 
 class CastOfSet(Answer, frozen=True):
-    """What casts did to numbers.
+    """Statistics of casts.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class CastOfSet(Answer, frozen=True):
 
 
 class Finalized(Document, frozen=True, kw_only=True):
-    """What finalize prints with --json.
+    """The JSON document of finalize.
 
     Attributes
     ----------

@@ -246,7 +246,7 @@ class FileOfRank(FileOfSet, frozen=True):
 
 
 class CheckpointSummary(Answer, frozen=True, kw_only=True):
-    """What the checkpoint is, and whether it is complete.
+    """The size and the parallelism of a checkpoint, and whether it is complete.
 
     Attributes
     ----------
@@ -288,7 +288,7 @@ class CheckpointSummary(Answer, frozen=True, kw_only=True):
 
 
 class InspectedCheckpoint(Document, frozen=True, kw_only=True):
-    """What inspect says of a checkpoint, whatever its kind.
+    """The answer of inspect about a checkpoint of any kind.
 
     Attributes
     ----------
@@ -543,7 +543,7 @@ class LayoutsOfRule(Answer, frozen=True):
 
 
 class StrategySummary(Answer, frozen=True):
-    """What a strategy says as a whole.
+    """A strategy as a whole.
 
     Attributes
     ----------

@@ -70,7 +70,7 @@ _OF_CONVERT = ("strict", "manifest", "tensors")  # of `ResolveOptions`
 
 
 class Order(Struct, frozen=True):
-    """What a person names: sources, a target, where the outputs go, and options.
+    """A request of a person: sources, a target, where the outputs go, and options.
 
     Attributes
     ----------

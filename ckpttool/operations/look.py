@@ -77,7 +77,7 @@ class Subject(Struct, frozen=True):
 
 
 class Sight(Struct, frozen=True):
-    """What `look` made of a source.
+    """The result of `look`.
 
     Attributes
     ----------

@@ -229,7 +229,7 @@ def _incomplete(inspected: Inspected) -> Summary:
 
 
 class _Distributions:
-    """What the page shows of tensors, once for those that show the same.
+    """The distributions of tensors on the page, once for those that show the same.
 
     Attributes
     ----------

@@ -35,7 +35,7 @@ class MadeTensor(Answer, frozen=True):
 
 
 class RecipeCheck(Document, frozen=True):
-    """What recipe check prints with --json.
+    """The JSON document of recipe check.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ Until: TypeAlias = Literal["planned", "counted", "written"]
 
 
 class Watch(Struct, frozen=True):
-    """Who watches a run, and may end it.
+    """A watcher of a run, which may end it.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ from ckpttool.wording import count, shorten
 
 
 class WrittenStrategy(Document, frozen=True):
-    """What strategy convert and strategy merge print with --json.
+    """The JSON document of strategy convert and strategy merge.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class RanksOfTarget(Answer, frozen=True):
 
 
 class RanksToFetch(Document, frozen=True, kw_only=True):
-    """What strategy ranks prints with --json.
+    """The JSON document of strategy ranks.
 
     Attributes
     ----------

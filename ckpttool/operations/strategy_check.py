@@ -139,7 +139,7 @@ class Candidate(Brief, Answer, frozen=True):
 
 
 class Candidates(Brief, tuple[Candidate, ...]):
-    """What a checkpoint shows of each strategy, the best first."""
+    """The strategies with what the checkpoint shows of each, the best first."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ class Candidates(Brief, tuple[Candidate, ...]):
 
 
 class StrategyCheck(Document, frozen=True):
-    """What strategy check prints with --json.
+    """The JSON document of strategy check.
 
     Attributes
     ----------

@@ -45,7 +45,7 @@ class DifferenceRow(Named, frozen=True):
 
 
 class NameDifference(Answer, frozen=True):
-    """What differs in the layouts of a name.
+    """A difference in the layouts of a name.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class NameDifference(Answer, frozen=True):
 
 
 class StrategyComparison(Document, frozen=True):
-    """What strategy diff prints with --json.
+    """The JSON document of strategy diff.
 
     Attributes
     ----------

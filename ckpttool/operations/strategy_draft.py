@@ -42,7 +42,7 @@ _ORDER = "# In these the slices are in the order of their ranks, which contents 
 
 
 class StrategyDraft(Document, frozen=True):
-    """What strategy draft prints with --json.
+    """The JSON document of strategy draft.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class _Held(Struct, frozen=True):
 
     @property
     def facts(self) -> str:
-        """What the ranks hold, for people."""
+        """The holdings of the ranks, for people."""
         return format_difference(self.groups) if len(self.groups) > 1 else "one value everywhere"
 
     def is_like(self, parameter: _Held | None) -> bool:

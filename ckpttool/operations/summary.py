@@ -1,4 +1,4 @@
-"""What a checkpoint or a strategy is, at a glance: sizes, parallelism, completeness, folded rows.
+"""A checkpoint or a strategy at a glance: sizes, parallelism, completeness, folded rows.
 
 A row stands for the tensors that are alike: layers whose names differ only in their numbers, and
 the optimizer states of a parameter that are distributed like it.  All of it follows from headers
@@ -39,7 +39,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Placement(Struct, frozen=True, dict=True):
-    """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
+    """The distribution of a tensor over ranks; equal if only the first rank of the stage differs.
 
     Slices are in C order.  ``slice_counts`` is None if they do not form a grid, or are not known.
     """
@@ -192,7 +192,7 @@ class Amount(Answer, frozen=True):
 
 
 class Amounts(Struct, frozen=True):
-    """How much there is of full tensors, or without layouts of what all ranks store.
+    """The numbers and bytes of full tensors, or without layouts of all that ranks store.
 
     Scales are weights, and counters and texts are ``other``.
     """

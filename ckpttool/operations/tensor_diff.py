@@ -195,7 +195,7 @@ class TensorChange(Answer, frozen=True):
 
 
 class Applied(Answer, frozen=True):
-    """What the options for tensors did to a side.
+    """The effect of the options for tensors on a side.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class Applied(Answer, frozen=True):
 
 
 class Difference(Document, frozen=True, kw_only=True):
-    """What diff prints with --json.
+    """The JSON document of diff.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ from ckpttool.wording import count, format_bytes, format_difference
 
 
 class Verification(Document, frozen=True, kw_only=True):
-    """What verify prints with --json.
+    """The JSON document of verify.
 
     Attributes
     ----------

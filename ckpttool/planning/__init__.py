@@ -1,1 +1,1 @@
-"""From catalog and strategies to a plan: full shapes, owners, checks, targets."""
+"""The step from catalog and strategies to a plan: full shapes, owners, checks, targets."""

@@ -1,4 +1,4 @@
-"""What adapters add to the weights of a plan (``--lora``).
+"""Adapters, added to the weights of a plan (``--lora``).
 
 Each weight that an adapter names gets two more terms for a pair of its tensors: one has rows, the
 other columns, and their product is added.  If a recipe makes the output of several weights, rows

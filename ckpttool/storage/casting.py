@@ -86,7 +86,7 @@ FORMATS = {
 
 
 class _Rounding(Struct, frozen=True):
-    """How a wider format ``a`` is rounded to ``b``; numbers are words of ``a``.
+    """The rounding of a wider format ``a`` to ``b``; numbers are words of ``a``.
 
     ``least`` and ``most`` are the exponents of the smallest normal and the largest numbers of
     ``b``, in their places.
@@ -221,7 +221,7 @@ class Caster:
 
 
 class _Table(Struct, frozen=True):
-    """What becomes of each word of a type of 16 bits.
+    """The result of a cast for each word of a type of 16 bits.
 
     The errors are 0 where the number or the result is not finite.  The last two say whether a
     number becomes Inf, or 0, that was not.

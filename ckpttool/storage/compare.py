@@ -68,7 +68,7 @@ class Tolerance(Struct, frozen=True):
 
 
 class TensorDelta(Struct, frozen=True):
-    """How one reading of a tensor differs from the first.
+    """The differences of one reading of a tensor from the first.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class CompareUnit(Struct, frozen=True):
 
 
 class CompareOptions(Struct, frozen=True):
-    """What to compute, and how much at a time.
+    """Options of a comparison: what to compute, and how much at a time.
 
     Statistics are those of the first reading, and of the distances to it.  A worker reads
     ``band_bytes`` at a time, from each of two readings.  Memory is about workers x 3 x

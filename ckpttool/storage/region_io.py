@@ -379,7 +379,7 @@ class Origin(NamedTuple):
 
 
 class PieceRead(Struct, frozen=True):
-    """How a piece of a term is read; the same for all tensors of a kind."""
+    """The reads of a piece of a term; the same for all tensors of a kind."""
 
     term: int  # the number of the term
     place: Hashable  # the slice; see `LayoutSlicing.find`

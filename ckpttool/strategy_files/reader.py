@@ -213,7 +213,7 @@ def _same_kind(path: str, handwritten: list[str], split_infos: list[str]) -> lis
 
 
 class Glance(NamedTuple):
-    """What the first layouts of a strategy file show: its ranks, of all stages, and some names."""
+    """The facts in the first layouts of a strategy file: its ranks, of all stages, and names."""
 
     ranks: int
     names: tuple[str, ...]

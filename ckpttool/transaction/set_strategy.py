@@ -87,7 +87,7 @@ class RecordedStrategy(Struct, frozen=True):
 
 
 class RecordedSet(Struct, frozen=True):
-    """What a manifest says of how its set is read."""
+    """The facts in a manifest that say how its set is read."""
 
     manifest: ManifestFile
     provenance: Provenance

@@ -209,7 +209,7 @@ def _line(output: Mapping[str, object]) -> bytes:
 
 
 class RecordedPlan(Struct, frozen=True):
-    """What a run writes, or several runs of one plan."""
+    """The outputs of a run, or of several runs of one plan."""
 
     writer: Writer
     provenance: Provenance

@@ -209,7 +209,7 @@ def test_the_schema_of_an_answer_is_made_of_its_fields(name):
 @pytest.mark.source
 def test_the_schema_of_inspect_is_made_of_the_fields_of_all_that_it_finds():
     path = REFERENCE / "schema" / "inspect.json"
-    summary = "What inspect prints with --json: one of the kinds below."
+    summary = "The JSON document of inspect: one of the kinds below."
     made = make_schema_of_kinds("Inspect", summary, INSPECTED)
     if os.environ.get(UPDATE):
         path.write_text(made, encoding="utf-8")
