@@ -1,7 +1,7 @@
 """Fit a strategy to names and shapes: what only they decide, and what does not fit them.
 
-A network inside another cell has a prefix before all of its names (``network.``), so that files and
-strategy may differ by one.  The strategy is read with the names of the files.
+A network inside another cell has a prefix before all of its names (``network.``).  So the names in
+files and strategy may differ by a prefix.  The strategy is read with the names of the files.
 
 A strategy file holds no shapes.  ``param_split_shape`` may be the rows of a manual split, or the
 shape of the parameter; the slices of a source decide, and the full tensor in a target.  The rules

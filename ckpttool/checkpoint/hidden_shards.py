@@ -16,8 +16,9 @@ evidence of divergence:
 - Most numbers of two slices are nearly equal.
 
 Nor does a strategy without optimizer state hide a shard.  Every strategy that is compiled for
-training lists optimizer state, also with ``only_trainable_params``.  One that lists weights only is
-of a network without an optimizer, such as inference, and may shard these weights in other ways.
+training lists optimizer state, also with ``only_trainable_params``.  A strategy that lists only
+weights is of a network without an optimizer, such as inference.  It may shard these weights in
+other ways.
 """
 
 from __future__ import annotations

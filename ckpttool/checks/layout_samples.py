@@ -123,8 +123,9 @@ def check_shards(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnos
 def check_slices(checkpoint: Checkpoint, contents: Contents) -> Iterator[Diagnostic]:
     """Yield the tensors with equal slices that should differ.
 
-    It is a warning, since they may be equal by chance.  It is a problem if most of the sampled
-    sharded tensors of the strategy files, or of a hand-written line, have equal slices.
+    Single tensors are a warning, since their slices may be equal by chance.  It is a problem if
+    most sampled sharded tensors of the strategy files, or of a hand-written line, have equal
+    slices.
     """
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
     equal = [

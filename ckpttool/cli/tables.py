@@ -1,9 +1,9 @@
 """What commands print: tables, verdicts and documents on stdout, notes on stderr.
 
-Text is folded to fit on a terminal; in a pipe a row, a note or an error is one line.  No word is
-ever broken, so that a name can be found and copied.  If the columns do not fit on the terminal, the
-column with the longest words gets lines of its own above the row.  `click.echo` removes bold and
-colours where they are not shown; rich would need 0.1 s to load, and its tables break words.
+Text is folded to fit on a terminal; in a pipe a row, a note or an error is one line.  Words are
+never broken, so that a name can be found and copied.  If the columns do not fit, the column with
+the longest words gets lines of its own above the row.  `click.echo` removes bold and colours where
+they are not shown; rich would need 0.1 s to load, and its tables break words.
 """
 
 from __future__ import annotations

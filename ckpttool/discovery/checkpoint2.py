@@ -28,10 +28,10 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
   are replicas; there is one where redundancy was removed on saving.  MindFormers 2.1 then escapes
   a name with a quote or a backslash twice.
-* ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
-  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
-  An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
-  stage, or of a part of it, in the order of the device matrix.
+* ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has an entry
+  for every tensor axis: a device axis (0 is the innermost), a list of them (outermost split first)
+  or -1.  An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of
+  the stage, or of a part of it, in the order of the device matrix.
 * ``rank_group`` has all ranks with the slice, as MindFormers numbers it; absent before 1.9.
 * ``replica_id`` repeats the layout, and is not read.
 
@@ -49,7 +49,7 @@ one slice cannot be wrong.
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
 files as well.  So all slices of a parameter seem to be in one file.  Such metadata is refused.
 
-Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
+Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages.  They are
 in the ``model`` files of the same ranks.
 
 common.json
@@ -772,8 +772,8 @@ def _fill(
 ) -> _Placed:
     """Return a parameter that is stored completely, or its problems.
 
-    MindSpore leaves a parameter that stages share out of the files of stages that do not own it,
-    and metadata lists it there.  So a whole stage may lack it.
+    If stages share a parameter, MindSpore leaves it out of the files of stages that do not own it,
+    though metadata lists it there.  So a whole stage may lack it.
     """
     holding = {box.rank // iteration.stage_ranks for box in boxes}
     without_copy = {

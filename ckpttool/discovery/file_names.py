@@ -223,8 +223,8 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
 def ranks_in_names(names: Iterable[str]) -> Mapping[str, int]:
     """Return the ranks of files in one folder whose names lack the word; empty if it is not clear.
 
-    Names of one form have a number that may be that of a rank, as in `find_numbered`, whatever
-    their steps and counters are.
+    Names of one form have a number that may be that of a rank, as in `find_numbered`.  Steps and
+    counters may differ.
 
     Examples
     --------

@@ -98,9 +98,9 @@ def is_run_output(root: Path) -> bool:
 def find_strategies(folder: Path) -> tuple[str, ...]:
     """Return the strategy files that lie with the rank folders in ``folder``.
 
-    They are in ``strategy``, beside the rank folders or beside the folder of a MindFormers run that
-    contains these, or in the rank folders themselves.  Only files are returned whose names or
-    folders say that they are of ranks, and merged ones.
+    They are in the rank folders, or in ``strategy`` beside these or beside the folder of a
+    MindFormers run that contains these.  Only files are returned whose names or folders say that
+    they are of ranks, and merged ones.
     """
     real_path = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
     places = [folder / STRATEGY_FOLDER, folder]

@@ -153,9 +153,9 @@ def scan(
         The strategy of the checkpoint, if it is known.  Then only its ranks count when a step is
         chosen, and files that do not fit it are of other runs.
     command
-        ``"inspect"`` and ``"verify"`` get a catalog whose files contradict each other, with the
-        errors in ``Catalog.diagnostics``, or one of ranks without a common step.  ``"verify"`` also
-        gets one of a single damaged file.
+        ``"inspect"`` and ``"verify"`` also get a catalog of files that contradict each other, with
+        the errors in ``Catalog.diagnostics``, and one of ranks without a common step.  ``"verify"``
+        also gets one of a single damaged file.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
@@ -512,8 +512,8 @@ def _may_be_of_one_run(
 ) -> bool:
     """Return whether files of ranks beyond a strategy may be of the run of the chosen ones.
 
-    They are of another run if they hold no parameter that the chosen ones lack, and if those of
-    the same step have other slices.
+    They are of another run if every parameter in them is in the chosen files, and if those of the
+    same step have other slices.
     """
     runs = {file.run for file in chosen}
     of_runs = (file for file in counted if file.run in runs)

@@ -1,8 +1,8 @@
 """The protocol of file formats, which are codecs of headers.
 
-A format says what it cannot hold, reads a header, and makes one without a file.  What all formats
-share is here: a header is a `FileIndex` and the bytes between the contents, so that any two headers
-can be compared, cached and written alike.  Contents are left to `ckpttool.storage`.
+A format says what it cannot hold, reads a header, and makes one without a file.  A header is a
+`FileIndex` and the bytes between the contents, in all formats.  So any two headers can be compared,
+cached and written alike.  Contents are left to `ckpttool.storage`.
 """
 
 from __future__ import annotations

@@ -221,8 +221,8 @@ def _kind_of_bytes(head: bytes) -> str:
 def _text_kind(head: bytes) -> str:
     """Return the kind of a file that begins with printable text; "" for other bytes.
 
-    A cut .ckpt may be printable; so may a few bytes of any format.  It begins with a line feed and
-    the size of a message, which begins with a line feed and the smaller size of a name.
+    A cut .ckpt may be printable; so may a few bytes of any format.  A .ckpt begins with a line feed
+    and the size of a message.  That begins with a line feed and the smaller size of a name.
     """
     is_ckpt = head[:1] == head[2:3] == b"\n" and head[3:4] < head[1:2]
     if is_ckpt or len(head) < _MIN_TEXT_BYTES:

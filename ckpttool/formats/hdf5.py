@@ -27,9 +27,8 @@ The type of a dataset is a datatype message of its header:
 Attributes of the root group whose names begin with ``ckpttool.`` say how the file was made; see
 `ckpttool.operations.plans`.  They are scalar UTF-8 strings of variable length, which h5py returns
 as ``str``, written first and in the order of their names.  Strings of fixed length are read as
-well.  No other attribute of a group is read.  libhdf5 can hang on a damaged heap of such strings,
-so they are read only if all heaps (``GCOL``) in the first `_HEAP_BYTES` are whole: their objects
-fill them.
+well.  No other attribute of a group is read.  libhdf5 can hang on a damaged heap of such strings.
+So they are read only if the objects of all heaps (``GCOL``) in the first `_HEAP_BYTES` fill them.
 
 A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
 hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.
@@ -486,8 +485,8 @@ def _repack(
 ) -> UnsupportedError:
     """Return the error of a dataset that has to be written again.
 
-    h5repack leaves out all datasets whose filter it lacks, fills virtual ones whose source is not
-    there with zeros, and ends with exit code 0.
+    h5repack leaves out datasets whose filter it lacks, and fills virtual ones without their source
+    with zeros.  Its exit code is then 0.
     """
     hint, files = _REPACK, set[str]()
     for other, dataset_there in _walk_file(path, h5g.open(h5i.get_file_id(dataset), b"/")):

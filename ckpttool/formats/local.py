@@ -1,10 +1,10 @@
 """The storage of the sources: local files.  Only this module lists, stats and opens them.
 
 Discovery, formats, strategy files and the copy use these functions.  So an object store needs a
-second module with the same functions, and a choice between the two by the form of a path.  The
-module lies among the formats, below `ckpttool.storage`, because codecs open the files whose headers
-they read, and imports go down only.  Outputs, locks and the record of a run are on local disks;
-other modules open them.  libhdf5 opens HDF5 files itself.
+second module with these functions, and a choice by the form of a path.  The module lies among the
+formats, below `ckpttool.storage`, because codecs open the files whose headers they read, and
+imports go down only.  Outputs, locks and the record of a run are on local disks; other modules open
+them.  libhdf5 opens HDF5 files itself.
 
 The system names the file in errors of opening but not in errors of reading; `ReadFile` adds the
 name.  Python's readers return None for a read that would have to wait (EAGAIN); here it is an

@@ -1,8 +1,8 @@
 """The belonging of a tensor: it is a weight, or the state, scale, copy or counter of something.
 
-A parameter is more than a tensor.  What chooses, casts, averages, renames or shows tensors takes
-the answer from here, so that no half of a parameter is left behind.  Names, element types and full
-shapes decide.  Only a single number that may count something needs its value (`may_count`).
+A parameter is more than a tensor.  All code that chooses, casts, averages, renames or shows tensors
+uses this answer, so parameters are never split.  Names, element types and full shapes decide.  Only
+a single number that may count something needs its value (`may_count`).
 `ckpttool.model.names.match_states` finds the parameter whose layout a state has.
 
 Source

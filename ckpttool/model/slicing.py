@@ -480,9 +480,9 @@ class Part(Struct, frozen=True, gc=False):
     start
         The index in the tensor of the first element in the space; () is the first of all.
     block
-        How many neighbours in the space, along each of the first axes of the part, are one and the
-        same stored element; all along the other axes.  The last ones of an axis may be fewer.  None
-        if each is an element of its own.
+        The number of neighbours in the space that share a stored element, along each of the first
+        axes of the part; all along the other axes.  The last ones of an axis may be fewer.  None if
+        each is an element of its own.
     """
 
     name: str

@@ -42,8 +42,8 @@ def load_average(
     Parameters
     ----------
     inputs
-        The checkpoints.  One without a strategy has that which its manifest names, else the shared
-        one if it needs any, else that which lies with it.
+        The checkpoints.  An input without a strategy gets the one in its manifest, else the shared
+        one if it needs any, else one that lies with it.
     mean
         Their weights.
     replicated

@@ -245,8 +245,8 @@ def load_sides(
 ) -> LoadedSides:
     """Read the catalogs and strategies of two sides, and raise all their problems at once.
 
-    B has the strategy of A if neither a person nor a manifest names one for it, unless its ranks
-    hold full tensors.  Single files and checkpoints that describe themselves need no strategy.
+    B gets the strategy of A if neither the user nor a manifest names one, unless its ranks hold
+    full tensors.  Single files and checkpoints that describe themselves need no strategy.
     """
     attempt = Attempts()
     catalogs: list[Catalog] = []

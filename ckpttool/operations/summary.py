@@ -360,8 +360,8 @@ def _add_up(entries: Sequence[Entry]) -> Amount:
 def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
     """Yield the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
-    If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
-    a file or without.
+    Without redundancy, one rank of each slice has it on disk; the ranks are then those of the
+    layout, with or without a file.
     """
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
     for source in checkpoint.tensors:

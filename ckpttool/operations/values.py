@@ -150,9 +150,9 @@ class PrintedValues(Answer, frozen=True):
     statistics
         Of all elements that are meant; null if they are not numbers.
     elements
-        The elements as nested lists, or the text; complex numbers as [real, imaginary], others than
-        finite ones as NaN, Infinity and -Infinity in quotes, bytes of a type without numbers as
-        integers. null if there are more than 1000.
+        The elements as nested lists, or the text. Complex numbers are [real, imaginary]; NaN,
+        Infinity and -Infinity stand in quotes; bytes of a type without numbers are integers. null
+        for more than 1000 elements.
     """
 
     name: str

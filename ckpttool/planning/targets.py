@@ -5,9 +5,9 @@ and the indexes of numbered files.  They are written last, and old ones are remo
 an index never lists files of a different run.
 
 Each numbered file has a limit of bytes, its header included.  Parameters fill the files in the
-order of the plan.  A parameter that does not fit begins the next file, and so does one whose entry
-exceeds the largest header of the format.  A tensor larger than the limit has its own file.
-Tensors without a layout go to a common file, which loaders give to every rank.
+order of the plan.  A parameter that does not fit begins the next file; so does one whose entry
+exceeds the largest header.  A tensor larger than the limit has its own file.  Tensors without a
+layout go to a common file, which loaders give to every rank.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _parameters_first(
 ) -> list[Transfer]:
     """Return the transfers, in an order in which no state comes before its parameter.
 
-    Where no name fits the network, MindSpore 2.10 drops the prefix of the first name that then
-    fits (``_load_dismatch_prefix_params``), which may be a state.  ``load_checkpoint`` sorts the
+    Where no name fits the network, MindSpore 2.10 drops a prefix: that of the first name that then
+    fits (``_load_dismatch_prefix_params``).  That may be a state.  ``load_checkpoint`` sorts the
     names of safetensors files, and h5py visits those of HDF5 files sorted.  So a note says it of
     merged files of these, unless somebody chose the names.
     """
@@ -625,8 +625,8 @@ class ShardedOutput(Struct, frozen=True):
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
         """Return the plan of a `numbered_target` spread over numbered files, with their indexes.
 
-        The result is None, with an error in ``diagnostics``, if no reader takes such an index, or
-        if metadata would be written a thousand times.
+        If no reader takes such an index, or if metadata would be written a thousand times,
+        ``diagnostics`` gets an error, and the result is None.
         """
         every = get_format(self.format).header_bytes((), plan.attrs)
         if self.limit is not None and every > max(self.limit, _MOST_METADATA):

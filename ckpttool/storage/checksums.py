@@ -80,8 +80,8 @@ class ReadUnit(NamedTuple):
 class RunningHashes:
     """The SHA-256 of units of tensors, computed while their bytes are read; for one thread.
 
-    A unit counts if its bytes are read in order from the first to the last one, with reads of
-    other bytes in between.
+    A unit counts if its bytes are read in order, from first to last; reads of other bytes may come
+    between.
     """
 
     def __init__(self) -> None:

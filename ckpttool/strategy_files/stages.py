@@ -16,9 +16,8 @@ operators, ``opt_weight_shard_step``, fields of later versions.  Changed are onl
 
 Stages are in the order of the files, and the first file of a stage counts, as in MindSpore; there
 the folder gives the order.  In JSON an operator of the same name in two stages is there once, with
-the values of the later stage.  Files of one stage that contradict each other, and a missing stage,
-are errors, where MindSpore writes a file that it cannot read.  A merged file among them is not
-copied.
+the values of the later stage.  Contradicting files of one stage and a missing stage are errors;
+MindSpore writes a file that it cannot read.  A merged file among them is not copied.
 
 Source
 ------

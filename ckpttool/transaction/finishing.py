@@ -1,8 +1,7 @@
 """Mark a set complete whose outputs were written by several runs.
 
 A run with ``--part`` cannot know whether others have ended, so none of them writes the manifest.
-A set is complete if each output of the plan is in the log of a run that has ended well, whichever
-run that was.
+A set is complete if each output of the plan is in the log of some run that has ended well.
 """
 
 from __future__ import annotations
