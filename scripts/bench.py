@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # measured is the code beside this script, instal
 
 from benchmark.cases import (  # noqa: E402
     AVERAGED,
+    EXPORTED,
     Case,
     beside_other,
     prepare_averages,
@@ -236,9 +237,10 @@ def main(
         if "export" in groups:
             for size in sizes:
                 _check_space(folder, int(4 * size * GIB))
-                cases = prepare_exports(folder, int(size * GIB), Mesh(tp))
-                bench.run(cases, label(size), rounds)
-                shutil.rmtree(folder / "export")
+                for name in EXPORTED:
+                    cases = prepare_exports(folder, name, int(size * GIB), Mesh(tp))
+                    bench.run(cases, label(size), rounds)
+                    shutil.rmtree(folder / "export")
         if "virtual" in groups:
             for size in sizes:
                 model = make_model(int(size * GIB), DTYPES[dtype], moments)

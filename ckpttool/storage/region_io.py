@@ -243,15 +243,18 @@ class FlatFiles:
     def read_piece(self, read: PieceRead, term: Term) -> None:
         """Make the moves of a piece of a term; hash it if it is one run of bytes."""
         tensor: StoredTensor | None = None  # looking it up takes longer than to copy what was read
+        first = None if self._read_hashes is None else read.first
         for offset, into, dst, src in read.moves:
             if into is not None:
                 tensor = tensor or read.find(term)[1]
                 self.read_bytes(tensor, offset, into)
             if dst is not None and src is not None:
                 copy_elements(dst, src)
-        if self._read_hashes is not None and read.first is not None:
-            data = np.ascontiguousarray(read.out).reshape(-1).data
-            self._read_hashes.add(tensor or read.find(term)[1], read.first, data)
+            if first is not None and self._read_hashes is not None:
+                data = into if src is None else src.reshape(-1).data
+                assert data is not None, "a move has bytes"
+                self._read_hashes.add(tensor or read.find(term)[1], first, data)
+                first += len(data)
 
     def clear(self, out: Bytes) -> None:
         """Make all elements zero."""
@@ -386,7 +389,6 @@ class PieceRead(Struct, frozen=True):
     nbytes: int  # bytes of the piece
     moves: Iterable[Move]  # the moves that read it
     first: int | None  # the byte of the stored tensor where it begins, if it is one run of bytes
-    out: Bytes  # the array that the moves fill
 
     def run(self, files: FlatFiles, tensor: OutputTensor) -> None:
         """Read the piece of a tensor."""
@@ -674,9 +676,8 @@ def _plan_pieces(
         at = out[_within(dst, band)] if isinstance(dst, Region) else _step_through(out, dst, band)
         runs = find_runs(src, stored)
         moves = files.plan_moves(_first_byte(holder), stored, runs, at)
-        yield PieceRead(
-            number, place, runs.nbytes, moves, runs.first if runs.count == 1 else None, at
-        )
+        first = runs.first if runs.count == 1 else None
+        yield PieceRead(number, place, runs.nbytes, moves, first)
         filled += runs.nbytes
     assert filled == out.nbytes or is_padded, f"{band}: {filled} of {out.nbytes} bytes"
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmark.files import strategy_path, write_checkpoint, write_strategy
@@ -379,32 +380,52 @@ def prepare_two(work: Path, nbytes: int, mergekit: str) -> list[Case]:
     ]
 
 
-def prepare_exports(work: Path, nbytes: int, mesh: Mesh) -> list[Case]:
-    """Write two checkpoints of MindFormers; their merges, and the same under other names and axes.
+# Models of MindFormers by name, each with a recipe for the names of Hugging Face.  One needs names
+# alone.  Two have fused attention and transposed, fused experts, those of the second as large as
+# DeepSeek-V3's.
+_OF_EXPERTS = "qwen3-moe:fc1=interleaved,attention=grouped,mode=graph"
+EXPORTED = {
+    "llama": ("llama", dense_model),
+    "qwen3-moe": (_OF_EXPERTS, expert_model),
+    "large experts": (_OF_EXPERTS, partial(expert_model, width=7168, wide=2048, experts=8)),
+}
 
-    One needs other names alone.  Two have fused attention and transposed, fused experts, those of
-    the second as large as DeepSeek-V3's.
+
+def prepare_exports(work: Path, name: str, nbytes: int, mesh: Mesh) -> list[Case]:
+    """Write a model as ranks, as one file and as a folder of Hugging Face, and the cases.
+
+    Ranks are merged and the file is split, with the names that it has and with those of a recipe.
     """
-    folder, cases = work / "export", []
-    choices = "qwen3-moe:fc1=interleaved,attention=grouped"
-    for name, recipe, (config, model) in (
-        ("llama", "llama", dense_model(nbytes)),
-        ("qwen3-moe", choices, expert_model(nbytes)),
-        ("large experts", choices, expert_model(nbytes, 7168, 2048, 8)),
+    recipe, make = EXPORTED[name]
+    config, model = make(nbytes)
+    folder = work / "export"
+    ranks, one, home = folder / "ranks", folder / "one.safetensors", folder / "hf"
+    write_checkpoint(ranks, model, mesh)
+    home.mkdir(parents=True)
+    (home / "config.json").write_text(json.dumps(config))
+    strategy, out, cut_out = str(strategy_path(ranks)), folder / "out.safetensors", folder / "out"
+    merge = (*CKPTTOOL, "merge", str(ranks), "-s", strategy, "-q")
+    by_names = ("--recipe", recipe.removesuffix(",mode=graph"), "--hf-config", str(home))
+    for words in (
+        (*merge, "-o", str(one)),
+        (*merge, *by_names, "-o", str(home / "model.safetensors")),
     ):
-        write_checkpoint(folder / name, model, mesh)
-        home = folder / f"{name}-config"
-        home.mkdir(parents=True)
-        (home / "config.json").write_text(json.dumps(config))
-        out = folder / f"{name}.safetensors"
-        words = (*CKPTTOOL, "merge", str(folder / name), "-o", str(out), "-q")
-        merge = (*words, "-s", str(strategy_path(folder / name)))
-        export = (*merge, "--recipe", recipe, "--hf-config", str(home), "--overwrite")
-        cases += [
-            Case(f"merge of {name}", merge, out, None, model.nbytes),
-            Case(f"export of {name}", export, out, f"merge of {name}", model.nbytes),
-        ]
-    return cases
+        subprocess.run(words, check=True)
+    for manifest in folder.rglob("*.ckpttool.json"):  # a model that was downloaded has none
+        manifest.unlink()
+    merge, cut = (*merge, "-o", str(out)), (*CKPTTOOL, "split", "-d", strategy, "-o", str(cut_out))
+    return [
+        Case(f"merge of {name}", merge, out, None, model.nbytes),
+        Case(f"export of {name}", (*merge, *by_names), out, f"merge of {name}", model.nbytes),
+        Case(f"split of {name}", (*cut, "-q", str(one)), cut_out, None, model.nbytes),
+        Case(
+            f"import of {name}",
+            (*cut, "-q", str(home), "--recipe", recipe),
+            cut_out,
+            f"split of {name}",
+            model.nbytes,
+        ),
+    ]
 
 
 def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
