@@ -61,7 +61,8 @@ def rearrange(
             if name in asked:
                 raise PlanError(questions) from error
             choice = used.recipe.choices.get(name)
-            asked[name] = 1 if choice is None else next(iter(choice.values))
+            size = () if error.args[1:] else 1  # of a list, or of a number
+            asked[name] = size if choice is None else next(iter(choice.values))
 
 
 def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = "") -> Diagnostic:
@@ -77,7 +78,8 @@ def _questions(
     sizes = {name: keys.get(name, name) for name in asked if name not in choices}
     numbers = {of if of.isidentifier() else name: of for name, of in sizes.items()}
     has_config = bool(used.config)
-    answers = dict(used.given) | dict.fromkeys(numbers if has_config else (), "NUMBER")
+    is_typed = has_config and () not in asked.values()  # nobody types a list
+    answers = dict(used.given) | dict.fromkeys(numbers if is_typed else (), "NUMBER")
     answers |= {name: usual for name, usual in asked.items() if name in choices}
     typed = ",".join(f"{name}={value}" for name, value in answers.items())
     answered = f"--recipe '{used.typed}:{typed}'"
@@ -85,7 +87,8 @@ def _questions(
         names = [name if of == name else f"{name} ({of})" for name, of in numbers.items()]
         message = f"the configuration lacks {count(len(names), 'size')}"
         message = message if has_config else "nothing tells the sizes of the model"
-        hint = answered if has_config else "--hf-config with its folder"
+        hint = f"--hf-config {'of this model' if has_config else 'with its folder'}"
+        hint = answered if is_typed else hint
         where = used.folder or checkpoint.catalog.root
         facts = f"{used.typed} needs {shorten(names, 8)}"
         yield Diagnostic("recipe", message, facts=facts, hint=hint, where=where)

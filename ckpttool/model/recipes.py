@@ -109,6 +109,11 @@ def _value(node: ast.expr, find: Callable[[str], Value]) -> Value:
             return _value(parts[-1], find)
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return [_value(part, find) for part in parts]
+        case ast.Subscript(value=values, slice=place):
+            of, at = _sequence(values, find), _number(place, find)
+            if not 0 <= at < len(of):
+                raise ValueError(f"{ast.unparse(values)} has {len(of)} values, and none at {at}")
+            return of[at]
         case ast.IfExp(test=test, body=body, orelse=other):
             return _value(body if truth(_value(test, find)) else other, find)
         case ast.Call(func=ast.Name(id="range"), args=[*parts], keywords=[]) if len(parts) <= 3:
@@ -144,7 +149,7 @@ def _sequence(node: ast.expr, find: Callable[[str], Value]) -> Sequence[Value]:
     """Return the values of a loop."""
     value = _value(node, find)
     if value is None:
-        raise LookupError(ast.unparse(node))
+        raise LookupError(ast.unparse(node), "a list")
     if not isinstance(value, range | list | tuple):
         raise ValueError(f"{ast.unparse(node)} is {value!r}, and no list or range")
     if len(value) > _MAX_LOOP:
@@ -268,7 +273,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prefix(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names that other rules give with another beginning on the side of MindSpore."""
+    """Names that other rules give with another beginning, on either side."""
 
     old: str
     new: str
@@ -397,12 +402,14 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 for name, expression in rule.sizes.items():
                     sizes[name] = evaluate(expression, sizes)
                 for old, new in rule.names.items():
-                    both = {here(_fill(old, of_loop)): rule.axes}, {_fill(new, of_loop): rule.axes}
-                    yield Relation(both, sizes, dtype=rule.dtype, is_same=True)
+                    ours, theirs = ({here(_fill(it, of_loop)): rule.axes} for it in (old, new))
+                    yield Relation((ours, theirs), sizes, dtype=rule.dtype, is_same=True)
                 if rule.mindspore:
                     every = [*_loop(rule.each, "True", of_loop)]
-                    ours = {here(n): t for n, t in _fill_all(rule.mindspore, every)}
-                    theirs = dict(_fill_all(rule.huggingface, every))
+                    ours, theirs = (
+                        {here(name): axes for name, axes in _fill_all(side, every)}
+                        for side in (rule.mindspore, rule.huggingface)
+                    )
                     yield Relation((ours, theirs), sizes, rule.written, rule.dtype)
 
     def check(self) -> None:

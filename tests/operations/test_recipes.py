@@ -457,6 +457,8 @@ BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and 
     "rules: [{axes: H, names: {a: b}, dtype: Floof}]": (4, "no element type Floof"),
     "copies: [{names: {model.copy: model.nothing}}]": (5, "a copy is of no tensor"),
     "sizes: {h: head_dim // 0}": (5, "by zero"),
+    "sizes: {h: 'layer_types[3]'}": (5, "layer_types has 3 values, and none at 3"),
+    "sizes: {h: 'kinds[0]'}": (5, "mine.yaml needs kinds Try: --hf-config of this model"),
     "sizes: {L: '3 * 10 ** 3'}": (4, "has more than names"),
     "rules: [{for: {i: '3'}, axes: H, names: {'a.{i}': 'b.{i}'}}]": (5, "no list or range"),
 }
