@@ -24,7 +24,7 @@ _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": Fal
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = (
-    *("deepseek-v3", "deepseek-v3-legacy", "glm4", "glm4-legacy", "glm4-moe"),
+    *("deepseek-v3", "deepseek-v3-legacy", "deepseek-v4", "glm4", "glm4-legacy", "glm4-moe"),
     *("llama", "llama-concat", "mcore", "qwen2", "qwen3", "qwen3-moe"),
 )
 

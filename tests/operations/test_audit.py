@@ -18,6 +18,7 @@ from ckpttool.storage.region_io import FlatFiles
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import merged, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.families import RECIPES, VARIANTS, load_model, to_mindformers
 from tests.support.file_bytes import layout, strategy
 from tests.support.readers import Entry
 
@@ -131,6 +132,16 @@ def test_a_tensor_that_is_not_as_in_the_reference_is_named(name, change, said):
 def test_a_complete_model_is_as_its_configuration_says(key):
     assert found(GATED, {**BASE, **WIDTHS, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
     assert found(model_of(mtp=0), {**BASE, **OF_KINDS[key]}) == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_model_of_each_family_is_as_its_configuration_says(name):
+    recipe, choices = next(variant[1:] for variant in VARIANTS if variant[0] == name)
+    config, tensors = load_model(name)
+    config["num_nextn_predict_layers"] = int(name.endswith("mtp"))  # transformers keeps none
+    for entries in (tensors, to_mindformers(config, tensors, recipe, choices)):
+        metas = {key: TensorMeta(key, it.dtype, it.shape) for key, it in entries.items()}
+        assert found(metas, config) == []
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,41 @@ def test_a_tensor_that_is_copied_is_counted_once(tmp_path):
     assert int(used) == int(names) + int(axes) == len(made)
 
 
+def test_what_deepseek_v4_has_twice_or_as_a_constant_is_accounted_for(tmp_path):
+    config, tensors = write_model(tmp_path / "hf", "deepseek-v4-mtp")
+    doubled = {**tensors, "mtp.0.head.weight": tensors["head.weight"]}
+    write_file(tmp_path / "hf" / "model.safetensors", doubled, "safetensors")
+    choices, words = {"fc1": "contiguous"}, ["--recipe", "deepseek-v4:fc1=contiguous"]
+    said = run_well("merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", *words)
+    assert "copies: 1 tensor" in message(said)
+    made = to_mindformers(config, tensors, "deepseek-v4", choices)
+    assert read(tmp_path / "m.ckpt") == made
+    layer = "mtp.layers.0.transformer_layer."
+    for name in ("self_attention.q_rms_gamma", "attn_hc.rms_weight", "ffn_hc.rms_weight"):
+        made[layer + name] = noise(name, "Float32", (8,))
+    write_file(tmp_path / "n.ckpt", made, "ckpt")
+    words += ["--hf-config", tmp_path / "hf"]
+    said = run_well("merge", tmp_path / "n.ckpt", "-o", tmp_path / "out", *words)
+    assert "left out by rules: 3 tensors" in message(said)
+    assert read(tmp_path / "out" / "model.safetensors") == tensors
+
+
+def test_scales_as_deepseek_v4_calls_them_are_refused(tmp_path):
+    _, tensors = write_model(tmp_path / "hf", "deepseek-v4-mtp")
+    weight, scale = "layers.0.attn.wkv.weight", "layers.0.attn.wkv.scale"
+    tensors[weight] = noise(weight, "Float8E4M3FN", tensors[weight].shape)
+    tensors[scale] = noise(scale, "Float32", (1, 1))
+    write_file(tmp_path / "hf" / "model.safetensors", tensors, "safetensors")
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe"]
+    said = message(run(*words, "deepseek-v4:fc1=interleaved"))
+    assert f"1 tensor that no rule of deepseek-v4 knows {scale}" in said
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config["quantization_config"] = {"weight_block_size": [128, 128]}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    said = message(run(*words, "deepseek-v4:fc1=interleaved"))
+    assert f"{weight}: the Float8 weight has no scale expected {weight}_scale_inv" in said
+
+
 def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
     config, tensors = write_model(tmp_path / "hf", "qwen3")
     choices = {"fc1": "interleaved", "attention": "grouped"}

@@ -30,6 +30,8 @@ RECIPES = {
     "deepseek-v3": ("deepseek-v3", "deepseek-v3-legacy"),
     "deepseek-v3-no-q": ("deepseek-v3",),
     "deepseek-v3-mtp": ("deepseek-v3", "deepseek-v3-legacy"),
+    "deepseek-v4": ("deepseek-v4",),
+    "deepseek-v4-mtp": ("deepseek-v4",),
 }
 CHOICES = {
     "fc1": ("interleaved", "contiguous"),
@@ -45,12 +47,13 @@ ASKED = {
     "llama-concat": ("concat",),
     "deepseek-v3": ("fc1", "mla", "mode"),
     "deepseek-v3-legacy": ("experts",),
+    "deepseek-v4": ("fc1",),
     "qwen3-moe": ("fc1", "attention", "mode"),
     "glm4-moe": ("fc1", "attention", "mode"),
 }
 # transformers saves no layers of the prediction of further tokens, which its configuration names.
 NO_MORE = {"num_nextn_predict_layers": "0"}
-GIVEN = {"deepseek-v3": NO_MORE, "deepseek-v3-no-q": NO_MORE}
+GIVEN = dict.fromkeys(("deepseek-v3", "deepseek-v3-no-q", "deepseek-v4"), NO_MORE)
 VARIANTS = [
     (model, recipe, dict(zip(names, values, strict=True)) | GIVEN.get(model, {}))
     for model, recipes in RECIPES.items()
@@ -113,6 +116,35 @@ FUSED_MLA = {
     "kv_a_layernorm": "k_layernorm",
     "kv_b_proj": "linear_kvb",
 }
+WINDOWED = {  # DeepSeek-V4's names of a layer
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "attn.wq_a": "self_attention.linear_q_down_proj",
+    "attn.q_norm": "self_attention.q_layernorm",
+    "attn.wq_b": "self_attention.linear_q_up_proj",
+    "attn.wkv": "self_attention.linear_kv_proj",
+    "attn.kv_norm": "self_attention.kv_layernorm",
+    "attn.wo_a.weight": "self_attention.linear_o_group_proj",
+    "attn.wo_b": "self_attention.linear_proj",
+    "attn.attn_sink": "self_attention.core_attention.attn_sink",
+    "attn.indexer.wq_b": "self_attention.core_attention.indexer.linear_wq_b",
+    "attn.indexer.weights_proj": "self_attention.core_attention.indexer.linear_weights_proj",
+    "ffn.gate.weight": "mlp.router.weight",
+    "ffn.gate.bias": "mlp.expert_bias",
+    "ffn.gate.tid2eid": "mlp.router.tid2eid",
+    "ffn.shared_experts.w2": "mlp.shared_experts.linear_fc2",
+    "hc_attn_base": "attn_hc.bias",
+    "hc_attn_fn": "attn_hc.mapping_proj.weight",
+    "hc_ffn_base": "ffn_hc.bias",
+    "hc_ffn_fn": "ffn_hc.mapping_proj.weight",
+}
+WINDOWED |= {
+    f"attn.{part}compressor.{name}": f"self_attention.core_attention.{part}compressor.{other}"
+    for part in ("", "indexer.")
+    for name, other in {"wkv": "linear_wkv", "wgate": "linear_wgate"}.items()
+    | {"norm": "norm", "ape": "ape"}.items()
+}
+HYPER = {"hc_head_base": "hc_base", "hc_head_fn": "hc_fn.weight", "hc_head_scale": "hc_scale"}
 
 
 def load_model(name: str) -> tuple[dict, dict[str, Entry]]:
@@ -121,7 +153,11 @@ def load_model(name: str) -> tuple[dict, dict[str, Entry]]:
     kept = json.loads((GOLDEN / "models" / f"{base}.json").read_text())
     tensors = kept["tensors"].items()
     made = {key: noise(key, dtype, tuple(of)) for key, (dtype, of) in tensors}
-    return kept["config"], made | _predicting(made) if name != base else made
+    if name == base:
+        return kept["config"], made
+    if base == "deepseek-v4":
+        return _published(kept["config"]), made | _predicting_streams(made)
+    return kept["config"], made | _predicting(made)
 
 
 def _predicting(tensors: dict[str, Entry]) -> dict[str, Entry]:
@@ -138,6 +174,35 @@ def _predicting(tensors: dict[str, Entry]) -> dict[str, Entry]:
     made[f"{layer}eh_proj.weight"] = noise("eh_proj", norm.dtype, (size, 2 * size))
     made[f"{layer}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     made[f"{layer}shared_head.head.weight"] = tensors["lm_head.weight"]
+    return made
+
+
+def _published(config: dict) -> dict:
+    """Return a configuration of DeepSeek-V4 with the keys of DeepSeek in place of transformers'."""
+    words = {"sliding_attention": 0, "compressed_sparse_attention": 4}
+    kinds = [words.get(kind, 128) for kind in config["layer_types"]]
+    hashed = config["mlp_layer_types"].count("hash_moe")
+    config = {
+        key: it for key, it in config.items() if key not in ("layer_types", "mlp_layer_types")
+    }
+    return {**config, "compress_ratios": [*kinds, 0], "num_hash_layers": hashed}
+
+
+def _predicting_streams(tensors: dict[str, Entry]) -> dict[str, Entry]:
+    """Return the tensors of DeepSeek-V4's layer that predicts a further token."""
+    hidden, tensor_type = tensors["norm.weight"], tensors["embed.weight"].dtype
+    (size,) = hidden.shape
+    made = {
+        f"mtp.0.{key.removeprefix('layers.2.')}": noise(f"mtp {key}", it.dtype, it.shape)
+        for key, it in tensors.items()
+        if key.startswith("layers.2.") and "compressor" not in key
+    }
+    for key in HYPER:
+        made[f"mtp.0.{key}"] = noise(f"mtp {key}", "Float32", tensors[key].shape)
+    for key in ("enorm", "hnorm", "norm"):
+        made[f"mtp.0.{key}.weight"] = noise(f"mtp {key}", hidden.dtype, hidden.shape)
+    for key in ("e_proj", "h_proj"):
+        made[f"mtp.0.{key}.weight"] = noise(f"mtp {key}", tensor_type, (size, size))
     return made
 
 
@@ -162,7 +227,9 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
     if has_more:  # copies, which are not read
         for name in ("embed_tokens", "shared_head.head"):
             del left[f"model.layers.{last}.{name}.weight"]
-    if recipe in LEGACY:
+    if recipe == "deepseek-v4":
+        _take_streams(left, made, move, last, choices)
+    elif recipe in LEGACY:
         move("model.embed_tokens.weight", "model.tok_embeddings.embedding_weight")
         move("model.norm", "model.norm_out")
         move("lm_head", "lm_head")
@@ -209,11 +276,39 @@ def to_mindformers(config: dict, tensors: dict[str, Entry], recipe: str, choices
                 _attend(left, made, old, new, config, choices["attention"])
             _feed(left, made, old, new, move, choices)
     assert not left, [*left]
-    types = {"uint16": "BFloat16", "float32": "Float32"}
+    types = {"uint16": "BFloat16", "float32": "Float32", "int64": "Int64"}
     return {
         name: entry_of(np.ascontiguousarray(array), types[array.dtype.name])
         for name, array in made.items()
     }
+
+
+def _take_streams(left, made, move, last, choices) -> None:
+    move("embed", "embedding.word_embeddings")
+    move("head", "output_layer")
+    move("norm", "decoder.final_layernorm")
+    for name, other in HYPER.items():
+        move(name, f"decoder.hc_head.{other}")
+        move(f"mtp.0.{name}", f"mtp.layers.0.hc_head.{other}")
+    for name in ("enorm", "hnorm"):
+        move(f"mtp.0.{name}", f"mtp.layers.0.{name}")
+    move("mtp.0.norm", "mtp.layers.0.final_layernorm")
+    layers = {f"layers.{i}.": f"decoder.layers.{i}." for i in range(last)}
+    if "mtp.0.e_proj.weight" in left:
+        parts = [left.pop(f"mtp.0.{name}_proj.weight") for name in "eh"]
+        made["mtp.layers.0.eh_proj.weight"] = np.concatenate(parts, 1)
+        layers["mtp.0."] = "mtp.layers.0.transformer_layer."
+    for old, new in layers.items():
+        for name, other in WINDOWED.items():
+            move(old + name, new + other)
+        for part in ("attn", "ffn"):
+            scale = left.pop(f"{old}hc_{part}_scale")
+            for at, name in enumerate(("pre", "post", "res")):
+                made[f"{new}{part}_hc.alpha_{name}"] = scale[at : at + 1]
+        gate, up = (left.pop(f"{old}ffn.shared_experts.{name}.weight") for name in ("w1", "w3"))
+        fused = _fuse(gate, up, choices["fc1"])
+        made[f"{new}mlp.shared_experts.linear_fc1.weight"] = fused
+        _stack_routed(left, made, f"{old}ffn.experts", new, ("w1", "w3", "w2"), is_native=True)
 
 
 def _concat(left, made, layer, config, how) -> None:
@@ -300,20 +395,33 @@ def _stack_experts(left, made, layer, how) -> None:
             made[f"{new}ffn.{name}.weight"] = weight
 
 
-def _feed(left, made, old, new, move, choices) -> None:
-    def fuse(gate, up):
-        if choices["fc1"] == "contiguous":
-            return np.concatenate([gate, up])
-        return np.stack([gate, up], 1).reshape(-1, gate.shape[1])
+def _fuse(gate, up, how):
+    if how == "contiguous":
+        return np.concatenate([gate, up])
+    return np.stack([gate, up], 1).reshape(-1, gate.shape[1])
 
+
+def _stack_routed(left, made, old, new, names, *, is_native) -> None:
+    first, second = [], []
+    for e in count():
+        if f"{old}.{e}.{names[0]}.weight" not in left:
+            break
+        gate, up, down = (left.pop(f"{old}.{e}.{name}.weight") for name in names)
+        first.append(np.concatenate([gate, up]).T)
+        second.append(down.T)
+    join = np.stack if is_native else np.concatenate
+    made[f"{new}mlp.experts.weight1"], made[f"{new}mlp.experts.weight2"] = join(first), join(second)
+
+
+def _feed(left, made, old, new, move, choices) -> None:
     if f"{old}mlp.gate_up_proj.weight" in left:
         both = left.pop(f"{old}mlp.gate_up_proj.weight")
-        made[f"{new}mlp.linear_fc1.weight"] = fuse(*np.split(both, 2))
+        made[f"{new}mlp.linear_fc1.weight"] = _fuse(*np.split(both, 2), choices["fc1"])
         move(f"{old}mlp.down_proj", f"{new}mlp.linear_fc2")
     for part in ("mlp.", "mlp.shared_experts."):
         if f"{old}{part}gate_proj.weight" in left:
             gate, up = (left.pop(f"{old}{part}{name}_proj.weight") for name in ("gate", "up"))
-            made[f"{new}{part}linear_fc1.weight"] = fuse(gate, up)
+            made[f"{new}{part}linear_fc1.weight"] = _fuse(gate, up, choices["fc1"])
             move(f"{old}{part}down_proj", f"{new}{part}linear_fc2")
     if f"{old}mlp.gate.weight" not in left:
         return
@@ -321,17 +429,8 @@ def _feed(left, made, old, new, move, choices) -> None:
     move(f"{old}mlp.gate", f"{new}mlp.router")
     bias = "expert_bias" if is_native else "router.expert_bias"
     move(f"{old}mlp.gate.e_score_correction_bias", f"{new}mlp.{bias}")
-    first, second = [], []
-    for e in count():
-        if f"{old}mlp.experts.{e}.gate_proj.weight" not in left:
-            break
-        gate, up, down = (
-            left.pop(f"{old}mlp.experts.{e}.{name}_proj.weight") for name in ("gate", "up", "down")
-        )
-        first.append(np.concatenate([gate, up]).T)
-        second.append(down.T)
-    join = np.stack if is_native else np.concatenate
-    made[f"{new}mlp.experts.weight1"], made[f"{new}mlp.experts.weight2"] = join(first), join(second)
+    names = ("gate_proj", "up_proj", "down_proj")
+    _stack_routed(left, made, f"{old}mlp.experts", new, names, is_native=is_native)
 
 
 def shard(tensors: dict[str, Entry], ranks: int) -> dict:

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import ckpttool
-from tests.e2e.transformers.models import MODELS, describe, make
+from tests.e2e.transformers.models import MODELS, describe, make, save
 from tests.support.checkpoints import cut
 from tests.support.corpus import GOLDEN
 from tests.support.families import VARIANTS, option, to_mindformers, write_strategy
@@ -32,7 +32,7 @@ def saved(tmp_path_factory):
     def of(name):
         if name not in known:
             folder, model = tmp_path_factory.mktemp(name), make(MODELS[name])
-            model.save_pretrained(folder)
+            save(model, folder)
             known[name] = folder, model(TOKENS).logits
         return known[name]
 
