@@ -7,8 +7,8 @@
 ``WeightTemplate.get_hf_state_dict`` of the wheel makes that model of these again.  MindFormers
 itself needs devices and much more, so only ``mindformers/checkpoint/converter`` and the rules in
 ``models/*/utils.py`` are imported, which compute with NumPy; what they import of the rest is
-answered here.  The third family of MindFormers, ``deepseek4``, has no recipe.  Names without a rule
-of MindFormers, which it drops, are printed.  Ends with 1 if a tensor differs.
+answered here.  Names without a rule of MindFormers, which it drops, are printed.  Ends with 1 if a
+tensor differs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import ckpttool  # noqa: E402
-from tests.support.families import option, write_model  # noqa: E402
+from tests.support.families import ASKED, option, write_model  # noqa: E402
 from tests.support.readers import read  # noqa: E402
 
-FAMILIES = {"qwen3": "Qwen3PreTrainedModel", "qwen3-moe": "Qwen3MoePreTrainedModel"}
+FAMILIES = {  # the model that is taken, the module of its rules, and the class that has them
+    "qwen3": ("qwen3", "qwen3", "Qwen3PreTrainedModel"),
+    "qwen3-moe": ("qwen3-moe", "qwen3_moe", "Qwen3MoePreTrainedModel"),
+    "deepseek-v4": ("deepseek-v4-mtp", "deepseek4", "DeepseekV4PreTrainedModel"),
+}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def pretend(package: Path) -> types.ModuleType:
@@ -42,7 +47,8 @@ def pretend(package: Path) -> types.ModuleType:
 
     stub("mindspore", get_auto_parallel_context=lambda key: -1, Parameter=None, Tensor=None)
     stub("mindspore.common", dtype=mock.MagicMock())
-    for name in ("", ".checkpoint", ".models", ".models.qwen3", ".models.qwen3_moe"):
+    models = [f".models.{module}" for _, module, _ in FAMILIES.values()]
+    for name in ("", ".checkpoint", ".models", *models):
         stub(f"mindformers{name}", f"mindformers{name}".replace(".", "/"))
     stub("mindformers.checkpoint.sharded_tensor", ShardedTensor=None)
     stub("mindformers.tools")
@@ -55,20 +61,25 @@ def pretend(package: Path) -> types.ModuleType:
     stub("mindformers.models.modeling_utils", PreTrainedModel=type("PreTrainedModel", (), {}))
     stub("mindformers.models.qwen3.configuration_qwen3", Qwen3Config=None)
     stub("mindformers.models.qwen3_moe.configuration_qwen3_moe", Qwen3MoeConfig=None)
+    stub("mindformers.models.deepseek4.configuration_deepseek_v4", DeepseekV4Config=None)
+    stub("mindformers.models.deepseek3")
+    stub("mindformers.models.deepseek3.utils", DeepseekV3PreTrainedModel=object)
     return importlib.import_module("mindformers.checkpoint.converter.template")
 
 
 def compare(template: types.ModuleType, family: str, fc1: str, work: Path) -> list[str]:
     """Return the names of tensors that the converter does not make again, or makes otherwise."""
-    config, tensors = write_model(work / "hf", family)
-    recipe = option(family, {"fc1": fc1, "attention": "grouped", "mode": "graph"})
-    recipe = recipe if "moe" in family else recipe.removesuffix(",mode=graph")
+    model, name, rules = FAMILIES[family]
+    config, tensors = write_model(work / "hf", model)
+    asked = {"fc1": fc1, "attention": "grouped", "mode": "graph"}
+    names = ASKED.get(family, ("fc1", "attention"))
+    recipe = option(family, {name: asked[name] for name in names})
     ckpttool.merge(work / "hf", None, work / "ms.ckpt", recipe=recipe)
     stored = {name: entry.array() for name, entry in read(work / "ms.ckpt").items()}
-    module = importlib.import_module(f"mindformers.models.{family.replace('-', '_')}.utils")
-    converter = template.WeightTemplate(getattr(module, FAMILIES[family]).weight_converters)
+    module = importlib.import_module(f"mindformers.models.{name}.utils")
+    converter = template.WeightTemplate(getattr(module, rules).weight_converters)
     known = types.SimpleNamespace(
-        num_moe_experts=config.get("num_experts") or config.get("num_local_experts"),
+        num_moe_experts=next(filter(None, map(config.get, EXPERTS)), None),
         hidden_size=config["hidden_size"],
         moe_ffn_hidden_size=config.get("moe_intermediate_size"),
         num_attention_heads=config["num_attention_heads"],
