@@ -11,15 +11,25 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from ckpttool.formats.encryption import plan_reads
 from ckpttool.formats.local import counting_reads
 from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.tensors import Reads, StoredTensor
 from ckpttool.storage.numbers import Bytes
-from ckpttool.storage.region_io import FlatFiles, Origin, PieceRead, read_rows, split_at_extents
+from ckpttool.storage.region_io import (
+    STAGE_BYTES,
+    FlatFiles,
+    Origin,
+    PieceRead,
+    read_rows,
+    split_at_extents,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_NOTHING = np.empty(0, np.uint8)
 
 
 class CountingFiles(FlatFiles):
@@ -34,7 +44,6 @@ class CountingFiles(FlatFiles):
         self.scratch_peak = 0
         self._requests = self._nbytes = 0
         self._used: Counter[Origin] = Counter()
-        self._padded: OutputTensor | None = None
 
     def __enter__(self) -> CountingFiles:
         return self
@@ -73,10 +82,17 @@ class CountingFiles(FlatFiles):
 
     def pad(self, out: Bytes, rows: OutputTensor) -> None:
         """Count the reads of rows whose mean is wanted."""
-        if self._padded != rows:
-            self._padded = rows
-            for _ in read_rows(self, rows):
+        self.mean_of(rows)
+
+    def average(self, tensor: OutputTensor) -> Bytes:
+        """Count the reads of the rows of a tensor, which take other buffers."""
+        with CountingFiles(STAGE_BYTES) as files:
+            for _ in read_rows(files, tensor):
                 pass
+        self._requests += files._requests
+        self._nbytes += files._nbytes
+        self._used += files._used
+        return _NOTHING
 
     def _compute_nothing(self, *args: object, **kwargs: object) -> None: ...
 

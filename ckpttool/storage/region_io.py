@@ -261,10 +261,14 @@ class FlatFiles:
         out[...] = 0
 
     def pad(self, out: Bytes, rows: OutputTensor) -> None:
-        """Make each row the mean of ``rows``; these are read once for all bands of a tensor."""
+        """Make each row the mean of ``rows``."""
+        out[...] = self.mean_of(rows)
+
+    def mean_of(self, rows: OutputTensor) -> Bytes:
+        """Return the mean of rows, which are read once for all bands of a tensor."""
         if self._means is None or self._means[0] != rows:
             self._means = rows, self.average(rows)
-        out[...] = self._means[1]
+        return self._means[1]
 
     def average(self, tensor: OutputTensor) -> Bytes:
         """Return the mean of the rows of a tensor; they are added in their order, in Float64.

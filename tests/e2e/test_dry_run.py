@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ import pytest
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution import task_costs as estimate_module
+from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.schedule import Batch
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
@@ -31,6 +33,8 @@ from ckpttool.operations import run as conversion_module
 from ckpttool.storage.files import PARTIAL, write_header
 from ckpttool.system import peak_bytes
 from tests.e2e.test_golden import CASES, KINDS, command_of, formats_of
+from tests.planning.test_lora import LAYOUTS, pair, some, write_adapter
+from tests.planning.test_lora import named as adapter_of
 from tests.support import corpus
 from tests.support.checkpoints import cut, noise, strategy_of, write_holes, write_ranks
 from tests.support.commands import SUFFIXES, message, run, run_well
@@ -240,6 +244,22 @@ def small(dst=True, format="ckpt"):
 )
 def test_options_decide_as_in_the_run(watch, options):
     assert_as_said(watch, ["reshard", *small(), "-o", "out", *options.split()])
+
+
+@pytest.mark.parametrize("band_bytes", [1 << 8, 17 << 18])
+@pytest.mark.parametrize("options", ["--pad-vocab 72 --pad-with mean --vocab w.*", "--lora ad:2"])
+def test_means_and_products_are_read_as_said(watch, monkeypatch, options, band_bytes):
+    sizes = {"band_bytes": band_bytes, "task_bytes": 4 * band_bytes}
+    monkeypatch.setattr("ckpttool.execution.memory.CopyOptions", partial(CopyOptions, **sizes))
+    monkeypatch.setattr("ckpttool.model.manifest.UNIT_BYTES", 2 * band_bytes)
+    weights = {f"{name}.weight": some(name, (64, 32)) for name in "wv"}
+    for name, layout in (("s", "rows"), ("d", "both")):
+        items = dict.fromkeys(weights, LAYOUTS[layout])
+        Path(f"{name}.json").write_text(json.dumps({"parallel_layout_item": items}))
+    write_ranks(Path("src"), cut(weights, ckpttool.read_strategy("s.json")), "ckpt")
+    write_adapter(Path("ad"), adapter_of("w", *pair("w", (64, 32), 3)))
+    words = ["reshard", "src", "-s", "s.json", "-d", "d.json", "-o", "out", "--format", "ckpt"]
+    assert_as_said(watch, [*words, *options.split()])
 
 
 def test_a_part_without_outputs_takes_nothing(watch):
