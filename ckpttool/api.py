@@ -112,7 +112,7 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
 _OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # not for diff
-_OF_OUTPUTS = ("rename", "recipe", *_OF_ROWS, "dtype", "on_overflow")  # without effect on reading
+_OF_OUTPUTS = ("rename", *_OF_ROWS, "on_overflow")  # without effect on reading
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -443,6 +443,8 @@ def inspect(
     comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
     resolving = ResolveOptions(tensors=given.take(TensorOptions, _OF_OUTPUTS), manifest=comparing)
     given.end()
+    if resolving.tensors.casts and resolving.tensors.recipe is None:
+        raise ValueError("dtype= is the type of what recipe= makes, which is not given")
     diagnostics = Diagnostics("inspect")
     answer: Answered | None = None
     if isinstance(source.src, str):
@@ -619,7 +621,7 @@ def explain(
     """
     rank = None if rank is None else require_rank("rank", rank)
     given = _Keywords("explain", options)
-    resolving = given.take(ResolveOptions)
+    resolving = given.take(ResolveOptions, ("recipe",))  # it explains the tensors in the files
     wanted = replace(resolving.tensors, shown_by="--include")  # the others are not "left out"
     resolving = replace(resolving, tensors=wanted)
     source = given.source(src, strategy)

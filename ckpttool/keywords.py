@@ -159,8 +159,36 @@ class ChoiceKeywords(TypedDict, total=False):
     ]
 
 
-class TensorKeywords(ChoiceKeywords, total=False):
-    """Options that choose tensors, and give them names and element types."""
+class ExportKeywords(ChoiceKeywords, total=False):
+    """Options that choose tensors, and say what is made of them, written or not."""
+
+    recipe: Annotated[
+        str | None,
+        Option(
+            "Write the names and axes of another framework: NAME or FILE, with :KEY=VALUE,...",
+            metavar="NAME",
+        ),
+    ]
+    hf_config: Annotated[
+        Path | None,
+        Option(
+            "Folder with the config.json of the model; its small files go beside the result.",
+            kind="model folder",
+            metavar="DIR",
+        ),
+    ]
+    dtype: Annotated[
+        str | Collection[str],
+        Option(
+            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
+            kind="type",
+            is_repeatable=True,
+        ),
+    ]
+
+
+class TensorKeywords(ExportKeywords, total=False):
+    """Options that choose tensors, and say what is written of them."""
 
     rename: Annotated[
         Mapping[str, str] | Collection[Union[str, "Rename"]],
@@ -179,21 +207,6 @@ class TensorKeywords(ChoiceKeywords, total=False):
         ),
     ]
     reverse: Annotated[bool, Option("Use the files of rules the other way, NEW to OLD.")]
-    recipe: Annotated[
-        str | None,
-        Option(
-            "Write the names and axes of another framework: NAME or FILE, with :KEY=VALUE,...",
-            metavar="NAME",
-        ),
-    ]
-    hf_config: Annotated[
-        Path | None,
-        Option(
-            "Folder with the config.json of the model; its small files go beside the result.",
-            kind="model folder",
-            metavar="DIR",
-        ),
-    ]
     fused: Annotated[
         str | Collection[str],
         Option(
@@ -233,14 +246,6 @@ class TensorKeywords(ChoiceKeywords, total=False):
             "Add SCALE x B A to the weights: a file, or the folder of PEFT with its scale.",
             kind="adapter",
             metavar="ADAPTER[:SCALE]",
-            is_repeatable=True,
-        ),
-    ]
-    dtype: Annotated[
-        str | Collection[str],
-        Option(
-            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
-            kind="type",
             is_repeatable=True,
         ),
     ]
@@ -414,7 +419,7 @@ class RunKeywords(TypedDict, total=False):
     ]
 
 
-class InspectKeywords(SourceKeywords, ChoiceKeywords, total=False):
+class InspectKeywords(SourceKeywords, ExportKeywords, total=False):
     """The options of ``inspect``."""
 
 

@@ -284,6 +284,7 @@ REFUSED = [  # a call, its keywords, the error, what it says
     (merge_scanned, {"key": b"k" * 16}, OF_SCAN),
     *((reshard, {"ranks": ranks}, "ranks=.*expected") for ranks in ((0.5,), 1, ["0"], [])),
     *((open_rank, {"rank": rank}, NO_RANK) for rank in ("3", 1.0, True, [2])),
+    (partial(ckpttool.explain, SRC, STRATEGY), {"recipe": "llama"}, "unexpected keyword"),
     (partial(ckpttool.explain, SRC, STRATEGY), {"rank": "3"}, f"^rank='3', {NO_RANK}"),
     (reshard, {"ranks": "0-"}, "^ranks: '0-' is not a rank or a range of ranks; example: 0,3-7"),
     (reshard, {"part": "3/2"}, "^part: '3/2' is not a part K/N"),
@@ -338,7 +339,7 @@ REFUSED = [  # a call, its keywords, the error, what it says
             f"unexpected keyword argument '{word}'",
         )
         for look in (ckpttool.inspect, ckpttool.verify)
-        for word in ("rename", "rename_file", "reverse", "dtype", "on_overflow")
+        for word in ("rename", "rename_file", "reverse", "lora", "on_overflow")
     ),
 ]
 
@@ -519,9 +520,8 @@ def test_keywords_are_the_fields_of_the_options():
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     reading |= {"rename_file", "reverse", "hf_config"}
     assert {*names_of(api.ReadKeywords)} == reading
-    of_outputs = {"rename", "rename_file", "reverse", "recipe", "hf_config"}
-    of_outputs |= {"dtype", "on_overflow", "fused", "pad_vocab", "cut_vocab", "pad_with", "vocab"}
-    of_outputs.add("lora")
+    of_outputs = {"rename", "rename_file", "reverse", "on_overflow"}
+    of_outputs |= {"fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora"}
     assert {*names_of(VerifyKeywords)} == reading - of_outputs
     assert {*names_of(AuditKeywords), "overwrite"} == names(AuditOptions)
     assert {*names_of(api.SourceKeywords)} == names(SourceOptions)

@@ -35,6 +35,7 @@ from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongi
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, map_of_component
+from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.renames import Names, rename
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
     from ckpttool.checkpoint.scrambled_slices import ScrambledTensor
-    from ckpttool.model.plan import Term
 
 MOST_EXCLUDED = 2  # tensors that a hint leaves out by name
 
@@ -170,8 +170,8 @@ class Rearranged(Struct, frozen=True):
 
     Attributes
     ----------
-    left_out
-        The tensors that the user does not want, with their bytes.
+    source
+        The checkpoint as files have it.
     called
         Old to new name of the tensors that keep their axes.
     dtypes
@@ -182,7 +182,7 @@ class Rearranged(Struct, frozen=True):
         The terms of the scales of Float8 weights, by the names of the records.
     """
 
-    left_out: Mapping[str, int]
+    source: Checkpoint
     called: Mapping[str, str]
     dtypes: Mapping[str, str]
     regrouped_by: frozenset[str] = frozenset()
@@ -257,6 +257,11 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def whole(self) -> Checkpoint:
         """The checkpoint with all tensors, also those that the user does not want."""
         return self.unfiltered or self
+
+    @property
+    def stored(self) -> Checkpoint:
+        """The checkpoint as files have it, with their names and axes."""
+        return self if self.rearranged is None else self.rearranged.source
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -355,18 +360,24 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
 
     def terms_of(self, tensor: FullTensor) -> tuple[Term, ...]:
         """Return the terms of a tensor in the wanted type; none for a scale that is multiplied."""
-        from ckpttool.model.plan import Term
-
-        scales = self.scales[0] if self.options.tensors.may_scale else {}
+        scales = self.scales[0] if self.options.tensors.are_changed else {}
         if self.belonging(tensor.name).of in scales and self.belonging(tensor.name).role == "scale":
             return ()
         return (Term(tensor), *filter(None, [scales.get(tensor.name)]))
+
+    def outputs(self) -> Iterator[OutputTensor]:
+        """Yield the tensors that merge would write, if no rows change: named and cast as wanted."""
+        for tensor in self.tensors:
+            if terms := self.terms_of(tensor):
+                output = OutputTensor.full(tensor, self.wanted_dtype(tensor.meta))
+                name = self.renamed.get(tensor.name, tensor.name)
+                yield replace(output, meta=replace(output.meta, name=name), terms=terms)
 
     @property
     def left_out(self) -> Mapping[str, int]:
         """The tensors that the user does not want, with their bytes: full, or in all files."""
         if self.rearranged is not None:
-            return self.rearranged.left_out
+            return self.stored.left_out
         whole = self.unfiltered
         if whole is None:
             return {}

@@ -81,8 +81,7 @@ def _questions(
     is_typed = has_config and () not in asked.values()  # nobody types a list
     answers = dict(used.given) | dict.fromkeys(numbers if is_typed else (), "NUMBER")
     answers |= {name: usual for name, usual in asked.items() if name in choices}
-    typed = ",".join(f"{name}={value}" for name, value in answers.items())
-    answered = f"--recipe '{used.typed}:{typed}'"
+    answered = f"--recipe '{replace(used, given=answers).text}'"
     if sizes:
         names = [name if of == name else f"{name} ({of})" for name, of in numbers.items()]
         message = f"the configuration lacks {count(len(names), 'size')}"
@@ -128,7 +127,9 @@ class _Rearranging:
     def run(self, questions: Sequence[Diagnostic]) -> tuple[Checkpoint, Sequence[Diagnostic]]:
         """Make the tensors; what is wrong otherwise may follow from the answers to questions."""
         checkpoint, recipe = self._checkpoint, self._used.recipe
-        if any(tensor.own_ranks for tensor in self._stored.values()):
+        is_apart = not checkpoint.catalog.is_merged and len(checkpoint.catalog.files) > 1
+        is_apart &= not checkpoint.are_joined
+        if is_apart or any(tensor.own_ranks for tensor in self._stored.values()):
             message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
             raise PlanError([_problem(checkpoint, message, "each file is read by itself", hint)])
         if not self._is_of_family:
@@ -154,7 +155,7 @@ class _Rearranging:
         fused = frozenset(self._rows.regrouped_by)
         scales = {name: term for name, term in self._of_source.items() if name in self._called}
         rearranged = Rearranged(
-            checkpoint.left_out, self._called, self._dtypes, fused, scales | self._scales
+            checkpoint, self._called, self._dtypes, fused, scales | self._scales
         )
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
         made = replace(

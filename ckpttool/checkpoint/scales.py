@@ -45,7 +45,7 @@ def find_scales(checkpoint: Checkpoint) -> tuple[Mapping[str, Term], Sequence[Di
     weights = {
         name: what
         for name, tensor in tensors.items()
-        if options.may_scale and tensor.meta.dtype in FLOAT8
+        if options.are_changed and tensor.meta.dtype in FLOAT8
         if (what := checkpoint.belonging(name)).is_trained
         if options.recipe is not None  # no rule has scales
         or options.dtype_of(tensor.meta, replace(what, scale=what.scale or "")) != tensor.meta.dtype

@@ -80,8 +80,8 @@ CHECKS = (
     Check(missing.check_choice, "A pattern that matches nothing is a mistake.", _CHOOSING, _ANY),
     Check(missing.check_casts, "A cast that matches nothing is a mistake.", _CHOOSING, _ANY),
     Check(missing.check_left_out, "Tensors that the user leaves out are not checked.", of=_ANY),
-    Check(missing.check_counters, "A cast would round large counters.", _CASTING, _ANY),
-    Check(missing.check_scales, "Float8 numbers mean nothing without their scale.", _CASTING, _ANY),
+    Check(missing.check_counters, "A cast would round large counters.", of=_ANY),
+    Check(missing.check_scales, "Float8 numbers mean nothing without their scale.", of=_ANY),
     Check(missing.check_narrowed, "Weights in a wider type than most may need it.", _CONVERT, _ANY),
     Check(missing.check_lost_evidence, "Only state shows a hidden shard.", _CONVERT, _KEPT),
     Check(missing.check_renamed, "All other messages use the old names.", _CASTING, _ANY),
@@ -224,7 +224,8 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
         problem
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
-        if check.find is not missing.check_unsaved  # contents of other tensors are not repeated
+        # Contents of other tensors are not repeated; a cast has nothing to do with them.
+        if check.find not in (missing.check_unsaved, missing.check_scales)
         if checkpoint.files in check.of
         for problem in check.run(checkpoint, Contents())
         if errors[problem.code] == "error"

@@ -585,7 +585,7 @@ def check_counters(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_scales(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield why Float8 weights cannot be cast, and a note on the scales that are multiplied."""
     casts = checkpoint.options.tensors.casts
-    if not checkpoint.options.tensors.may_scale:
+    if not checkpoint.options.tensors.are_changed:
         return
     terms, problems = checkpoint.scales
     yield from problems

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import ROWS, PagePath, UsageProblem
+from ckpttool.cli.params import ROWS, PagePath, UsageProblem, excluding
 from ckpttool.cli.progress import open_progress
 from ckpttool.formats.local import listing_once
 from ckpttool.problems import Diagnostics, ExecutionError
@@ -60,7 +60,7 @@ OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 # Of --tsv; a cell is empty where a tensor does not have the key in the document of --json.
 COLUMNS = (
     *("name", "dtype", "shape", "nbytes", "file", "ranks", "stages"),
-    *("slice_shape", "device_matrix", "tensor_map", "optimizer_shard"),
+    *("slice_shape", "device_matrix", "tensor_map", "optimizer_shard", "made_of"),
 )
 
 
@@ -110,7 +110,7 @@ page_options = options.OptionGroup(
 @options.crc
 @look()
 @page_options()
-@options.resolve_options("manifest", *OF_VALUES, *options.OF_CHOICE)
+@options.resolve_options("manifest", *OF_VALUES, *options.OF_EXPORT)
 @options.report_options(as_tsv=options.TSV)
 def inspect(
     source: Side,
@@ -133,10 +133,15 @@ def inspect(
         _show_steps(source, look, report)
         return
     if look.values:
-        options.refuse_beside("--values", {*OF_SOURCE, "manifest", "values", "rows", *OF_VALUES})
+        used = {*OF_SOURCE, "manifest", "values", "rows", *OF_VALUES, *options.OF_EXPORT}
+        options.refuse_beside("--values", used - {"include"})
         _show_values(source, look, resolve, report)
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
+    if resolve.tensors.recipe is None:
+        options.require_flag("--recipe", ["dtype"])
+    elif page.path is not None:
+        raise excluding("--recipe", "--plot", "A page shows the slices in the files.")
     diagnostics = Diagnostics("inspect")
     inspected = _inspect(
         *(source, more, diagnostics, report, crc, look.show_all, resolve),

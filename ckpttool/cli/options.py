@@ -571,7 +571,7 @@ source_options = OptionGroup(
         **_declared(keywords.SourceKeywords),
     },
 )
-OF_CHOICE = keywords.names_of(keywords.ChoiceKeywords)
+OF_EXPORT = keywords.names_of(keywords.ExportKeywords)
 OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
 OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # only of outputs
 resolve_options = OptionGroup(

@@ -23,6 +23,7 @@ from ckpttool.cli.tables import (
 )
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.foreign import FOREIGN_KINDS
+from ckpttool.model.plan import OutputTensor
 from ckpttool.operations.describe import Inspected, group_ranks
 from ckpttool.operations.inspected import (
     InspectedCheckpoint,
@@ -33,7 +34,10 @@ from ckpttool.operations.inspected import (
 from ckpttool.operations.summary import Row, sharded_text
 from ckpttool.problems import CODES
 from ckpttool.wording import (
+    NUMBER,
     count,
+    fold_members,
+    fold_names,
     format_bytes,
     format_number,
     format_numbers,
@@ -83,7 +87,9 @@ def print_checkpoint(answer: Inspected, *, show_all: bool, show_ranks: bool) -> 
     print_facts(answer.catalog.root, facts_of(answer), {"complete": color})
     if show_ranks:
         _print_files(answer)
-    if show_all:
+    if answer.made:
+        print_made(answer.made, show_all=show_all)
+    elif show_all:
         tensors = count(len({entry.name for entry in summary.entries}), "tensor")
         _print_each(tensors, summary, _columns(summary, answer))
         _print_ranks(summary.rows, summary, answer.checkpoint.is_deduplicated)
@@ -362,6 +368,25 @@ def _print_folded(answer: Inspected) -> None:
         print_text(f"  {what}{folded}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
     if names:
         echo("")
+
+
+def print_made(made: Sequence[OutputTensor], *, show_all: bool = False) -> None:
+    """Print tensors that would be written, those of equal layers together unless ``show_all``."""
+    stored = {output.meta.name: output.source.stored_names for output in made}
+    kinds = {
+        meta.name: (
+            *(format_shape(meta.header_shape), meta.dtype),
+            *(NUMBER.sub("#", old) for old in stored[meta.name]),
+        )
+        for meta in (output.meta for output in made)
+    }
+    rows = []
+    for folded, names in ((name, [name]) for name in kinds) if show_all else fold_members(kinds):
+        sources = dict.fromkeys(chain.from_iterable(stored[name] for name in names))
+        made_of = shorten((old for old, _ in fold_names(sources)), 2)
+        rows.append((folded, *kinds[names[0]][:2], made_of))
+    columns = ("tensor", "shape", "type", "made of")
+    print_table(count(len(made), "tensor"), columns, rows, has_names=True)
 
 
 def _equality(row: Row, answer: Inspected) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @options.source_options()
 @options.resolve_options(
     "replicated",
-    *options.OF_CHOICE,
+    *options.OF_EXPORT,
     manifest=options.variant(
         "manifest",
         help="Compare all contents with the manifest; needs no strategy.",
@@ -76,11 +76,13 @@ def verify(
     """Find what is wrong with a checkpoint."""
     from ckpttool.operations import verification as operation
     from ckpttool.operations.answer import DiagnosticAnswer
-    from ckpttool.operations.audit import load_audited
+    from ckpttool.operations.audit import AuditOptions, load_audited
     from ckpttool.operations.look import Subject
 
     if report.format == "github" and (report.as_json or report.as_tsv):
         raise UsageProblem("--format github goes with neither --json nor --tsv", "one of them")
+    if resolve.tensors.recipe is None and audit == AuditOptions():
+        options.require_flag("--recipe, --like, --config or --card", ["dtype"])
     catalog, strategy, audited = load_audited(
         source.for_engine(run).source,
         audit,

@@ -300,9 +300,12 @@ class TensorOptions(Struct, frozen=True, dict=True):
         return None if (after > before if kind == "cut" else after < before) else after
 
     @property
-    def may_scale(self) -> bool:
-        """Whether Float8 weights may be multiplied by their scales."""
-        return bool(self.casts or self.recipe)
+    def are_changed(self) -> bool:
+        """Whether tensors get the names and axes of a recipe, or other types.
+
+        Float8 weights are then multiplied by their scales.
+        """
+        return bool(self.recipe or self.casts)
 
     @property
     def are_rearranged(self) -> bool:

@@ -662,6 +662,12 @@ class UsedRecipe(Struct, frozen=True, dict=True):
     config: Mapping[str, Value] = {}
     folder: str = ""
 
+    @property
+    def text(self) -> str:
+        """The recipe and the given values, as they are typed."""
+        given = ",".join(f"{name}={value}" for name, value in self.given.items())
+        return ":".join(filter(None, (self.typed, given)))
+
     @cached_property
     def values(self) -> Mapping[str, Value]:
         """The values of the names in expressions."""

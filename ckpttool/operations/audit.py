@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing
-from ckpttool.concurrency import OpenCount, OpenProgress, no_count
+from ckpttool.concurrency import OpenCount, OpenProgress, no_count, no_progress
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.formats.local import is_file, is_folder
 from ckpttool.formats.weight_index import (
@@ -33,6 +33,7 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import CAST_WORDS, CASTABLE
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import CutShortError
@@ -46,10 +47,9 @@ from ckpttool.operations.tensor_diff import (
     compare_names,
     differing_values,
     fold_alike,
-    full_outputs,
 )
 from ckpttool.problems import Diagnostic, FormatError, PlanError, raise_all
-from ckpttool.storage.compare import TensorDelta
+from ckpttool.storage.compare import TensorDelta, compare_tensors
 from ckpttool.wording import count, format_shape
 
 if TYPE_CHECKING:
@@ -253,32 +253,51 @@ def read_values(audit: Audit, executor: Executor) -> Mapping[str, FullTensor]:
 def audit_checkpoint(
     audit: Audit,
     sight: Sight,
+    reference: Mapping[str, FullTensor],
+    deltas: dict[str, TensorDelta],
     deep: bool,
-    deltas: Mapping[str, TensorDelta],
     executor: Executor,
     open_progress: OpenProgress,
 ) -> tuple[tuple[TensorDifference, ...] | None, Card | None]:
     """Return how a checkpoint differs from a reference, and its card; None if not wanted.
 
-    ``sight.found`` gets what is wrong.  ``deep`` compares values, too: ``deltas`` says how they
-    differ, and a card has hashes.  No tensor of a checkpoint with errors is hashed.
+    The checkpoint is as the options make it: with a recipe the model that merge would write.
+    ``sight.found`` gets what is wrong.  ``deep`` compares values, too, with those of
+    ``reference``, and a card has hashes.  ``deltas`` says how some differ, and gets the others.
+    Of a checkpoint with errors no tensor is hashed, and nothing is made.
     """
     like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"
-    is_wrong, digests = bool(found.errors), dict[str, str]()
-    here = _metas_of(checkpoint)
+    is_wrong, is_made = bool(found.errors), sight.source.options.tensors.are_changed
+    if is_wrong and is_made:
+        return None, None  # which is said
+    is_read = is_made or audit.card or (deep and like)
+    outputs = {it.meta.name: it for it in checkpoint.outputs()} if is_read else {}
+    here = {name: it.meta for name, it in outputs.items()} if is_made else _metas_of(checkpoint)
     if audit.config is not None:
         from ckpttool.operations.model_config import compare_config  # late, as most have none
 
-        found.add(*compare_config(audit.config, _metas_of(checkpoint.whole)))
+        is_of_made = is_made and audit.config.is_typed  # what lies beside the files is of these
+        metas = here if is_of_made else _metas_of(checkpoint.stored.whole)
+        found.add(*compare_config(audit.config, metas))
+    digests: Mapping[str, str] = {}
     if not is_wrong and (audit.card or (deep and like and like.digests)):
         from ckpttool.operations.card import hash_tensors
 
-        digests = hash_tensors([*full_outputs(checkpoint)], executor, open_progress)
+        digests = hash_tensors([*outputs.values()], executor, open_progress)
     differences: list[TensorDifference] = []
     if like is not None:
         there = _wanted_of(like, checkpoint)
         differences += compare_headers(here, there)
+        pairs = {
+            name: (output, OutputTensor.full(reference[name]))
+            for name, output in outputs.items()
+            if name not in deltas and name in reference and reference[name].meta == output.meta
+        }
+        nbytes = 2 * sum(output.meta.nbytes for output, _ in pairs.values())
+        with (open_progress if pairs else no_progress)(nbytes, "comparing") as on_progress:
+            for name, stats in compare_tensors(pairs.items(), executor, None, on_progress):
+                (deltas[name],) = stats.differences
         differences += differing_values(here, deltas)
         if deep and not like.catalog and (is_wrong or not like.digests):
             message = "values are not compared with the reference"
@@ -288,10 +307,9 @@ def audit_checkpoint(
             unlike = {it.name for it in differences}
             others = [n for n in there if n not in unlike and digests.get(n) != like.digests[n]]
             differences += (TensorDifference(n, None, "values", None, None) for n in others)
-        command = join(_words(checkpoint, like)) if like.catalog else ""
-        found.add(*compare_names(here, there, command and f"{command} --recipe NAME"))
-        names, unread = {**here, **there}, command if deep else ""
-        found.add(*_unlike(differences, names, like.path, unread))
+        found.add(*compare_names(here, there))
+        has_values = deep and like.catalog is not None
+        found.add(*_unlike(differences, {**here, **there}, like.path, has_values))
     card = None
     if audit.card is not None and found.errors:
         message = "no card is written of a checkpoint with errors"
@@ -299,26 +317,30 @@ def audit_checkpoint(
     elif audit.card is not None:
         from ckpttool.operations.card import describe
 
-        card = describe(checkpoint, digests, join((*_words(checkpoint), "--card", audit.card)))
+        command = join((*_words(sight), "--card", audit.card))
+        metas_of_card = (it.meta for it in outputs.values())
+        card = describe(checkpoint.catalog, metas_of_card, digests, command)
     return None if like is None else tuple(differences), card
 
 
-def _words(checkpoint: Checkpoint, like: Reference | None = None) -> Iterator[str]:
-    """Yield the command line that verifies these tensors, or compares them with a reference."""
-    catalog, options, files = checkpoint.catalog, checkpoint.options, checkpoint.strategy.files
-    yield from ("ckpttool", "verify" if like is None else "diff", catalog.root)
-    if like is not None:
-        yield like.path
-        files = files or (() if like.strategy is None else like.strategy.files)
+def _words(sight: Sight) -> Iterator[str]:
+    """Yield the command line that verifies these tensors."""
+    assert sight.checkpoint is not None, "it was examined"
+    step, options = sight.catalog.step, sight.source.options
+    tensors, recipe = options.tensors, options.tensors.recipe
+    yield from ("ckpttool", "verify", sight.catalog.root)
     for option, values in (
-        ("-s", files),
-        ("--step", (catalog.step,) if catalog.step else ()),
-        ("--include", options.tensors.include),
-        ("--exclude", options.tensors.exclude),
+        ("-s", sight.checkpoint.strategy.files),
+        ("--step", (step,) if step else ()),
+        ("--include", tensors.include),
+        ("--exclude", tensors.exclude),
+        ("--recipe", (recipe.text,) if recipe else ()),
+        ("--hf-config", (recipe.folder,) if recipe and recipe.folder else ()),
+        ("--dtype", tensors.dtype),
     ):
         yield from chain(*((option, value) for value in values))
     yield from ("--replicated",) if options.replicated else ()
-    yield from ("--weights-only",) if options.tensors.weights_only else ()
+    yield from ("--weights-only",) if tensors.weights_only else ()
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:
@@ -330,7 +352,9 @@ def _metas_of(checkpoint: Checkpoint) -> Metas:
 
 
 def _wanted_of(like: Reference, checkpoint: Checkpoint) -> Metas:
-    options = checkpoint.options.tensors
+    options = checkpoint.stored.options.tensors
+    if checkpoint.rearranged is not None:  # of other names
+        options = replace(options, include=(), exclude=())
     if options.are_all_wanted:
         return like.metas
     known = {name: meta for name, meta in like.metas.items() if meta is not None}
@@ -339,19 +363,19 @@ def _wanted_of(like: Reference, checkpoint: Checkpoint) -> Metas:
 
 
 def _unlike(
-    differences: Iterable[TensorDifference], names: Iterable[str], reference: str, command: str = ""
+    differences: Iterable[TensorDifference], names: Iterable[str], like: str, deep: bool = False
 ) -> Iterator[Diagnostic]:
-    """Yield what differs; with the ``command`` that would compare values of two types."""
+    """Yield what differs from a reference; ``deep`` compares its values, too."""
     named: dict[str, Diagnostic] = {}
     for tensor in sorted(differences, key=lambda tensor: [*_SAYS].index(tensor.kind)):
-        kind, facts, hint = tensor.kind, f"the reference is {reference}", ""
+        kind, facts, hint = tensor.kind, f"the reference is {like}", ""
         if tensor.a is not None and tensor.b is not None and kind in ("dtype", "shape"):
             a, b = tensor.a, tensor.b
             pair = (a.dtype, b.dtype) if kind == "dtype" else map(format_shape, (a.shape, b.shape))
             facts = "{}, expected {}".format(*pair)
             word = _WORDS.get(tensor.b.dtype) if tensor.a.dtype in CASTABLE else None
-            if command and kind == "dtype":
+            if deep and kind == "dtype":
                 facts += "; values are not compared"
-                hint = f"{command} --dtype {word}" if word else ""
+                hint = f"--dtype {word}" if word else ""
         named[tensor.name] = Diagnostic("unlike", _SAYS[kind], hint, facts=facts)
     return fold_alike(named, names)

@@ -20,21 +20,21 @@ import msgspec
 import numpy as np
 
 from ckpttool._version import SCHEMA, __version__
-from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.concurrency import OpenProgress, map_in_order
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import describe_os_error
 from ckpttool.formats.strict_json import convert_as
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.answer import Answer, Count, Digest, Some, plain
 from ckpttool.planning.preflight import document_problem
-from ckpttool.problems import Diagnostic, ExecutionError, FormatError
+from ckpttool.problems import Diagnostic, ExecutionError, FormatError, PlanError, join_first
 from ckpttool.storage.files import write_document
 from ckpttool.storage.region_io import FlatFiles, read_band
-from ckpttool.wording import encodable, format_bytes, format_sizes, printable
+from ckpttool.wording import count, encodable, format_bytes, format_sizes, printable
 
 BAND_BYTES = 4 << 20  # that a worker reads at a time
 MOST_WAITING = 64  # tensors that are hashed, or wait for it
@@ -107,35 +107,48 @@ class Card(Answer, frozen=True, kw_only=True):
 def hash_tensors(
     tensors: Sequence[OutputTensor], executor: Executor, open_progress: OpenProgress
 ) -> dict[str, str]:
-    """Return name to SHA-256 of full tensors; memory is that of a band for each worker."""
+    """Return name to SHA-256 of full tensors; memory is that of a band for each worker.
+
+    Raises
+    ------
+    PlanError
+        Numbers are too large for the type to which tensors are cast, so merge would not write them.
+    """
     given = ((tensor.meta, tensor) for tensor in tensors)
-    digests = {}
+    digests, lost = {}, dict[str, int]()
     with open_progress(sum(tensor.meta.nbytes for tensor in tensors), "hashing") as on_progress:
-        for meta, digest in map_in_order(executor, hash_tensor, given, MOST_WAITING):
+        for meta, (digest, infinities) in map_in_order(executor, hash_tensor, given, MOST_WAITING):
             digests[meta.name] = digest
+            lost |= {f"{meta.name}: {infinities} beyond {meta.dtype}": infinities}
             on_progress(meta.nbytes)
+    if number := sum(lost.values()):
+        message, hint = f"{count(number, 'number')} too large for the new type", "--dtype for them"
+        facts = join_first(text for text, infinities in lost.items() if infinities)
+        raise PlanError([Diagnostic("options", message, hint, facts=facts)])
     return digests
 
 
-def hash_tensor(tensor: OutputTensor) -> str:
-    """Return the SHA-256 of the bytes of a full tensor; runs on a worker."""
+def hash_tensor(tensor: OutputTensor) -> tuple[str, int]:
+    """Return the SHA-256 of a full tensor, and how many numbers became Inf; runs on a worker."""
     meta, state = tensor.meta, hashlib.sha256()
     if meta.text is not None:
-        return hashlib.sha256(meta.text.encode()).hexdigest()
+        return hashlib.sha256(meta.text.encode()).hexdigest(), 0
     with FlatFiles(BAND_BYTES) as files:
         for band in Region.whole(meta.shape).bands(max(1, BAND_BYTES // meta.itemsize)):
             data = np.empty((*band.shape, meta.itemsize), np.uint8)
             read_band(files, tensor, band, data)
             state.update(data.data)
-    return state.hexdigest()
+        infinities = 0 if files.caster is None else files.caster.take_stats().infinities
+    return state.hexdigest(), infinities
 
 
-def describe(checkpoint: Checkpoint, digests: Mapping[str, str], command: str) -> Card:
-    """Return the card of a checkpoint whose full tensors have these digests."""
-    catalog = checkpoint.catalog
+def describe(
+    catalog: Catalog, metas: Iterable[TensorMeta], digests: Mapping[str, str], command: str
+) -> Card:
+    """Return the card of full tensors with these digests, which are made of a catalog."""
     contents = tuple(
         CardTensor(meta.name, meta.dtype, meta.header_shape, meta.nbytes, digests[meta.name])
-        for meta in sorted((tensor.meta for tensor in checkpoint.tensors), key=attrgetter("name"))
+        for meta in sorted(metas, key=attrgetter("name"))
     )
     by_type: dict[str, list[int]] = {}
     for tensor in contents:

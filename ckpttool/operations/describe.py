@@ -5,7 +5,7 @@ Nothing here reads a checkpoint; `ckpttool.operations.inspection` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, Cont
 from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.plan import OutputTensor
 from ckpttool.operations.summary import (
     Ranks,
     Summary,
@@ -55,6 +56,8 @@ class Inspected(Struct, frozen=True):
         What is wrong or noted.
     devices
         Rank to device, from a rank table.
+    made
+        The full tensors that a recipe makes.
     """
 
     catalog: Catalog
@@ -64,6 +67,7 @@ class Inspected(Struct, frozen=True):
     completeness: Completeness
     found: Diagnostics
     devices: Mapping[int, Device] = {}
+    made: Sequence[OutputTensor] = ()
 
     @property
     def is_merged(self) -> bool:

@@ -19,6 +19,7 @@ from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.names import map_of_component
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, holdings
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
@@ -57,7 +58,7 @@ Ranks = tuple[Count, ...]
 
 
 class TensorOfFile(Answer, frozen=True):
-    """A tensor as a file holds it.
+    """A tensor as a file holds it, or with --recipe one that merge would write.
 
     Attributes
     ----------
@@ -73,6 +74,10 @@ class TensorOfFile(Answer, frozen=True):
         The text, if the tensor is a string.
     map
         The map parameter that the tensor is a part of.
+    file
+        The file that holds it, of several.
+    made_of
+        With --recipe: the tensors in the files that have its elements.
     """
 
     name: str
@@ -81,18 +86,8 @@ class TensorOfFile(Answer, frozen=True):
     nbytes: Count
     text: str | None = None
     map: str | None = None
-
-
-class TensorOfFiles(TensorOfFile, frozen=True, kw_only=True):
-    """A tensor, and the file that holds it.
-
-    Attributes
-    ----------
-    file
-        The file that holds it.
-    """
-
-    file: str
+    file: str | None = None
+    made_of: tuple[str, ...] | None = None
 
 
 class TensorOfRanks(Answer, frozen=True):
@@ -383,7 +378,7 @@ class InspectedFiles(InspectedCheckpoint, frozen=True, kw_only=True):
     nbytes: Count
     indexes: tuple[str, ...]
     files: tuple[FileOfCheckpoint, ...]
-    tensors: Sequence[TensorOfFiles]
+    tensors: Sequence[TensorOfFile]
     notes: Reported
     problems: Reported
     summary: CheckpointSummary
@@ -419,7 +414,7 @@ class InspectedRanks(InspectedCheckpoint, frozen=True, kw_only=True):
     values: dict[str, str] | None = None
     tensors: Annotated[
         Sequence[Answer],
-        msgspec.Meta(extra={"items": (TensorOfLayout, TensorOfBoxes, TensorOfRanks)}),
+        msgspec.Meta(extra={"items": (TensorOfLayout, TensorOfBoxes, TensorOfRanks, TensorOfFile)}),
     ]
     notes: Reported
     problems: Reported
@@ -703,7 +698,7 @@ def _of_files(inspected: Inspected) -> InspectedCheckpoint:
     summary, reported = _summary(inspected), notes_and_problems(inspected.found)
     if len(files) == 1 and not (catalog.indexes or catalog.errors("inspect")):
         (file,) = files
-        tensors = Each(_tensor_of_file, tuple(file.tensors.values()))
+        tensors = _made(inspected) or Each(_tensor_of_file, tuple(file.tensors.values()))
         return InspectedFile(
             path=file.path,
             format=file.format,
@@ -714,7 +709,7 @@ def _of_files(inspected: Inspected) -> InspectedCheckpoint:
             summary=summary,
             parts=inspected,
         )
-    stored = tuple((file, tensor) for file in files for tensor in file.tensors.values())
+    stored = tuple((tensor, file.path) for file in files for tensor in file.tensors.values())
     return InspectedFiles(
         path=catalog.root,
         format=", ".join(sorted({file.format for file in files})),
@@ -726,22 +721,23 @@ def _of_files(inspected: Inspected) -> InspectedCheckpoint:
             )
             for file in files
         ),
-        tensors=Each(_tensor_of_files, stored),
+        tensors=_made(inspected) or Each(lambda pair: _tensor_of_file(*pair), stored),
         **reported,
         summary=summary,
         parts=inspected,
     )
 
 
-def _tensor_of_file(tensor: StoredTensor) -> TensorOfFile:
+def _made(inspected: Inspected) -> Sequence[TensorOfFile]:
+    return Each(_tensor_of_file, inspected.made)
+
+
+def _tensor_of_file(tensor: StoredTensor | OutputTensor, file: str | None = None) -> TensorOfFile:
     meta = tensor.meta
     name = map_of_component(meta.name)
-    return TensorOfFile(meta.name, meta.dtype, meta.header_shape, meta.nbytes, meta.text, name)
-
-
-def _tensor_of_files(stored: tuple[FileIndex, StoredTensor]) -> TensorOfFiles:
-    file, tensor = stored
-    return TensorOfFiles(*msgspec.structs.astuple(_tensor_of_file(tensor)), file=file.path)
+    made_of = None if isinstance(tensor, StoredTensor) else tensor.source.stored_names
+    shown = meta.name, meta.dtype, meta.header_shape, meta.nbytes, meta.text
+    return TensorOfFile(*shown, name, file, made_of)
 
 
 def _of_ranks(inspected: Inspected) -> InspectedRanks:
@@ -760,7 +756,7 @@ def _of_ranks(inspected: Inspected) -> InspectedRanks:
         step=catalog.step,
         ranks=tuple(_rank(*item, inspected.devices) for item in catalog.files.items()),
         values=None if description is None else dict(description.values),
-        tensors=Each(describe, inspected.summary.entries),
+        tensors=_made(inspected) or Each(describe, inspected.summary.entries),
         **notes_and_problems(inspected.found),
         summary=_summary(inspected),
         parts=inspected,

@@ -113,7 +113,7 @@ def inspect_catalog(
             raise sight.error
         found.add(*sight.of_files)
         shown, has_misfits = sight.contents, bool(sight.misfits)
-        checkpoint = _as_shown(sight.checkpoint, shown, has_misfits)
+        checkpoint = _as_shown(sight.checkpoint.stored, shown, has_misfits)
         damaged = _damaged(catalog, checkpoint, shown.complete_step)
         found.failures[:0] = [*damaged, *sight.of_files.failures]
         found.add(*find_nothing(checkpoint.whole.catalog))
@@ -124,7 +124,8 @@ def inspect_catalog(
     summary = replace(summary, equal_ranks=equal_ranks)
     catalog = sight.catalog if checkpoint.unfiltered is None else checkpoint.catalog
     done = assess(checkpoint, summary, found)
-    parts = Inspected(catalog, checkpoint, shown, summary, done, found, devices)
+    made = () if sight.checkpoint.rearranged is None else tuple(sight.checkpoint.outputs())
+    parts = Inspected(catalog, checkpoint, shown, summary, done, found, devices, made)
     return describe_checkpoint(parts)
 
 

@@ -195,6 +195,9 @@ def look(
         except CkptToolError as stopped:
             found.failures.append(stopped)
             checkpoint, error = None, stopped
+    elif command in ("inspect", "verify") and options.tensors.are_changed:
+        message = "what would be written is not examined"
+        found.add(Diagnostic("doubt", message, facts="this checkpoint has errors"))
     of_files = Diagnostics(command)
     if command in ("convert", "diff") or (command == "inspect" and crc):
         _verify_checksums(catalog, of_files, executor, crc, open_progress)

@@ -345,10 +345,10 @@ def diff(
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)
         sides = (of_a, of_b)
         checkpoints = _checkpoints(*sides)
-        pairs = list(_pairs(*([*full_outputs(checkpoint)] for checkpoint in checkpoints)))
+        pairs = list(_pairs(*([*checkpoint.outputs()] for checkpoint in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
         a_names, b_names = ([it.name for it in checkpoint.tensors] for checkpoint in checkpoints)
-        unlike = compare_names(a_names, b_names, "--recipe NAME, for names of Hugging Face")
+        unlike = compare_names(a_names, b_names)
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
         findings = [*chain(*(side.findings(is_empty=not pairs) for side in sides))]
@@ -468,10 +468,11 @@ def _notes(a: _Side, b: _Side) -> Iterator[Diagnostic]:
         yield note if len(names) > 1 else note.on_side(names[0])
 
 
-def compare_names(a: Collection[str], b: Collection[str], hint: str) -> Iterator[Diagnostic]:
+def compare_names(a: Collection[str], b: Collection[str]) -> Iterator[Diagnostic]:
     """Yield a note if two checkpoints have tensors, and no name in common."""
     if a and b and {*a}.isdisjoint(b):
         facts = f"one has {format_names(a, 1)}; the other {format_names(b, 1)}"
+        hint = "--recipe NAME, for names of Hugging Face"
         yield Diagnostic("doubt", "no name is in common", hint, facts=facts)
 
 
@@ -507,15 +508,6 @@ def fold_alike(named: Mapping[str, Diagnostic], names: Iterable[str]) -> Iterato
         verb, _, rest = problem.message.partition(" ")
         for folded, number in fold_subtrees(members, {*named, *names}):
             yield replace(problem, message=f"{folded}: {count(number, 'tensor', verb)} {rest}")
-
-
-def full_outputs(checkpoint: Checkpoint) -> Iterator[OutputTensor]:
-    """Yield the full tensors of a checkpoint, as the user chose, to be read."""
-    for tensor in checkpoint.tensors:
-        if terms := checkpoint.terms_of(tensor):
-            output = OutputTensor.full(tensor, checkpoint.wanted_dtype(tensor.meta))
-            name = checkpoint.renamed.get(tensor.name, tensor.name)
-            yield replace(output, meta=replace(output.meta, name=name), terms=terms)
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

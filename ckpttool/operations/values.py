@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
 from ckpttool.discovery.scan import CheckpointFiles
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.patterns import unmatched_problems
 from ckpttool.model.region import Region
 from ckpttool.operations.answer import (
     Answer,
@@ -33,6 +33,7 @@ from ckpttool.operations.answer import (
 from ckpttool.operations.load import Source, StrategySource, load
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
+from ckpttool.problems import PlanError, raise_all
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -242,7 +243,7 @@ def read_values(
     catalog, strategy, options
         The checkpoint, as for `plan_merge`.
     patterns
-        Of the names of tensors; see `ckpttool.model.patterns`.
+        Of the names of tensors; see `ckpttool.model.patterns`.  With a recipe of its names.
     rows
         A slice of rows, or its text as of ``--rows``: ``slice(0, 4)`` or ``"0:4"``.  A tensor
         without axes has none and is read as a whole.
@@ -260,11 +261,19 @@ def read_values(
     rows = parse_rows(rows) if isinstance(rows, str) else rows
     if not isinstance(rows, slice | None):
         raise TypeError(f"rows={rows!r}, expected a slice, such as slice(0, 4) or '0:4'")
-    options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
+    chosen = replace(options.tensors, include=patterns, shown_by="--values")
+    of_files = replace(chosen, include=()) if chosen.recipe else chosen
     files, of_src, _ = load(Source.of(catalog, strategy))
+    options = replace(options, tensors=of_files)
     plan, diagnostics = plan_reading(files, of_src, None, None, options, executor)
     (output,) = plan.outputs([0])
-    opened = OpenCheckpoint(files.root, output.tensors, {})
+    tensors, wanted = output.tensors, chosen.included
+    if chosen.recipe:  # patterns are about the names that it makes
+        hint = "`ckpttool inspect --all` with this recipe lists the names"
+        unmatched = unmatched_problems(wanted, [it.meta.name for it in tensors], files.root)
+        raise_all(PlanError([replace(problem, hint=hint)]) for problem in unmatched)
+        tensors = tuple(it for it in tensors if any(of.matches(it.meta.name) for of in wanted))
+    opened = OpenCheckpoint(files.root, tensors, {}, overflows=True)
     nbytes = sum(_nbytes_of(tensor, rows) for tensor in opened.values())
     with require_unmodified_sources(files), open_progress(nbytes, "reading values") as progress:
         read = tuple(_read(tensor, rows, executor, progress) for tensor in opened.values())

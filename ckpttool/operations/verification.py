@@ -38,7 +38,6 @@ from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.joining import join_alike
 from ckpttool.model.manifest import LeftOut
-from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, Unlisted
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Digest, Document, Reported
@@ -53,7 +52,7 @@ from ckpttool.problems import (
     raise_all,
 )
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import TensorDelta, compare_tensors
+from ckpttool.storage.compare import TensorDelta
 from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.wording import count, format_bytes, format_difference
 
@@ -214,19 +213,22 @@ def verify(
     with require_unmodified_sources(catalog.with_remains(), *others):
         reference = read_values(audit, executor) if deep else {}
         deltas: dict[str, TensorDelta] = {}
+        beside = {} if options.tensors.are_changed else reference
         sight = look(
             *(replace(source, options=options), diagnostics, executor),
             contents="slices" if deep else "samples",
             crc=crc,
-            read_more=partial(_read, deep=deep, crc=crc, reference=reference, deltas=deltas),
+            read_more=partial(_read, deep=deep, crc=crc, reference=beside, deltas=deltas),
             open_progress=open_progress,
         )
         if sight.checkpoint is not None and sight.checkpoint.misfits:
             raise PlanError(sight.checkpoint.misfits)
         raise_all(diagnostics.failures)
-        differences, card = audit_checkpoint(audit, sight, deep, deltas, executor, open_progress)
-    checkpoint = sight.checkpoint
-    assert checkpoint is not None, "else there is an error"
+        differences, card = audit_checkpoint(
+            *(audit, sight, reference, deltas, deep, executor, open_progress)
+        )
+    assert sight.checkpoint is not None, "else there is an error"
+    checkpoint = sight.checkpoint.stored
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
@@ -420,16 +422,10 @@ def _check_contents(
     names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
     statistics = find_running_statistics(catalog, checkpoint.strategy, names)
     running = answer(statistics, executor, evidence)
-    tensors = {it.name: it for it in checkpoint.tensors}
-    metas = {name: it.meta for name, it in tensors.items()}
+    metas = {it.name: it.meta for it in checkpoint.tensors}
     like = {name: it for name, it in reference.items() if metas.get(name) == it.meta}
     slices = _slices(checkpoint, like)
     yield from check_contents(slices, executor, on_progress, fingerprints, running, deltas)
-    # Slices of several regions, as field-sliced embeddings have, are read again.
-    again = ((name, (tensors[name], like[name])) for name in like if name not in deltas)
-    pairs = ((name, [*map(OutputTensor.full, pair)]) for name, pair in again)
-    for name, stats in compare_tensors(pairs, executor, None, on_progress):
-        (deltas[name],) = stats.differences
     yield from compare_stages(checkpoint.tensors, executor, on_progress)
 
 

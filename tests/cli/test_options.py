@@ -71,7 +71,7 @@ def test_the_page_lists_which_command_takes_which_option_for_tensors():
         PAGE.write_text(f"{before}{head}{joined}\n\n{after}", encoding="utf-8")
     else:
         assert table.splitlines() == rows
-    assert [*map(all, marks)].count(True) == len(options.OF_CHOICE)
+    assert [*map(all, marks)].count(True) == len(options.OF_EXPORT)
 
 
 def sections_of(name):

@@ -31,7 +31,6 @@ from ckpttool.operations.inspected import (
     InspectedSteps,
     InspectedStrategy,
 )
-from ckpttool.operations.recipe_check import RecipeCheck
 from ckpttool.operations.strategies import RanksToFetch, WrittenStrategy
 from ckpttool.operations.strategy_check import StrategyCheck
 from ckpttool.operations.strategy_diff import StrategyComparison
@@ -58,7 +57,6 @@ ANSWERS: dict[str, type[Answer]] = {
     "error.json": Failure,
     "explain.json": Explanation,
     "finalize.json": Finalized,
-    "recipe-check.json": RecipeCheck,
     "run.json": Conversion,
     "strategy-check.json": StrategyCheck,
     "strategy-diff.json": StrategyComparison,
@@ -118,6 +116,7 @@ def others() -> list[list[str]]:
         ["inspect", str(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")],
         ["merge", "w.safetensors", "-o", "v", "--recipe", "mine.yaml", "--hf-config", "hf"],
         ["recipe", "check", "w.safetensors", "--recipe", "mine.yaml", "--hf-config", "hf"],
+        ["inspect", "w.safetensors", "--recipe", "mine.yaml"],
         ["diff", "a.ckpt", "b.ckpt"],
         ["verify", "a.ckpt", "--like", "b.ckpt"],
         ["verify", "w.safetensors", "--like", "v.safetensors", "--deep"],

@@ -60,6 +60,135 @@ def test_a_model_goes_there_and_back(tmp_path, model, recipe, choices, ranks):
     assert made.attrs["ckpttool.recipe"].split() == [recipe, "1", *asked]
 
 
+LOOKED_AT = [  # a family with its copies, experts, prediction of tokens, types that stay
+    ("qwen2-tied", "qwen2", {"fc1": "contiguous", "attention": "grouped"}),
+    ("qwen3-moe", "qwen3-moe", {"fc1": "interleaved", "attention": "contiguous", "mode": "graph"}),
+    ("deepseek-v3-mtp", "deepseek-v3", {"fc1": "interleaved", "mla": "fused", "mode": "graph"}),
+]
+
+
+@pytest.mark.parametrize(("model", "recipe", "choices"), LOOKED_AT, ids=[it[0] for it in LOOKED_AT])
+def test_who_looks_sees_what_merge_would_write(tmp_path, model, recipe, choices):
+    config, tensors = write_model(tmp_path / "hf", model)
+    made = to_mindformers(config, tensors, recipe, choices)
+    strategy = write_strategy(tmp_path / "s.json", made, 3)
+    write_ranks(tmp_path / "ms", cut(made, ckpttool.read_strategy(strategy)), "ckpt")
+    given = {"recipe": option(recipe, choices), "hf_config": tmp_path / "hf"}
+    ranks, export = (tmp_path / "ms", strategy), tmp_path / "export"
+    ckpttool.merge(*ranks, export, **given)
+    ckpttool.verify(export, card=tmp_path / "export.json")
+    deep = {"deep": True, "ignore": ("nan", "infinite")}  # random bytes are such numbers, too
+    found = ckpttool.verify(*ranks, like=export, card=tmp_path / "ms.json", **deep, **given)
+    assert (found.clean, found.differences) == (True, ())
+    cards = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ms", "export")]
+    assert cards[0]["contents"] == cards[1]["contents"]
+    assert cards[0]["digest"] == cards[1]["digest"]
+    assert f"--recipe {given['recipe']} --hf-config {tmp_path / 'hf'}" in cards[0]["command"]
+    seen = ckpttool.inspect(*ranks, **given)
+    shown = {it.name: (it.dtype, it.shape) for it in seen.tensors}
+    assert shown == {name: (it.dtype, it.shape) for name, it in tensors.items()}
+    assert {old for it in seen.tensors for old in it.made_of} == made.keys()
+    other_way = {"recipe": option(recipe, choices)}
+    assert ckpttool.verify(export, strategy, like=ranks[0], **deep, **other_way).clean
+    shown = {it.name: (it.dtype, it.shape) for it in ckpttool.inspect(export, **other_way).tensors}
+    assert shown == {name: (it.dtype, it.shape) for name, it in made.items()}
+
+
+def ranks_of_qwen3(folder, ranks=3):
+    """Write a model, and ranks of it; return the words that name both."""
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    config, tensors = write_model(folder / "hf", "qwen3")
+    made = to_mindformers(config, tensors, "qwen3", choices)
+    strategy = write_strategy(folder / "s.json", made, ranks)
+    write_ranks(folder / "ms", cut(made, ckpttool.read_strategy(strategy)), "ckpt")
+    words = ["--recipe", option("qwen3", choices), "--hf-config", folder / "hf"]
+    return [folder / "ms", "-s", strategy], words
+
+
+def test_verify_names_what_an_export_would_lose(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    file, config = tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "config.json"
+    tensors = read(file)
+    name, norm = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+    changed = tensors[name]._replace(data=bytes(2) + tensors[name].data[2:])
+    more = {"model.extra.weight": tensors[norm]}
+    write_file(file, {**tensors, **more, name: changed}, "safetensors")
+    like = ["verify", *source, *words, "--like", tmp_path / "hf"]
+    document = json.loads(run(*like, "--deep", "--json").stdout)
+    kinds = {it["name"]: it["kind"] for it in document["differences"]}
+    assert kinds == {"model.extra.weight": "only in B", name: "values"}
+    assert document["differences"][1]["values"]["differing"] == 1
+    assert run(*like).exit_code == 1  # by names alone
+    layers = json.loads(config.read_text())["num_hidden_layers"]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": layers + 1}))
+    said = message(run("verify", *source, *words, "--config", other))
+    assert f"model.layers.{layers}.*: 1 layer is missing" in said
+    run_well("verify", *source, *words, "--config", config)
+
+
+def test_a_type_is_that_of_the_export(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    names = ["model.norm.weight", "lm_head.weight"]
+    wide = [*words, "--dtype", "fp32"]
+    run_well("merge", *source, *wide, "-o", tmp_path / "fp32")
+    like = ["--like", tmp_path / "fp32", "--deep", "--ignore", "nan", "--ignore", "infinite"]
+    found = run_well("verify", *source, *wide, *like)
+    assert "the names, shapes, types and values are those of" in message(found)
+    _, *rows = run_well("inspect", *source, *wide, "--tsv").stdout.splitlines()
+    assert {row.split("\t")[1] for row in rows} == {"Float32"}
+    values = [word for name in names for word in ("--values", name)]
+    shown = run_well("inspect", *source, *wide, *values, "--json").stdout
+    assert [it["name"] for it in json.loads(shown)["values"]] == names
+    assert {it["dtype"] for it in json.loads(shown)["values"]} == {"Float32"}
+    run_well("inspect", tmp_path / "fp32", "--values", names[0])
+    for command in ("verify", "inspect"):
+        said = run(command, *source, "--dtype", "fp32")
+        assert (said.exit_code, "only with --recipe" in message(said)) == (2, True)
+    with pytest.raises(ValueError, match="dtype= is the type of what recipe= makes"):
+        ckpttool.inspect(source[0], source[2], dtype="fp32")
+
+
+def test_no_card_is_written_of_an_export_that_merge_refuses(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    card = tmp_path / "card.json"
+    given = [*words, "--dtype", "fp16"]
+    refused = run("merge", *source, *given, "-o", tmp_path / "out")
+    said = run("verify", *source, *given, "--card", card)
+    assert (refused.exit_code, said.exit_code, card.exists()) == (6, 5, False)
+    (number,) = re.findall(r"\d+ numbers too large for the new type", message(refused))
+    assert number in message(said)
+
+
+def test_of_ranks_with_errors_nothing_is_made(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    lost = next((tmp_path / "ms" / "rank_1").iterdir())
+    lost.rename(tmp_path / "lost.ckpt")
+    for command, code in (("verify", 1), ("inspect", 5), ("recipe check", 5)):
+        said = run(*command.split(), *source, *words)
+        assert said.exit_code == code
+        assert "some slices are in none" in message(said)
+        is_said = "what would be written is not examined" in message(said)
+        assert is_said == (command != "recipe check")
+    for command in ("verify", "inspect"):
+        said = run(command, source[0], *words)
+        assert (said.exit_code, "a recipe takes full tensors" in message(said)) == (5, True)
+
+
+def test_inspect_refuses_what_has_nothing_to_do_with_a_recipe(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    given = ["inspect", *source, *words]
+    said = run(*given, "--values", "decoder.final_layernorm.weight")
+    assert "no tensor matches 'decoder.final_layernorm.weight'" in message(said)
+    assert "with this recipe lists the names" in message(said)
+    said = run(*given, "--plot", tmp_path / "page.html")
+    assert (said.exit_code, "--recipe does not go with --plot" in message(said)) == (2, True)
+    folded, each = (run_well(*given, *more).stdout for more in ((), ("--all",)))
+    assert "model.layers.{0-2}.mlp.up_proj.weight" in folded
+    assert "model.layers.1.mlp.up_proj.weight" in each
+    assert "decoder.layers.1.mlp.linear_fc1.weight" in each
+
+
 def test_patterns_of_a_hand_written_strategy_are_about_what_a_recipe_makes(tmp_path):
     _, tensors = write_model(tmp_path / "hf", "qwen3")
     choices = {"fc1": "interleaved", "attention": "grouped"}
@@ -681,6 +810,8 @@ def test_float8_with_scales_is_read(tmp_path, model, block):
     strategy = write_strategy(tmp_path / "s.json", expected, 4)
     to_ranks = ["-d", strategy, "-o", tmp_path / "ms", "--format", "ckpt"]
     run_well("split", tmp_path / "hf", *to_ranks, *words, "--engine", "processes:2")
+    deep = ["--deep", "--ignore", "nan", "--ignore", "infinite"]  # of random bytes
+    run_well("verify", tmp_path / "hf", *words, "--like", tmp_path / "m.ckpt", *deep)
     assert read_ranks(tmp_path / "ms") == cut(expected, ckpttool.read_strategy(strategy))
     back = ["-s", strategy, "-o", tmp_path / "back", "--hf-config", tmp_path / "hf"]
     run_well("merge", tmp_path / "ms", *back, *words)
@@ -716,9 +847,13 @@ def test_float8_that_means_nothing_is_refused(tmp_path, lost):
     write_file(tmp_path / "hf" / "model.safetensors", stored, "safetensors")
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt"]
-    result = run(*words, "--recipe", "mcore:fc1=interleaved,attention=grouped")
+    recipe = ["--recipe", "mcore:fc1=interleaved,attention=grouped"]
+    result = run(*words, *recipe)
     assert (result.exit_code, said in message(result)) == (5, True), message(result)
     assert not (tmp_path / "m.ckpt").exists()
+    result = run("verify", tmp_path / "hf", *recipe)  # a scale is found, books are refused
+    code = 5 if lost == "one of two" else 1
+    assert (result.exit_code, said in message(result)) == (code, True), message(result)
     if lost == "dtype":
         run_well(*words, "--recipe", "llama", "--dtype", "fp32")
 

@@ -21,7 +21,7 @@ SCHEMAS: dict[str, Any] = {
 OF_OTHERS = {  # command to the schema that it shares with others
     **dict.fromkeys(("merge", "split", "reshard", "convert", "average"), "run"),
     **dict.fromkeys(("strategy convert", "strategy merge"), "strategy-file"),
-    "strategy show": "inspect",
+    **dict.fromkeys(("recipe check", "strategy show"), "inspect"),
 }
 
 

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import UsageProblem
-from ckpttool.wording import NUMBER, count, fold_members, fold_names, format_shape, shorten
+from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
-    from ckpttool.operations.recipe_check import RecipeCheck
 
 
 @click.command(
@@ -28,38 +26,23 @@ if TYPE_CHECKING:
     """,
 )
 @options.source_options("src", "strategy_files", "step", "pattern", "key")
-@options.resolve_options(
-    *("replicated", "include", "exclude"), *("weights_only", "recipe", "hf_config")
-)
+@options.resolve_options("replicated", *options.OF_EXPORT)
 @options.report_options()
 def check(source: Side, resolve: ResolveOptions, report: ReportOptions) -> None:
     """Say what a recipe makes of a checkpoint."""
-    from ckpttool.execution.executors import default_jobs
+    from ckpttool.cli.overview import print_made
+    from ckpttool.operations.answer import notes_and_problems
+    from ckpttool.operations.inspected import InspectedCheckpoint
+    from ckpttool.operations.inspection import inspect_catalog
     from ckpttool.operations.load import load
-    from ckpttool.operations.recipe_check import check_recipe
 
     if resolve.tensors.recipe is None:
         hint = "--recipe with a family of `ckpttool help recipes`, or a YAML file"
         raise UsageProblem("recipe check needs --recipe", hint)
-    is_found = not resolve.replicated
+    is_found, found = not resolve.replicated, Diagnostics("inspect")
     catalog, strategy, _ = load(source.source, find_strategy=is_found, open_count=report.open_count)
-    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        checked = check_recipe(catalog, strategy, resolve, executor)
-    tables.print_answer(checked, lambda: _print(checked), checked.notes, report)
-
-
-def _print(checked: RecipeCheck) -> None:
-    """Print a row for each tensor that is made, those of equal layers together."""
-    made = {tensor.name: tensor for tensor in checked.tensors}
-    kinds = {
-        name: (it.shape, it.dtype, tuple(NUMBER.sub("#", old) for old in it.made_of))
-        for name, it in made.items()
-    }
-    rows = []
-    for folded, names in fold_members(kinds):
-        shape, dtype, _ = kinds[names[0]]
-        stored = {old: None for name in names for old in made[name].made_of}
-        sources = shorten((old for old, _ in fold_names(stored)), 2)
-        rows.append((folded, format_shape(shape), dtype, sources))
-    columns = ("tensor", "shape", "type", "made of")
-    tables.print_table(count(len(made), "tensor"), columns, rows, has_names=True)
+    answer = inspect_catalog(catalog, strategy, found, options=resolve, contents="all")
+    found.raise_if_errors()
+    assert isinstance(answer, InspectedCheckpoint), "else no step was chosen, which is an error"
+    notes = notes_and_problems(found)["notes"]
+    tables.print_answer(answer, lambda: print_made(answer.parts.made), notes, report)
