@@ -110,6 +110,28 @@ def test_the_sum_is_that_of_numpy_in_float64_rounded_once(tmp_path, layout, dtyp
     assert read(tmp_path / "c.h5") == expected
 
 
+@pytest.mark.parametrize("source", ["ranks", "their merge"])
+def test_an_adapter_of_what_each_rank_fused_has_the_rows_of_the_joined_slices(tmp_path, source):
+    weight, (a, b) = some("weight", (16, 6)), pair("fc1", (16, 6), 2)
+
+    def fused(entry: Entry) -> Entry:  # [gate_0; up_0; gate_1; up_1] of [gate; up], and back
+        return entry_of(entry.array().reshape(2, 2, 4, -1).swapaxes(0, 1).reshape(entry.shape))
+
+    layouts = {"fc1.weight": {"dev_matrix": [2], "tensor_map": [0, -1]}}
+    src = tmp_path / "s.json"
+    src.write_text(json.dumps({"parallel_layout_item": layouts}))
+    ranks = cut({"fc1.weight": fused(weight)}, ckpttool.read_strategy(src))
+    write_ranks(tmp_path / "src", ranks, "ckpt")
+    of_ranks, out = source == "ranks", tmp_path / "m.safetensors"
+    sides = named("fc1", a, fused(b) if of_ranks else b)
+    lora = f"{write_adapter(tmp_path / 'ad', sides)}:{SCALE}"
+    options = {"lora": lora} if of_ranks else {}
+    ckpttool.merge(tmp_path / "src", src, out, fused="fc1=2", trust_strategy=True, **options)
+    if not of_ranks:
+        ckpttool.convert(out, out := tmp_path / "c.safetensors", lora=lora)
+    assert read(out) == {"fc1.weight": added(weight, a, b)}
+
+
 def finite_model(name: str) -> tuple[dict, dict[str, Entry]]:
     """Return a model of Hugging Face with numbers in place of random bytes."""
     config, tensors = load_model(name)
