@@ -12,6 +12,7 @@ import pytest
 import ckpttool
 from tests.support.checkpoints import cut, noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
+from tests.support.families import write_model
 from tests.support.readers import Entry, read, read_ranks
 
 PARTS = {"linear_fc1=2": (1, 1), "w_qkv=q:4,k:2,v:2": (4, 2, 2), "*.w_qkv.*=q:1,k:1,v:2": (1, 1, 2)}
@@ -130,6 +131,18 @@ def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
     run_well("merge", tmp_path / "ranks", *back)
     kept = {n: it if n == "norm.weight" else resized(it, min(rows, 61)) for n, it in full.items()}
     assert read(tmp_path / "back.ckpt") == kept
+
+
+def test_a_vocabulary_is_known_by_the_name_that_a_recipe_gives_it(tmp_path):
+    _, full = write_model(tmp_path / "hf", "deepseek-v4")
+    names = ["embed.weight", "head.weight"]
+    words = ("merge", tmp_path / "hf", "--recipe", "deepseek-v4:fc1=interleaved")
+    run_well(*words, "-o", tmp_path / "ms.ckpt", "--pad-vocab", "multiple:64")
+    made = read(tmp_path / "ms.ckpt")
+    for name, new in zip(names, ("embedding.word_embeddings", "output_layer"), strict=True):
+        rows = -(-full[name].shape[0] // 64) * 64
+        assert rows > full[name].shape[0]
+        assert made[f"{new}.weight"] == resized(full[name], rows)
 
 
 def test_slices_that_do_not_divide_the_vocabulary_are_named_with_more_rows(tmp_path):
