@@ -33,7 +33,7 @@ from ckpttool.checkpoint.presence import (
 )
 from ckpttool.model.belonging import WEIGHT, Belonging, Belongings, find_belongings
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import TensorOptions, is_of_vocabulary
 from ckpttool.model.names import ParameterOfState, map_of_component
 from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.renames import Names, rename
@@ -325,6 +325,11 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def belonging(self, name: str) -> Belonging:
         """Return to what a tensor belongs."""
         return self.belongings.get(name, WEIGHT)
+
+    def is_of_vocabulary(self, name: str) -> bool:
+        """Return whether a tensor, or what it belongs to, has a row for each word, by its names."""
+        owner = self.belonging(name).of or name
+        return any(map(is_of_vocabulary, (owner, self.new_names.get(owner, owner))))
 
     @property
     def lost(self) -> Mapping[str, TensorMeta | None]:

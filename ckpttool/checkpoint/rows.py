@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.model.belonging import weight_of
-from ckpttool.model.choices import VOCABULARY, Fusion, fused_axes, is_of_vocabulary
+from ckpttool.model.choices import VOCABULARY, Fusion, fused_axes
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
@@ -186,12 +186,10 @@ class RowChanges:
         return [it for it in fusions if any(map(it.pattern.matches, names))]
 
     def _is_of_vocabulary(self, name: str) -> bool:
-        owner = self._checkpoint.belonging(name).of or name
-        if self._patterns:
-            return any(
-                pattern.matches(each) for pattern in self._patterns for each in (name, owner)
-            )
-        return is_of_vocabulary(owner)
+        if not self._patterns:
+            return self._checkpoint.is_of_vocabulary(name)
+        names = (name, self._checkpoint.belonging(name).of or name)
+        return any(any(map(pattern.matches, names)) for pattern in self._patterns)
 
     def refuses(self, name: str) -> bool:
         """Return whether a tensor of the vocabulary cannot get the rows that are wanted."""

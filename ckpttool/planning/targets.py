@@ -42,7 +42,6 @@ from ckpttool.formats.weight_index import (
     shard_file_name,
 )
 from ckpttool.model.belonging import WEIGHT, count_roles, find_belongings
-from ckpttool.model.choices import is_of_vocabulary
 from ckpttool.model.joining import format_names, format_states
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
@@ -250,8 +249,7 @@ def _find_transfers(
         layouts, reasons = chooser.fit(tensor)
         if reasons:
             if rows is None or not rows.refuses(tensor.name):  # else it is reported below
-                owner = checkpoint.belonging(tensor.name).of or tensor.name
-                padded = layouts if is_of_vocabulary(owner) else ()
+                padded = layouts if checkpoint.is_of_vocabulary(tensor.name) else ()
                 diagnostics.add(_mismatch_problem(tensor.meta, reasons, target, padded))
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)

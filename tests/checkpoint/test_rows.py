@@ -134,13 +134,13 @@ def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
 
 
 def test_a_vocabulary_is_known_by_the_name_that_a_recipe_gives_it(tmp_path):
-    _, full = write_model(tmp_path / "hf", "deepseek-v4")
+    _, full = write_model(tmp_path / "hf", "deepseek-v4-mtp")
     names = ["embed.weight", "head.weight"]
     words = ("merge", tmp_path / "hf", "--recipe", "deepseek-v4:fc1=interleaved")
-    run_well(*words, "-o", tmp_path / "ms.ckpt", "--pad-vocab", "multiple:64")
+    run_well(*words, "-o", tmp_path / "ms.ckpt", "--pad-vocab", "multiple:48")
     made = read(tmp_path / "ms.ckpt")
     for name, new in zip(names, ("embedding.word_embeddings", "output_layer"), strict=True):
-        rows = -(-full[name].shape[0] // 64) * 64
+        rows = -(-full[name].shape[0] // 48) * 48
         assert rows > full[name].shape[0]
         assert made[f"{new}.weight"] == resized(full[name], rows)
 
