@@ -140,8 +140,10 @@ def finite_model(name: str) -> tuple[dict, dict[str, Entry]]:
         for key, it in tensors.items()
     }
     copies = {  # of MTP
-        **{"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"},
-        **{"mtp.0.emb.tok_emb": "embed", "mtp.0.head": "head"},
+        "embed_tokens": "model.embed_tokens",
+        "shared_head.head": "lm_head",
+        "mtp.0.emb.tok_emb": "embed",
+        "mtp.0.head": "head",
     }
     for key in made:
         for end, of in copies.items():
