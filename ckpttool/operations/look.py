@@ -165,7 +165,7 @@ def look(
     try:
         if error is not None:
             raise error
-        options = _with_config(options, catalog.root)
+        options = with_config(options, catalog.root)
         with open_progress(0, "sampling"):
             steps = partial(
                 resolving,
@@ -204,13 +204,14 @@ def look(
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
-def _with_config(options: ResolveOptions, path: str) -> ResolveOptions:
-    """Return the options; a recipe without a configuration gets the one beside the checkpoint."""
+def with_config(options: ResolveOptions, *paths: str) -> ResolveOptions:
+    """Return the options; a recipe without a configuration gets the first one beside a path."""
     if (recipe := options.tensors.recipe) is None or recipe.config:
         return options
     from ckpttool.strategy_files.config_files import find_config, read_config
 
-    config = {} if (beside := find_config(path)) is None else read_config(beside)
+    beside = next(filter(None, map(find_config, paths)), None)
+    config = {} if beside is None else read_config(beside)
     return replace(options, tensors=replace(options.tensors, recipe=replace(recipe, config=config)))
 
 

@@ -37,7 +37,7 @@ from ckpttool.operations.answer import (
     Unbounded,
     count_casts,
 )
-from ckpttool.operations.look import Sight, Subject, look
+from ckpttool.operations.look import Sight, Subject, look, with_config
 from ckpttool.problems import (
     CkptToolError,
     CombinedError,
@@ -334,7 +334,7 @@ def diff(
         is_replicated = [
             options.replicated and (None not in strategies or it is None) for it in strategies
         ]
-        options = replace(options, replicated=is_replicated[0])
+        options = with_config(replace(options, replicated=is_replicated[0]), a.root, b.root)
         of_a = _look("A", Subject(a, a_strategy, options), executor, open_progress)
         # B has the new names, and patterns are about the old ones.
         renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names

@@ -42,7 +42,7 @@ from ckpttool.model.slicing import FullTensor, Unlisted
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.answer import Count, Digest, Document, Reported
 from ckpttool.operations.audit import Audit, audit_checkpoint, read_values
-from ckpttool.operations.look import Subject, look
+from ckpttool.operations.look import Subject, look, with_config
 from ckpttool.operations.tensor_diff import TensorDifference
 from ckpttool.problems import (
     Diagnostic,
@@ -209,6 +209,8 @@ def verify(
         diagnostics.add(*find_nothing(catalog))
         return _report(catalog, diagnostics, deep, _compared(deep, crc, options))
     options = replace(options, unlisted="first", check_replicas=False)
+    given = [side.path for side in (audit.like, audit.config) if side is not None]
+    options = with_config(options, catalog.root, *given)
     others = [] if audit.like is None or audit.like.catalog is None else [audit.like.catalog]
     with require_unmodified_sources(catalog.with_remains(), *others):
         reference = read_values(audit, executor) if deep else {}

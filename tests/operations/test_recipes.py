@@ -84,6 +84,10 @@ def test_who_looks_sees_what_merge_would_write(tmp_path, model, recipe, choices)
     assert cards[0]["contents"] == cards[1]["contents"]
     assert cards[0]["digest"] == cards[1]["digest"]
     assert f"--recipe {given['recipe']} --hf-config {tmp_path / 'hf'}" in cards[0]["command"]
+    # The sizes are those of the configuration beside the other side.
+    assert ckpttool.verify(*ranks, like=export, recipe=given["recipe"]).clean
+    assert ckpttool.verify(*ranks, config=export / "config.json", recipe=given["recipe"]).clean
+    assert ckpttool.diff(ranks[0], export, strategy, recipe=given["recipe"]).equal
     seen = ckpttool.inspect(*ranks, **given)
     shown = {it.name: (it.dtype, it.shape) for it in seen.tensors}
     assert shown == {name: (it.dtype, it.shape) for name, it in tensors.items()}
