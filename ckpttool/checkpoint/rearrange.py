@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import add, sub
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ from ckpttool.wording import any_of, count, fold_names, format_numbers, format_s
 
 _MTP = "num_nextn_predict_layers"  # which transformers keeps in a model without those layers
 _LAYER = compile_late(r"\blayers\.(\d{1,7})\.")
+_THIS_MODEL = "--hf-config of this model"
 Copies = Sequence[tuple[FullTensor, FullTensor]]  # tensors that should hold the same
 
 
@@ -47,13 +49,13 @@ def rearrange(
     """
     asked: dict[str, Value] = {}  # what nothing gives, and what stands in for it, to ask for others
     while True:
-        trial = replace(used, given={**used.given, **asked})
+        trial = used.with_given(asked)
         questions = [*_questions(checkpoint, used, asked)]
         try:
             rearranging = _Rearranging(checkpoint, trial)
             return *rearranging.run(questions), rearranging.copies
         except ValueError as error:
-            hint = f"--hf-config of this model; `ckpttool recipe show {used.typed}`"
+            hint = f"{_THIS_MODEL}; `ckpttool recipe show {used.typed}`"
             problem = _problem(checkpoint, "a rule cannot be evaluated", str(error), hint)
             raise PlanError(questions or [problem]) from error
         except LookupError as error:
@@ -79,17 +81,20 @@ def _questions(
     numbers = {of if of.isidentifier() else name: of for name, of in sizes.items()}
     has_config = bool(used.config)
     is_typed = has_config and () not in asked.values()  # nobody types a list
-    answers = dict(used.given) | dict.fromkeys(numbers if is_typed else (), "NUMBER")
+    answers: dict[str, Value] = dict.fromkeys(numbers if is_typed else (), "NUMBER")
     answers |= {name: usual for name, usual in asked.items() if name in choices}
-    answered = f"--recipe '{replace(used, given=answers).text}'"
+    answered = used.with_given(answers).option
     if sizes:
         names = [name if of == name else f"{name} ({of})" for name, of in numbers.items()]
         message = f"the configuration lacks {count(len(names), 'size')}"
         message = message if has_config else "nothing tells the sizes of the model"
-        hint = f"--hf-config {'of this model' if has_config else 'with its folder'}"
+        hint = _THIS_MODEL if has_config else "--hf-config with the folder of its config.json"
         hint = answered if is_typed else hint
         where = used.folder or checkpoint.catalog.root
         facts = f"{used.typed} needs {shorten(names, 8)}"
+        if family := _other_family(used):
+            facts = f"{facts}; config.json says {family}"
+            hint = f"--recipe {family}, or {_THIS_MODEL}"
         yield Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
     if open_choices := [name for name in asked if name in choices]:
         message = "names do not tell how weights are laid out"
@@ -98,6 +103,14 @@ def _questions(
             for name in open_choices
         )
         yield _problem(checkpoint, message, facts, f"{answered}, if these are the values")
+
+
+def _other_family(used: UsedRecipe) -> str:
+    """Return the recipe that ``config.json`` names, if it is not the one in use; else ""."""
+    family = str(used.config.get("model_type")).replace("_", "-")
+    known = (used.recipe.recipe.removesuffix("-legacy"), "llama")  # which mcore writes, too
+    is_other = used.typed in SHIPPED and family in SHIPPED and family not in known
+    return family if is_other else ""
 
 
 class _Rearranging:
@@ -130,7 +143,10 @@ class _Rearranging:
         is_apart = not checkpoint.catalog.is_merged and len(checkpoint.catalog.files) > 1
         is_apart &= not checkpoint.are_joined
         if is_apart or any(tensor.own_ranks for tensor in self._stored.values()):
-            message, hint = "a recipe takes full tensors", "merge or reshard, with -s"
+            message, hint = (
+                "a recipe takes full tensors",
+                "-s STRATEGY, with merge, reshard or verify",
+            )
             raise PlanError([_problem(checkpoint, message, "each file is read by itself", hint)])
         if not self._is_of_family:
             message = f"no tensor has a name of the recipe {recipe.recipe}"
@@ -271,19 +287,20 @@ class _Rearranging:
 
     def _report(self, missing: list[str]) -> None:
         for misfit, _ in fold_names(self._misfits):
-            hint = f"--hf-config of this model; `ckpttool recipe show {self._used.typed}`"
+            hint = f"{_THIS_MODEL}; `ckpttool recipe show {self._used.typed}`"
             self._refuse("a shape is not that of the rule", misfit, hint)
         recipe = self._used.recipe.recipe
         broken = {tensor.name for tensor in self._checkpoint.records} - self._stored.keys()
         unknown = broken.union(map(self._used.recipe.spelled, broken))  # a check reports them
         if missing := [name for name in missing if name not in unknown]:
-            message = f"{count(len(missing), 'tensor', 'are')} in no file that {recipe} asks for"
+            message = f"no file has {count(len(missing), 'tensor')} that {recipe} asks for"
             named = self._used.names[self._side].intersection(missing)
-            alone = replace(self._used, given={**self._used.given, _MTP: 0})
+            alone = self._used.with_given({_MTP: 0})
             has_mtp = named and self._used.values.get(_MTP)
             is_of_mtp = has_mtp and named.isdisjoint(alone.names[self._side])
-            hint = f"--recipe {self._used.typed}:{_MTP}=0, if the model predicts one token"
-            self._refuse(message, format_names(missing), hint if is_of_mtp else "")
+            hint = f"{alone.option}, if the model predicts one token"
+            hint = hint if is_of_mtp else f"a source that has them, or {_THIS_MODEL}"
+            self._refuse(message, format_names(missing), hint)
         rest = [name for name in self._stored if name not in self._used_names | self._halves]
         weights = [name for name in rest if self._checkpoint.belonging(name).is_model]
         if states := [name for name in rest if name not in {*weights}]:
@@ -294,16 +311,18 @@ class _Rearranging:
             is_own = self._used.typed not in SHIPPED
             rule = f"a rule in {self._used.typed}" if is_own else f"another recipe than {recipe}"
             facts, hint = format_names(weights), f"{rule}, or --exclude"
-            family = str(self._used.config.get("model_type")).replace("_", "-")
             layers = self._used.values.get("num_hidden_layers")
             numbers = {int(match[1]) for name in weights if (match := _LAYER.search(name))}
-            known = (recipe.removesuffix("-legacy"), "llama")  # which mcore writes, too
-            if family in SHIPPED and family not in known and not is_own:
+            keys = self._used.keys_of({*map(self._used.recipe.spelled, weights)})
+            if family := _other_family(self._used):
                 facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
             elif isinstance(layers, int) and max(numbers, default=-1) >= layers:
                 facts += f"; num_hidden_layers is {layers}, and these are of "
                 facts += f"layer {format_numbers(numbers)}"
-                hint = "--hf-config of this model, or --exclude"
+                hint = f"{_THIS_MODEL}, or --exclude"
+            elif keys:
+                facts += f"; a rule has them, depending on {shorten(keys, 3)}"
+                hint = f"{_THIS_MODEL}, {hint}"
             message = f"{count(len(weights), 'tensor')} that no rule of {recipe} knows"
             self._refuse(message, facts, hint)
         self._problems += self._of_states
@@ -337,9 +356,10 @@ class _Rearranging:
             return
         rows = {self._stored[old].meta.shape[0] for old in self._called if is_of_vocabulary(old)}
         for number in rows - {said}:
-            message = f"the vocabulary has {number} rows, and the configuration says {said}"
-            hint = f"--cut-vocab {said}" if number > said else "--hf-config of this model"
-            yield Diagnostic("not_resized", message, hint=hint, where=self._used.folder)
+            config = Path(self._used.folder, "config.json")
+            message = f"the vocabulary has {number} rows, and {config} says {said}"
+            hint = f"--cut-vocab {said}" if number > said else _THIS_MODEL
+            yield replace(_problem(self._checkpoint, message, hint=hint), code="not_resized")
 
     def _refuse(self, message: str, facts: str = "", hint: str = "") -> None:
         self._problems.append(_problem(self._checkpoint, message, facts, hint))

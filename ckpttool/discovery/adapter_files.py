@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from shlex import quote
 
 import msgspec
 
 from ckpttool.discovery.scan import find
-from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import NAME_CHECKPOINT
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.strict_json import read_json_object
@@ -44,7 +42,7 @@ def read_adapter(text: str) -> Adapter:
         raise PlanError([Diagnostic("lora", message, hint="another number", where=path)])
     folder = Path(path if is_folder(path) else Path(path).parent)
     if is_folder(path):
-        path = _file_in(folder, text.removeprefix(path))
+        path = _file_in(folder)
     try:
         catalog = find(path)
     except FormatError as error:
@@ -58,15 +56,13 @@ def read_adapter(text: str) -> Adapter:
     return Adapter(catalog, _read_config(os.fspath(beside)) if is_file(beside) else None, scale)
 
 
-def _file_in(folder: Path, scale: str) -> str:
-    """Return the file that PEFT writes to a folder; ``scale`` as it was typed is for the hint."""
+def _file_in(folder: Path) -> str:
+    """Return the file that PEFT writes to a folder."""
     if is_file(folder / _WEIGHTS):
         return os.fspath(folder / _WEIGHTS)
     paths = [*list_folder(folder)]
-    files = [path for path in paths if format_of_suffix(path.name)]
-    hint = f"--lora {quote(str(files[0]))}{scale}" if len(files) == 1 else f"--lora with {_FILE}"
     facts = f"it holds {shorten([path.name for path in paths], 3)}" if paths else ""
-    message = f"no {_WEIGHTS} in the folder"
+    message, hint = f"no {_WEIGHTS} in the folder", f"--lora with {_FILE}"
     raise PlanError([Diagnostic("lora", message, facts=facts, hint=hint, where=str(folder))])
 
 

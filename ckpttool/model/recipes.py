@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import chain, product
@@ -425,10 +425,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """The names in expressions: keys of the configuration, factors, sizes and choices."""
+        """Choices and their keys, and the names in expressions: other keys, factors and sizes."""
         nodes = chain(*(ast.walk(_parse(expression)) for expression in self._expressions()))
         names = (node.id for node in nodes if isinstance(node, ast.Name))
-        return frozenset((*self.choices, *self.sizes, *names))
+        asked = (choice.config for choice in self.choices.values())
+        return frozenset((*self.choices, *asked, *self.sizes, *names))
 
     def _expressions(self) -> Iterator[str]:
         """Yield all expressions and factors; raise `ValueError` if holes or axes are malformed."""
@@ -668,6 +669,15 @@ class UsedRecipe(Struct, frozen=True, dict=True):
         given = ",".join(f"{name}={value}" for name, value in self.given.items())
         return ":".join(filter(None, (self.typed, given)))
 
+    @property
+    def option(self) -> str:
+        """The option that has the recipe and the given values, for a message."""
+        return f"--recipe '{self.text}'"
+
+    def with_given(self, values: Mapping[str, Value]) -> UsedRecipe:
+        """Return the recipe with more values, beside those that the user gives."""
+        return replace(self, given={**self.given, **values})
+
     @cached_property
     def values(self) -> Mapping[str, Value]:
         """The values of the names in expressions."""
@@ -707,6 +717,24 @@ class UsedRecipe(Struct, frozen=True, dict=True):
             frozenset(name for it in self.relations for name in it.sides[side]) for side in (0, 1)
         )
         return ours, theirs
+
+    def keys_of(self, names: Collection[str]) -> Sequence[str]:
+        """Return the choices and keys by which rules with other values would have such tensors."""
+        keys: dict[str, None] = {}
+        for rule in self.recipe.rules:
+            always = replace(self.recipe, rules=(replace(rule, condition="True"),))
+            with suppress(LookupError, ValueError):  # who uses the rules says what is wrong
+                relations = always.relations(self.values)
+                if any(name in names for it in relations for side in it.sides for name in side):
+                    keys |= dict.fromkeys(self._keys_in(rule.condition))
+        return [*keys]
+
+    def _keys_in(self, expression: str) -> Iterator[str]:
+        for node in ast.walk(_parse(expression)):
+            if isinstance(node, ast.Name) and node.id in {*self.recipe.choices, *self.config}:
+                yield node.id
+            elif isinstance(node, ast.Name) and node.id in self.recipe.sizes:
+                yield from self._keys_in(self.recipe.sizes[node.id])
 
     def side_of(self, names: Iterable[str]) -> int | None:
         """Return the side that has most of these names; None if neither has any."""

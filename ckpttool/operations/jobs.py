@@ -241,13 +241,16 @@ def _home_of(catalog: Catalog) -> str:
 def _as_written(path: Path, tensors: TensorOptions) -> bytes:
     """Return a configuration with the element type and the rows of the vocabulary that are written.
 
-    It says nothing of scales of Float8 weights, which are not written.
+    It has the sizes that were typed with the recipe, and nothing of scales of Float8 weights,
+    which are not written.
     """
     from ckpttool.strategy_files.config_files import MAX_CONFIG_BYTES  # most outputs have none
 
     said = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
     values = dict(said)
     cast = next((cast.dtype for cast in tensors.casts if cast.pattern is None), None)
+    if tensors.recipe is not None:
+        values |= {key: it for key, it in tensors.recipe.given.items() if key in values}
     if tensors.recipe is not None or cast is not None:
         values.pop("quantization_config", None)
     if cast is not None:

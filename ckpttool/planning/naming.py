@@ -57,7 +57,7 @@ def name_files(
         said = template.replace("{model}", fields["model"] or "llama")
         said = said.replace("{step}", fields["step"] or "1_1000")
         message = f"the source does not tell {shorten((f'{{{name}}}' for name in unknown), 3)}"
-        hint = f"--name {quote(said)}"
+        hint = f"--name {quote(said)}, if these are the values"
         problems.append(Diagnostic("options", message, hint=hint, where=catalog.root))
     if (by_name := format_of_suffix(template)) is not None:
         message = f"the name ends like a file of {by_name}; the format adds the suffix"

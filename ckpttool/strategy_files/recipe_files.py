@@ -46,22 +46,25 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     path, _, given = text.partition(":") if not is_file(text) else (text, "", "")
     values: dict[str, Value] = {}
     recipe = _read(path)
-    usual = {name: next(iter(choice.values)) for name, choice in recipe.choices.items()}
+    usual: dict[str, Value] = {name: next(iter(it.values)) for name, it in recipe.choices.items()}
+
+    def typed(given: Mapping[str, Value]) -> str:
+        return UsedRecipe(recipe, path, given).option
+
     for pair in filter(None, given.split(",")):
         key, sign, value = (word.strip() for word in pair.partition("="))
         if not sign:
-            raise RulesError(text, f"{pair!r} is not KEY=VALUE", _as_typed(path, usual))
+            raise RulesError(text, f"{pair!r} is not KEY=VALUE", typed(usual | values))
         is_number = re.fullmatch(r"\d{1,9}", value, re.ASCII)
         values[key] = int(value) if is_number else _WORDS.get(value.lower(), value)
     if unknown := [key for key in values if key not in recipe.keys]:
-        known = {choice.config: name for name, choice in recipe.choices.items()}
-        near = nearest(unknown[0], [*recipe.keys, *known])
-        name = known.get(near, near)
-        hint = _as_typed(path, {name: usual.get(name, "NUMBER")} if name else usual)
+        known = {key: value for key, value in values.items() if key in recipe.keys}
+        near = nearest(unknown[0], recipe.keys)
+        hint = typed(known | {near: values[unknown[0]]} if near else usual | known)
         raise RulesError(text, f"{path} knows no {shorten(unknown)}", hint)
     for name, choice in recipe.choices.items():
         if name in values and values[name] not in choice.values:
-            hint = any_of(f"{path}:{name}={value}" for value in choice.values)
+            hint = any_of(typed(values | {name: value}) for value in choice.values)
             raise RulesError(text, f"{name} has no such value", hint)
     if folder is not None and Path(folder).name == CONFIG and is_file(folder):
         folder = Path(folder).parent
@@ -72,10 +75,6 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)
-
-
-def _as_typed(path: str, answers: Mapping[str, str]) -> str:
-    return ":".join(filter(None, (path, ",".join(map("=".join, answers.items())))))
 
 
 def _read(path: str) -> Recipe:

@@ -54,7 +54,8 @@ def test_a_model_goes_there_and_back(tmp_path, model, recipe, choices, ranks):
     back = tmp_path / "back"
     ckpttool.merge(tmp_path / "ms", strategy, back, recipe=words, hf_config=tmp_path / "hf")
     assert read(back / "model.safetensors") == tensors
-    assert json.loads((back / "config.json").read_text()) == config
+    sizes = {key: int(value) for key, value in choices.items() if key in config}
+    assert json.loads((back / "config.json").read_text()) == {**config, **sizes}
     (made,) = ckpttool.scan(back).files.values()
     asked = sorted(f"{key}={value}" for key, value in choices.items())
     assert made.attrs["ckpttool.recipe"].split() == [recipe, "1", *asked]
@@ -340,12 +341,13 @@ def test_a_model_that_lost_the_layers_of_mtp_gets_the_size_that_says_so(tmp_path
     write_file(tmp_path / "hf" / "model.safetensors", kept, "safetensors")
     recipe = "deepseek-v3:fc1=interleaved,mla=fused,mode=graph"
     words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe"]
-    hint = "Try: --recipe deepseek-v3:num_nextn_predict_layers=0"
+    answered = f"{recipe},num_nextn_predict_layers=0"
     said = message(run(*words, recipe))
-    assert "in no file that deepseek-v3 asks for" in said
-    assert (hint in said) == (lost == "model.layers.3.")
-    if hint in said:
-        run_well(*words, f"{recipe},num_nextn_predict_layers=0")
+    assert "that deepseek-v3 asks for" in said
+    assert (f"Try: --recipe '{answered}'" in said) == (lost == "model.layers.3.")
+    assert ("Try: a source that has them" in said) == (lost != "model.layers.3.")
+    if answered in said:
+        run_well(*words, answered)
 
 
 def test_a_tensor_that_is_copied_is_counted_once(tmp_path):
@@ -414,13 +416,19 @@ def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
 
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
-    "qwen3:fc1=true,attention=grouped": (4, "Try: qwen3:fc1=interleaved or qwen3:fc1=contiguous"),
+    "qwen3:fc1=true,attention=grouped": (
+        4,
+        "Try: --recipe 'qwen3:fc1=interleaved,attention=grouped' or --recipe 'qwen3:fc1=c",
+    ),
     "qwen4": (4, "no such recipe"),
-    "qwen3:fc1": (4, "Try: qwen3:fc1=interleaved,attention=grouped"),
-    "llama:fc1": (4, "'fc1' is not KEY=VALUE Try: llama"),
-    "qwen3:typo=3": (4, "knows no typo Try: qwen3:fc1=interleaved,attention=grouped"),
-    "qwen3:num_hidden_layer=3": (4, "Try: qwen3:num_hidden_layers=NUMBER"),
-    "qwen3:use_interleaved_weight_layout_mlp=true": (4, "Try: qwen3:fc1=interleaved"),
+    "qwen3:fc1": (4, "Try: --recipe 'qwen3:fc1=interleaved,attention=grouped'"),
+    "llama:fc1": (4, "'fc1' is not KEY=VALUE Try: --recipe 'llama'"),
+    "qwen3:typo=3": (4, "knows no typo Try: --recipe 'qwen3:fc1=interleaved,attention=grouped'"),
+    "qwen3:num_hidden_layer=3": (4, "Try: --recipe 'qwen3:num_hidden_layers=3'"),
+    "qwen3:attention=grouped,fc=contiguous": (
+        4,
+        "Try: --recipe 'qwen3:attention=grouped,fc1=contiguous'",
+    ),
     "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
     "llama": (5, "no tensor has a name of the recipe llama"),
     "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (
@@ -454,9 +462,17 @@ def test_the_configuration_says_why_no_rule_knows_a_tensor(tmp_path):
     assert "config.json says qwen3 Try: --recipe qwen3" in said
     said = message(run(*words, f"qwen3-moe{answers}"))
     assert "needs E (num_experts or " in said
+    assert "config.json says qwen3 Try: --recipe qwen3, or --hf-config of this model" in said
     said = message(run(*words, f"qwen3{answers}", "--exclude", "*.0.mlp.up_proj.weight"))
-    assert "1 tensor is in no file that qwen3 asks for" in said
+    assert "no file has 1 tensor that qwen3 asks for" in said
     assert "no rule of qwen3" not in said
+    file.write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    write_file(tmp_path / "m.ckpt", to_mindformers(config, tensors, "qwen3", choices), "ckpt")
+    said = message(run(*words[:2], tmp_path / "m.ckpt", *words[3:], f"qwen3{answers}"))
+    assert (
+        "output_layer.weight; a rule has them, depending on tie_word_embeddings Try: --hf" in said
+    )
     layers = config["num_hidden_layers"] - 1
     file.write_text(json.dumps({**config, "num_hidden_layers": layers}))
     said = message(run(*words, f"qwen3{answers}"))
@@ -489,6 +505,15 @@ def test_a_factor_that_nothing_gives_is_asked_for(tmp_path):
     words = ["recipe", "check", file, "--hf-config", tmp_path, "--recipe"]
     assert message(run(*words, path)).endswith(f"Try: --recipe '{path}:p=NUMBER'")
     run_well(*words, f"{path}:p=2")
+
+
+def test_a_choice_may_be_typed_by_the_key_of_the_training(tmp_path):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    keys = "use_interleaved_weight_layout_mlp=false,use_contiguous_weight_layout_attention=true"
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--recipe", f"qwen3:{keys}"]
+    run_well(*words)
+    choices = {"fc1": "contiguous", "attention": "contiguous"}
+    assert read(tmp_path / "m.ckpt") == to_mindformers(config, tensors, "qwen3", choices)
 
 
 def test_without_a_configuration_its_option_is_named(tmp_path):
@@ -821,6 +846,7 @@ def test_float8_with_scales_is_read(tmp_path, model, block):
     run_well("merge", tmp_path / "ms", *back, *words)
     assert read(tmp_path / "back" / "model.safetensors") == as_type(meant, "BFloat16")
     written = json.loads((tmp_path / "back" / "config.json").read_text())
+    config.update({key: int(value) for key, value in choices.items() if key in config})
     assert written == {key: it for key, it in config.items() if key != "quantization_config"}
     with ckpttool.open(tmp_path / "hf", recipe=option(recipe, choices), dtype="fp32") as opened:
         for name, entry in as_type(meant, "Float32").items():

@@ -641,7 +641,7 @@ def test_a_wrong_path_of_an_adapter_is_told_as_one(tmp_path):
         (folder / "adapter_config.json", of_adapter),
         (none, of_adapter),
         (none / "adapter_model.bin", of_adapter),
-        (f"{one}:2", f"Try: --lora {one}/a.safetensors:2"),
+        (f"{one}:2", f"it holds a.safetensors {of_adapter}"),
         (f"{folder}:two", "the scale 'two' is not a number"),
     ):
         result = run("merge", tmp_path / "base.ckpt", "-o", tmp_path / "o.ckpt", "--lora", path)
