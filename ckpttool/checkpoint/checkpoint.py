@@ -348,7 +348,7 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         options = self.options.tensors
         if self.rearranged is not None and meta.name in self.rearranged.dtypes:
             return self.rearranged.dtypes[meta.name]
-        if (used := options.recipe) and (given := used.dtypes.get(used.recipe.spelled(meta.name))):
+        if (used := options.recipe) and (given := used.dtype_of(meta.name)):
             return given
         if not options.casts and not used:
             return meta.dtype

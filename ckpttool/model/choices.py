@@ -177,6 +177,8 @@ class TensorOptions(Struct, frozen=True, dict=True):
         Whether the patterns are for several checkpoints.  Each then needs only one with a match.
     called
         The old name of each tensor that has a new name already: patterns are about old names.
+    fixed
+        The names of tensors that no cast is about, since a recipe gives them their type.
     dtype
         Element types, each as ``"bf16"`` or ``"bf16:PATTERN"``.  Without a pattern it is for the
         weights in Float64, Float32, Float16 or BFloat16 that match no other pattern.
@@ -213,6 +215,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
     shown_by: str = ""
     is_shared: bool = False
     called: Mapping[str, str] = {}
+    fixed: Collection[str] = ()
     dtype: Collection[str] = ()
     on_overflow: OnOverflow = "error"
     recipe: UsedRecipe | None = None
@@ -353,7 +356,7 @@ class TensorOptions(Struct, frozen=True, dict=True):
 
     def _casts_of(self, meta: TensorMeta, what: Belonging) -> list[Cast]:
         is_number = meta.dtype in CASTABLE or what.scale is not None
-        if not is_number or what.role in ("counter", "scale"):
+        if not is_number or meta.name in self.fixed or what.role in ("counter", "scale"):
             return []
         matching = [
             cast for cast in self.casts if cast.pattern and self._names(cast.pattern, meta.name)

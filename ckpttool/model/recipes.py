@@ -710,6 +710,10 @@ class UsedRecipe(Struct, frozen=True, dict=True):
             return {name: it.dtype for it in relations for side in it.sides for name in side}
         return {}
 
+    def dtype_of(self, name: str) -> str:
+        """Return the element type that a rule gives to a tensor; "" if none does."""
+        return self.dtypes.get(self.recipe.spelled(name), "")
+
     @cached_property
     def names(self) -> tuple[frozenset[str], frozenset[str]]:
         """The names of both sides, in the order of `SIDES`."""

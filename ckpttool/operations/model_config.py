@@ -399,7 +399,7 @@ def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
                 by_layer = [n % value for n in range(layers)]
             elif key.startswith("first_k_"):
                 by_layer = [n < value for n in range(layers)]
-            elif key.endswith("_layers") and value > 1:
+            elif key.endswith("_layers"):
                 by_layer = [(n < value, n >= layers - value) for n in range(layers)]
         for kind, item in zip(kinds, by_layer, strict=False):
             kind.append(item)

@@ -336,10 +336,12 @@ def diff(
         ]
         options = with_config(replace(options, replicated=is_replicated[0]), a.root, b.root)
         of_a = _look("A", Subject(a, a_strategy, options), executor, open_progress)
-        # B has the new names, and patterns are about the old ones.
+        # B has the new names, and patterns are about the old ones; it has the types of rules, too.
         renamed = {} if of_a.checkpoint is None else of_a.checkpoint.new_names
         called = {new: old for old, new in renamed.items()}
-        of_names = replace(options.tensors, rename=(), recipe=None, called=called)
+        recipe = options.tensors.recipe
+        fixed = () if recipe is None else [name for name in b.metas if recipe.dtype_of(name)]
+        of_names = replace(options.tensors, rename=(), recipe=None, called=called, fixed=fixed)
         options = replace(options, replicated=is_replicated[1], tensors=of_names)
         is_borrowed = b_strategy is not None and b_strategy is a_strategy
         of_b = _look("B", Subject(b, b_strategy, options), executor, open_progress, is_borrowed)

@@ -92,6 +92,11 @@ def found(metas, config=CONFIG):
     return [it.message for it in problems if it.code == "unlike_config"]
 
 
+def test_a_single_layer_may_be_of_another_kind():
+    config = {**BASE, "n_routed_experts": EXPERTS, "num_dense_layers": 1}
+    assert found(model_of(dense=1, mtp=0), config) == []
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_a_tensor_that_is_missing_is_named_by_the_configuration(name):
     roles = {"embed_tokens": "embedding", "lm_head": "output head", "model.norm": "norm behind"}

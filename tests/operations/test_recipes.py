@@ -154,6 +154,24 @@ def test_a_type_is_that_of_the_export(tmp_path):
         ckpttool.inspect(source[0], source[2], dtype="fp32")
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "fp32:*layernorm.weight"])
+def test_a_type_that_a_rule_gives_is_that_of_both_sides(tmp_path, dtype):
+    choices = {"fc1": "interleaved", "attention": "grouped", "mode": "pynative"}
+    config, tensors = load_model("glm4-moe")
+    tensors = {name: entry_of(np.ones(it.shape), it.dtype) for name, it in tensors.items()}
+    write_file(tmp_path / "m.ckpt", to_mindformers(config, tensors, "glm4-moe", choices), "ckpt")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {"recipe": option("glm4-moe", choices), "dtype": dtype, "hf_config": tmp_path}
+    ckpttool.merge(tmp_path / "m.ckpt", None, tmp_path / "export", **given)
+    made = read(tmp_path / "export" / "model.safetensors")
+    assert {it.dtype for name, it in made.items() if name.endswith("bias")} == {"Float32"}
+    assert ckpttool.diff(tmp_path / "m.ckpt", tmp_path / "export", **given).equal
+    assert ckpttool.verify(tmp_path / "m.ckpt", like=tmp_path / "export", deep=True, **given).clean
+    back = tmp_path / "back.ckpt"
+    ckpttool.merge(tmp_path / "export", None, back, **given | {"dtype": "fp16"})
+    assert ckpttool.diff(tmp_path / "export", back, **given | {"dtype": "fp16"}).equal
+
+
 def test_no_card_is_written_of_an_export_that_merge_refuses(tmp_path):
     source, words = ranks_of_qwen3(tmp_path)
     card = tmp_path / "card.json"
