@@ -14,7 +14,7 @@ One line each::
     ckpttool.diff("checkpoint/", "merged.h5", "strategy.ckpt")
 
 A checkpoint is a path, or what `scan` returns; a strategy its files, or what `read_strategy`
-returns.  What they are made of is public as well: `scan`, `resolve`, `plan_merge`, `execute`.
+returns.  What they are made of is public as well: `scan`, `resolve`, `open_engine`, `execute`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.operations.load import AverageInput as AverageInput
     from ckpttool.operations.look import resolve as resolve
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
-    from ckpttool.operations.run import plan_average as plan_average
-    from ckpttool.operations.run import plan_convert as plan_convert
-    from ckpttool.operations.run import plan_merge as plan_merge
-    from ckpttool.operations.run import plan_reshard as plan_reshard
-    from ckpttool.operations.run import plan_split as plan_split
     from ckpttool.operations.strategies import convert_strategy as convert_strategy
     from ckpttool.operations.strategies import files_to_fetch as files_to_fetch
     from ckpttool.operations.strategies import merge_strategies as merge_strategies
@@ -96,7 +91,6 @@ _NAMES = {
     "operations.load": "AverageInput",
     "operations.look": "resolve",
     "operations.open": "OpenCheckpoint",
-    "operations.run": "plan_average plan_convert plan_merge plan_reshard plan_split",
     "operations.strategies": "convert_strategy files_to_fetch merge_strategies",
     "operations.strategy_check": "check_strategies",
     "operations.strategy_diff": "diff_strategies",

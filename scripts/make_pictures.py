@@ -96,9 +96,7 @@ def draw_reshard(folder: Path) -> str:
     """Return a picture: the rows of a parameter on 8 ranks, and on 4 after `reshard`."""
     old, new = (ckpttool.read_strategy([str(folder / name)]) for name in STRATEGIES)
     before = find_regions(folder / "checkpoint", old)
-    catalog = ckpttool.scan(str(folder / "checkpoint"))
-    plan, destination = ckpttool.plan_reshard(catalog, old, new, str(folder / "new"))
-    ckpttool.execute(plan, destination)
+    ckpttool.reshard(folder / "checkpoint", old, new, folder / "new", progress=False)
     after = find_regions(folder / "new", new)
     rows = max(region.stop[0] for region in after.values())
     parts = [

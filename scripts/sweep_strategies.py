@@ -43,6 +43,9 @@ from ckpttool.checkpoint.optimizer_state import state_layouts
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.jobs import Order
+from ckpttool.operations.load import Source
+from ckpttool.operations.run import make_plan
 from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
@@ -82,12 +85,9 @@ def merge(
     """Merge by ``strategy`` and hash what comes of it."""
     path = folder / MERGED
     try:
-        plan, destination = ckpttool.plan_merge(
-            catalog,
-            strategy,
-            str(path),
-            resolve_options=ckpttool.ResolveOptions(unlisted=unlisted),
-            output_options=ckpttool.OutputOptions(overwrite=True),
+        options = ckpttool.ResolveOptions(unlisted=unlisted), ckpttool.OutputOptions(overwrite=True)
+        plan, destination = make_plan(
+            Order("merge", [Source.of(catalog, strategy)], str(path), (), *options)
         )
     except ckpttool.CkptToolError as error:
         return Outcome(None, frozenset(), frozenset(), str(error))

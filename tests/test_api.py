@@ -111,15 +111,6 @@ TAKERS = {
     "diff_strategies": lambda src, s, t, out: ckpttool.diff_strategies(s, t).counts,
     "convert_strategy": lambda src, s, t, out: ckpttool.convert_strategy(s, f"{out}.ckpt").nbytes,
     "write_strategy": lambda src, s, t, out: ckpttool.write_strategy(s, f"{out}.ckpt"),
-    "plan_merge": lambda src, s, t, out: ckpttool.plan_merge(src, s, out)[0].sizes,
-    "plan_split": lambda src, s, t, out: ckpttool.plan_split(
-        *(src, t, out), ResolveOptions(replicated=True, tensors=TensorOptions(("*.norm_out.*",)))
-    )[0].sizes.keys(),
-    "plan_reshard": lambda src, s, t, out: ckpttool.plan_reshard(src, s, t, out)[0].sizes.keys(),
-    "plan_convert": lambda src, s, t, out: ckpttool.plan_convert(src, out)[0].sizes.keys(),
-    "plan_average": lambda src, s, t, out: ckpttool.plan_average(
-        [(src, s, 0.25), (src, s, 0.75)], out, t
-    )[0].sizes.keys(),
 }
 TAKEN = re.compile(r"\b(Averaged|Checkpoint|CheckpointFiles|Layouts|StrategySource)\b")
 RANK_FILES = sorted(SRC.glob("rank_*/*.ckpt"))

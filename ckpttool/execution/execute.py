@@ -193,7 +193,7 @@ def execute(
     Parameters
     ----------
     plan, assignment
-        From `plan_merge`, `plan_split` or `plan_reshard`.
+        The fields ``planned`` and ``assignment`` of a dry run, as of `ckpttool.merge`.
     executor
         Does the copying; by default the caller's own thread.  Every executor writes the same
         bytes.  With a cluster all paths have to be absolute, and `check_workers` checks first

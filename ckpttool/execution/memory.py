@@ -46,7 +46,7 @@ def fit_memory(
     executor
         From `ckpttool.open_engine`; needed for a cluster whose workers have several threads.
     plan
-        From `ckpttool.plan_merge` and the like; its headers of many tensors take memory.
+        That of a dry run, as of `ckpttool.merge`; its headers of many tensors take memory.
 
     Returns
     -------

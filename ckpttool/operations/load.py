@@ -93,7 +93,7 @@ class Source(NamedTuple):
 
 
 class AverageInput(NamedTuple):
-    """A checkpoint to average, its layouts as for `ckpttool.plan_merge`, and its weight."""
+    """A checkpoint to average, its layouts as for `ckpttool.open`, and its weight."""
 
     catalog: Catalog
     strategy: Strategy | None

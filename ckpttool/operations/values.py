@@ -241,7 +241,7 @@ def read_values(
     Parameters
     ----------
     catalog, strategy, options
-        The checkpoint, as for `plan_merge`.
+        The checkpoint, as for `ckpttool.open`.
     patterns
         Of the names of tensors; see `ckpttool.model.patterns`.  With a recipe of its names.
     rows

@@ -59,6 +59,9 @@ PLAN = """
 import json, sys, time
 import ckpttool
 from ckpttool.model.region import Region
+from ckpttool.operations.jobs import Order
+from ckpttool.operations.load import Source
+from ckpttool.operations.run import make_plan
 src, src_strategy, dst_strategy = sys.argv[1:]
 times = [time.perf_counter()]
 def lap(name, seconds={}):
@@ -69,9 +72,8 @@ catalog = ckpttool.scan(src)
 strategies = [ckpttool.read_strategy([path]) for path in (src_strategy, dst_strategy)]
 lap("scan")
 options = ckpttool.OutputOptions("ckpt")
-plan, destination = ckpttool.plan_reshard(
-    catalog, *strategies, src + ".new", output_options=options
-)
+source, target = Source.of(catalog, strategies[0]), strategies[1]
+plan, _ = make_plan(Order("reshard", [source], src + ".new", target, output=options))
 lap("plan")
 tensors = sum(len(ranks) * len(metas) for ranks, metas in plan.headers.items())
 lap("headers")

@@ -18,6 +18,7 @@ from ckpttool.storage.sampling import digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.errors import texts_of
+from tests.support.plans import plan_merge
 from tests.support.readers import Entry, entry_of, rank_file, read, read_ranks, zeros
 
 
@@ -41,7 +42,7 @@ def training(layouts):
 def merge(folder, catalog, names, overwrite=False, **more):
     layout = Layout((len(catalog.files),), ((), ()))
     strategy = training(dict.fromkeys(names, layout))
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         catalog,
         strategy,
         str(folder / "m.ckpt"),
@@ -305,7 +306,7 @@ def test_what_only_lost_ranks_would_show_is_a_warning(full, loss, tmp_path):
     layout = Layout((4,), ((), ()))
     strategy = training(dict.fromkeys(tensors, layout))
     given = ckpttool.scan(str(tmp_path / "src")), strategy, str(tmp_path / "m.ckpt")
-    plan, _ = ckpttool.plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W))
+    plan, _ = plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W))
     assert "hidden_shard" in {one.code for one in plan.notes}
     with pytest.raises(ckpttool.CkptToolError, match="may hide an optimizer shard"):
-        ckpttool.plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W, strict=True))
+        plan_merge(*given, ckpttool.ResolveOptions(tensors=ONLY_W, strict=True))

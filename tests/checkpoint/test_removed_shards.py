@@ -7,6 +7,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from tests.support.checkpoints import catalog_on_disk, cut, noise
+from tests.support.plans import plan_merge
 from tests.support.readers import Entry, read
 
 LISTED = Layout((2, 2), ((0,), ()), 2)
@@ -23,7 +24,7 @@ def files(folder, layouts, ranks=range(4), entries=None):
 
 def merge_joined(folder, catalog, strategy):
     options = ckpttool.ResolveOptions(optimizer_shard=1)
-    plan, destination = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), options)
+    plan, destination = plan_merge(catalog, strategy, str(folder / "m.ckpt"), options)
     ckpttool.execute(plan, destination)
     return read(folder / "m.ckpt"), {note.code: note for note in plan.notes}
 
@@ -34,7 +35,7 @@ def test_each_tensor_is_joined_or_not_as_its_slices_show(tmp_path, sharded):
     layouts = {name: LISTED if name in sharded else WHOLE for name in names}
     catalog, strategy, entries = files(tmp_path, layouts)
     with pytest.raises(ckpttool.PlanError) as caught:
-        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+        plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
     for one in caught.value.diagnostics:
         assert one.code == "contradicted"
         state = f"adam_m.{one.tensor.removeprefix('adam_m.')}"

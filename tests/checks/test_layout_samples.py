@@ -14,6 +14,7 @@ from ckpttool.strategy_files.handwritten import parse_handwritten
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import run
 from tests.support.diagnostics import is_warning
+from tests.support.plans import plan_merge
 from tests.support.readers import Entry
 
 
@@ -68,7 +69,7 @@ def plan_by_hand(folder, true, line, shape=(16, 8), **options):
     ckpttool.write_strategy(join_stages({0: layouts}), str(folder / "s.ckpt"))
     strategy = ckpttool.read_strategy([str(folder / "s.ckpt"), str(path)])
     resolve_options = ckpttool.ResolveOptions(**options)
-    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.h5"), resolve_options)
+    return plan_merge(catalog, strategy, str(folder / "m.h5"), resolve_options)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_hand_written_line_that_no_layout_fits_may_be_trusted(tmp_path):
     )
     strategy = ckpttool.read_strategy([str(tmp_path / "hand.yaml")])
     with pytest.raises(ckpttool.PlanError, match="or --trust-strategy"):
-        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+        plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
 
 
 @pytest.mark.parametrize(
@@ -134,17 +135,17 @@ def test_slices_are_weighed_by_the_values_that_they_could_have(tmp_path, dtype, 
     strategy = join_stages({0: dict.fromkeys(held[0], Layout((2,), ((0,), ())))})
     place = str(tmp_path / "m.ckpt")
     if not is_refused:
-        plan, _ = ckpttool.plan_merge(catalog, strategy, place)
+        plan, _ = plan_merge(catalog, strategy, place)
         assert {note.code for note in plan.notes if is_warning(note)} == {"equal_slices"}
         return
     with pytest.raises(ckpttool.PlanError) as caught:
-        ckpttool.plan_merge(catalog, strategy, place)
+        plan_merge(catalog, strategy, place)
     assert {one.code for one in caught.value.diagnostics} == {"contradicted"}
     for one in caught.value.diagnostics:
         assert one.message.endswith("in 2 of 3 sampled tensors")
         assert one.facts == "all ranks hold the same"
         assert "or --trust-strategy if slices repeat by design" in one.hint
-    ckpttool.plan_merge(catalog, strategy, place, ckpttool.ResolveOptions(trust_strategy=True))
+    plan_merge(catalog, strategy, place, ckpttool.ResolveOptions(trust_strategy=True))
 
 
 @pytest.mark.parametrize("layout", [Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))])
@@ -167,7 +168,7 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
         src = write_ranks(tmp_path / f"src{change}", held, "ckpt")
         strategy = join_stages({0: {"e": rows}, 1: {"e": layout}})
         out = str(tmp_path / "m.ckpt")
-        return ckpttool.plan_merge(
+        return plan_merge(
             ckpttool.scan(str(src)), strategy, out, output_options=ckpttool.OutputOptions("ckpt")
         )
 

@@ -14,6 +14,7 @@ from tests.support.damage import flip_byte
 from tests.support.executors import FORMATS
 from tests.support.manifests import MANIFEST
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
+from tests.support.plans import plan_merge
 
 # Four ranks: axis 0 of ``w`` and axis 1 of ``v`` are sharded, so no tensor tells all ranks apart.
 LAYOUTS = {
@@ -212,6 +213,6 @@ def test_a_python_program_reads_a_changed_set_if_it_says_so(model):
     catalog = ckpttool.scan(str(model / "set"))
     strategy = ckpttool.read_strategy([str(model / "s.json")])
     with pytest.raises(ckpttool.PlanError, match="not the file"):
-        ckpttool.plan_merge(catalog, strategy, str(model / "m.h5"))
+        plan_merge(catalog, strategy, str(model / "m.h5"))
     options = ckpttool.ResolveOptions(manifest="ignore", trust_strategy=True)
-    ckpttool.plan_merge(catalog, strategy, str(model / "m.h5"), options)
+    plan_merge(catalog, strategy, str(model / "m.h5"), options)

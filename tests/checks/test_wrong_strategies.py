@@ -14,6 +14,7 @@ from scripts.sweep_strategies import sweep
 from tests.support.checkpoints import ROWS, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.plans import plan_merge, plan_reshard
 from tests.support.readers import zeros
 
 COLUMNS = Layout((2, 2), ((), (1,)))
@@ -29,7 +30,7 @@ def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
     catalog = catalog_on_disk(folder / "src", ranks)
     strategy = join_stages({0: claimed})
     resolve_options = ckpttool.ResolveOptions(**options)
-    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), resolve_options)[0]
+    return plan_merge(catalog, strategy, str(folder / "m.ckpt"), resolve_options)[0]
 
 
 def test_verify_finds_them_by_headers_alone(tmp_path):
@@ -101,10 +102,10 @@ def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
     )
     target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
     folder = str(tmp_path / "out")
-    ckpttool.plan_reshard(catalog, join_stages({0: true}), target, folder)
+    plan_reshard(catalog, join_stages({0: true}), target, folder)
     said = r"the strategy lists full shape \(32, 32\), the slices form \(16, 64\)"
     with pytest.raises(ckpttool.PlanError, match=said):
-        ckpttool.plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
+        plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
 
 
 SAMPLE = [

@@ -31,6 +31,7 @@ from ckpttool.model import manifest as model_manifest
 from ckpttool.transaction.states import Record, State, find_unfinished_run, read_destination
 from tests.support.checkpoints import noise, write_file
 from tests.support.manifests import MANIFEST, PLAN, RECORD, STAMPS
+from tests.support.plans import plan_merge
 
 pytestmark = pytest.mark.crash
 
@@ -134,7 +135,7 @@ class Runs:
     def run(self, kind=MINE, check=lambda: None, **options):
         options = {"max_shard_bytes": 4, **options}
         output_options = ckpttool.OutputOptions("ckpt", **options)
-        planned = ckpttool.plan_merge(
+        planned = plan_merge(
             self._sources[kind], None, str(self.out), output_options=output_options
         )
         ckpttool.execute(*planned, check=check, options=CopyOptions(task_bytes=1))

@@ -41,6 +41,7 @@ from tests.support.executors import (
     write_source,
 )
 from tests.support.manifests import MANIFEST, PLAN, STAMPS
+from tests.support.plans import plan_merge, plan_split
 
 SAID = {
     errno.ENOSPC: "No space left on device (the disk is full)",
@@ -349,7 +350,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
     size, out = (source / "m.ckpt").stat().st_size, tmp_path / "out"
     strategy = ckpttool.read_strategy([str(source / "s.json")])
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan, destination = ckpttool.plan_split(
+    plan, destination = plan_split(
         catalog, strategy, str(out), output_options=ckpttool.OutputOptions("ckpt")
     )
     real = os.preadv
@@ -504,7 +505,7 @@ def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
     (tmp_path / "there.ckpt").touch()
     os.utime(catalog.files[1].path)
     with pytest.raises(ckpttool.PlanError) as caught:
-        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
+        plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
     said = f"{catalog.files[1].path}: changed since its header was read\n  {AGAIN}"
     there = f"{tmp_path / 'there.ckpt'} exists already\n  Try: --overwrite, or -o with another path"
     assert texts_of(caught.value) == (said, there)

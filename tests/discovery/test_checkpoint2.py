@@ -25,6 +25,7 @@ from tests.support.checkpoints import cut, noise, oracle
 from tests.support.commands import merged, message, refused, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.errors import texts_of
+from tests.support.plans import plan_merge, plan_reshard
 from tests.support.readers import entry_of, read, read_ranks
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
@@ -75,7 +76,7 @@ def as_saved(move, draw):
 def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder, move, data):
     folder, save = new_folder(), as_saved(move, data.draw)
     save.write(folder / "src")
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         ckpttool.scan(str(folder / "src")),
         None,
         str(folder / "m.ckpt"),
@@ -87,7 +88,7 @@ def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder
         move.dst,
         layouts={n: layouts for n, layouts in move.dst.layouts.items() if n in save.entries},
     )
-    plan, destination = ckpttool.plan_reshard(
+    plan, destination = plan_reshard(
         ckpttool.scan(str(folder / "src")),
         None,
         dst,
@@ -115,7 +116,7 @@ def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move,
     catalog = ckpttool.scan(str(folder / "src"))
     if gone:
         with pytest.raises(ckpttool.PlanError) as caught:
-            ckpttool.plan_merge(
+            plan_merge(
                 catalog, None, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
             )
         (problem,) = (text for text in texts_of(caught.value) if f"{lost}: file not found" in text)
@@ -125,7 +126,7 @@ def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move,
         name.startswith(("unlisted", "adam")) for name in save.entries.keys() - save.layouts.keys()
     ):  # what the description lacks, a person has to decide
         execute(
-            *ckpttool.plan_merge(
+            *plan_merge(
                 catalog, None, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
             )
         )

@@ -32,6 +32,7 @@ from tests.support.checkpoints import cut, noise
 from tests.support.commands import SUFFIXES, refused, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.hyper_parallel import HyperSave, classes
+from tests.support.plans import plan_merge, plan_reshard
 from tests.support.readers import SAFETENSORS_TYPES, Entry, entry_of, read, read_ranks
 from tests.support.spin import spin
 
@@ -160,7 +161,7 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
         return
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         ckpttool.scan(str(folder / "src")),
         None,
         str(folder / "m.ckpt"),
@@ -168,7 +169,7 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
     )
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
-    plan, destination = ckpttool.plan_reshard(
+    plan, destination = plan_reshard(
         ckpttool.scan(str(folder / "src")),
         None,
         move.dst,
@@ -198,7 +199,7 @@ def test_boxes_that_do_not_fill_a_tensor_exactly_are_refused(new_folder, boxes, 
         return  # nothing was written
     ways = "t: slices overlap and are not the same|t: .* in no file|begin at the same element"
     with pytest.raises((PlanError, FormatError), match=ways):
-        ckpttool.plan_merge(ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"))
+        plan_merge(ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"))
 
 
 # -------------------------------------------------------------------------------------- bad input

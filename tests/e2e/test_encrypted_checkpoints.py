@@ -23,6 +23,7 @@ from tests.support.corpus import GOLDEN, SAMPLES, case_facts, conversion, differ
 from tests.support.damage import flipped
 from tests.support.encryption import KEY, MODES, PLAIN, encrypt
 from tests.support.executors import NO_DUMP, dump_state, environment
+from tests.support.plans import plan_merge
 from tests.support.readers import read, read_ranks
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -182,7 +183,7 @@ def test_the_key_is_in_no_repr_and_no_json(tmp_path):
     source = encrypt_ranks(tmp_path / "src")
     catalog = ckpttool.scan(str(source), ckpttool.SourceOptions(key=KEY))
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
-    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.h5"))
+    plan, _ = plan_merge(catalog, strategy, str(tmp_path / "m.h5"))
     index = catalog.files[0]
     tensor = next(iter(plan)).tensors[0]
     for thing in (catalog, plan, tensor, index, index.cipher, index.cipher.key):
@@ -211,7 +212,7 @@ def test_a_worker_in_another_process_can_decrypt(tmp_path):
     assert pickle.loads(pickle.dumps(catalog)).files[3] == catalog.files[3]
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        plan, destination = ckpttool.plan_merge(
+        plan, destination = plan_merge(
             catalog,
             strategy,
             str(tmp_path / "m.ckpt"),

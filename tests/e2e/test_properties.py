@@ -23,6 +23,7 @@ from tests.strategies import (
 )
 from tests.support.checkpoints import cut, layouts_of, write_ranks
 from tests.support.in_memory import carry_out, catalog_of_entries, make, slices
+from tests.support.plans import plan_merge, plan_reshard, plan_split
 from tests.support.readers import read, read_ranks
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
@@ -143,7 +144,7 @@ def formats_for(move: Move) -> list[str]:
 
 def reshard(source, src, dst, folder, format, engine="inline", options=None):
     """The folder with the outcome of resharding."""
-    plan, destination = ckpttool.plan_reshard(
+    plan, destination = plan_reshard(
         ckpttool.scan(str(source)),
         src,
         dst,
@@ -172,7 +173,7 @@ def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
     folder, format = new_folder(), st.sampled_from(formats_for(move))
     full, end = folder / "full", data.draw(format)
     write_ranks(full, {0: move.entries}, end)
-    plan, destination = ckpttool.plan_split(
+    plan, destination = plan_split(
         ckpttool.scan(str(full)),
         move.dst,
         str(folder / "ranks"),
@@ -181,7 +182,7 @@ def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "ranks") == cut(move.entries, move.dst)
     catalog = ckpttool.scan(str(folder / "ranks"))
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         catalog,
         move.dst,
         str(folder / "merged.ckpt"),

@@ -8,6 +8,7 @@ import ckpttool
 from ckpttool.formats.local import url_problem
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.plans import plan_merge, plan_reshard
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SRC, STRATEGY, DST = CASE / "src", CASE / "src_strategy.ckpt", CASE / "dst_strategy.ckpt"
@@ -73,12 +74,12 @@ def test_in_python_too(tmp_path):
     for call in (
         lambda: ckpttool.scan(url),
         lambda: ckpttool.read_strategy([url]),
-        lambda: ckpttool.plan_merge(catalog, strategy, url),
-        lambda: ckpttool.plan_merge(
+        lambda: plan_merge(catalog, strategy, url),
+        lambda: plan_merge(
             catalog, strategy, url, output_options=ckpttool.OutputOptions(max_shard_bytes=1 << 20)
         ),
-        lambda: ckpttool.plan_reshard(catalog, strategy, strategy, url),
-        lambda: ckpttool.plan_reshard(
+        lambda: plan_reshard(catalog, strategy, strategy, url),
+        lambda: plan_reshard(
             catalog,
             strategy,
             strategy,

@@ -12,6 +12,7 @@ import ckpttool
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from tests.support.checkpoints import catalog_on_disk, noise, strategy_of, write_holes
+from tests.support.plans import plan_merge, plan_reshard
 
 MIB = 1 << 20
 RANKS = 4
@@ -64,7 +65,7 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
     source, tmp_path, calls, format
 ):
     catalog, strategy = source
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         catalog, strategy, f"{tmp_path}/m.x", output_options=ckpttool.OutputOptions(format)
     )
     calls.clear()
@@ -75,7 +76,7 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
 @pytest.mark.parametrize("target", WAYS)
 def test_so_does_a_reshard(source, tmp_path, calls, target):
     catalog, strategy = source
-    plan, destination = ckpttool.plan_reshard(
+    plan, destination = plan_reshard(
         catalog,
         strategy,
         WAYS[target],
@@ -113,7 +114,7 @@ def tables(tmp_path, monkeypatch, tensors):
         monkeypatch.setattr(table, "func", counted)
     strategy = replace(strategy_of(*stages), files=())
     with pytest.raises(ckpttool.PlanError, match="21 parameters that the strategy lists for other"):
-        ckpttool.plan_merge(
+        plan_merge(
             catalog,
             strategy,
             f"{tmp_path}/m.h5",

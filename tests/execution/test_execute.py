@@ -35,6 +35,7 @@ from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
 from tests.support.executors import make_plan, wait_until
 from tests.support.manifests import UNFINISHED
+from tests.support.plans import plan_merge
 from tests.support.readers import Entry, read
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -173,9 +174,7 @@ def open_inodes():
 def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
-    )
+    plan, destination = plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
 
     def shrink(task):
         os.truncate(source, 1 << 19)
@@ -194,9 +193,7 @@ def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, mon
 def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, output_format):
     source = tmp_path / f"m{suffix_of(output_format)}"
     write_file(source, {"w": Entry("Float32", (2,), bytes(8))}, output_format)
-    plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
-    )
+    plan, destination = plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
     before = source.stat()
     write_file(source, {"w": Entry("Float32", (2,), bytes(7) + b"x")}, output_format)
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -272,7 +269,7 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
         catalog = ckpttool.scan(str(tmp_path / "src"))
         strategy = ckpttool.read_strategy([str(tmp_path / "s.json")])
         execute(
-            *ckpttool.plan_merge(
+            *plan_merge(
                 catalog,
                 strategy,
                 str(tmp_path / "m.ckpt"),
@@ -289,9 +286,7 @@ def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
 
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
-    )
+    plan, destination = plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
     partial = tmp_path / "out" / "m.h5.partial"
     partial.parent.mkdir()
     partial.write_bytes(b"left by a killed run")
@@ -315,13 +310,13 @@ def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
     other.symlink_to(source)
     catalog = ckpttool.scan(str(other))
     with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
-        ckpttool.plan_merge(
+        plan_merge(
             catalog, None, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
         )
     link = tmp_path / "z.ckpt.partial"
     link.symlink_to(source)
     with pytest.raises(ckpttool.PlanError, match="is in the way of the temporary file"):
-        ckpttool.plan_merge(
+        plan_merge(
             catalog, None, str(tmp_path / "z.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
         )
 

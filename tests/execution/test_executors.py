@@ -47,6 +47,7 @@ from tests.support.executors import (
     write_source,
 )
 from tests.support.manifests import UNFINISHED
+from tests.support.plans import plan_merge
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -72,7 +73,7 @@ def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "fill", fill_together)
     monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 10)  # of which a task writes all or nothing
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         catalog, None, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
     options = ckpttool.CopyOptions(band_bytes=1 << 10, task_bytes=1 << 10)

@@ -25,6 +25,7 @@ from ckpttool.model.tensors import StoredFile
 from tests.support.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.support.commands import files_below
 from tests.support.in_memory import make
+from tests.support.plans import plan_reshard
 
 RANKS = 8
 
@@ -52,7 +53,7 @@ def small_units(monkeypatch):
 
 def transpose(source, folder):
     catalog = ckpttool.scan(str(source))
-    return ckpttool.plan_reshard(
+    return plan_reshard(
         catalog, ROWS, COLUMNS, str(folder), output_options=ckpttool.OutputOptions("ckpt")
     )
 
@@ -186,7 +187,7 @@ def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_rea
     entries = {"w": noise("w", "Float32", shape)}
     source = write_ranks(tmp_path / "source", cut(entries, rows), "ckpt")
     catalog = ckpttool.scan(str(source))
-    plan, destination = ckpttool.plan_reshard(
+    plan, destination = plan_reshard(
         catalog, rows, inner, str(tmp_path / "out"), output_options=ckpttool.OutputOptions("ckpt")
     )
     bytes_read.clear()

@@ -16,6 +16,7 @@ from ckpttool.formats.base import HeaderDigest
 from ckpttool.model.manifest import UnitHashes
 from ckpttool.storage import files as storage_files
 from ckpttool.storage import region_io, sampling
+from tests.support.plans import plan_merge, plan_reshard
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -39,9 +40,9 @@ def plan_of(source, out, output_format, *, reshard=False):
     strategy = ckpttool.read_strategy([str(strategy_path(source))])
     options = ckpttool.OutputOptions(output_format)
     if not reshard:
-        return ckpttool.plan_merge(catalog, strategy, str(out), output_options=options)
+        return plan_merge(catalog, strategy, str(out), output_options=options)
     target = ckpttool.read_strategy([str(source.with_name("target.ckpt"))])
-    return ckpttool.plan_reshard(catalog, strategy, target, str(out), output_options=options)
+    return plan_reshard(catalog, strategy, target, str(out), output_options=options)
 
 
 def count_calls(monkeypatch, owner, name, calls):

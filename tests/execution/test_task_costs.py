@@ -19,6 +19,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import Reads, StoredFile
 from ckpttool.storage.counting import CountingFiles
 from tests.support.checkpoints import catalog_on_disk, cut, noise, strategy_of, write_holes
+from tests.support.plans import plan_reshard
 
 RANKS, SHAPE, NBYTES = 4, (2048, 2048), 16 << 20
 ROWS, COLUMNS = (
@@ -32,7 +33,7 @@ def plan_of_columns(tmp_path):
     for rank in range(RANKS):
         write_holes(tmp_path / f"src/rank_{rank}/net.ckpt", (SHAPE[0] // RANKS, SHAPE[1]))
     catalog = ckpttool.scan(str(tmp_path / "src"))
-    return ckpttool.plan_reshard(catalog, ROWS, COLUMNS, str(tmp_path / "out"))
+    return plan_reshard(catalog, ROWS, COLUMNS, str(tmp_path / "out"))
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_alike_tensors_are_counted_as_each_by_itself(tmp_path, monkeypatch, know
     )
     entries = {name: noise(name, "Float32", (64, 32)) for name in names}
     catalog = catalog_on_disk(tmp_path / "src", cut(entries, rows))
-    plan, assignment = ckpttool.plan_reshard(catalog, rows, columns, str(tmp_path / "out"))
+    plan, assignment = plan_reshard(catalog, rows, columns, str(tmp_path / "out"))
     options = CopyOptions(band_bytes=1 << 12, task_bytes=1 << 14)
     work = survey(plan, assignment.ranks, options, by_file=False)
     assert (work.reads.requests, work.reads.nbytes, work.written) == one_by_one(plan, options)

@@ -12,6 +12,7 @@ from ckpttool.operations.jobs import choose_format
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.plans import plan_merge
 from tests.support.readers import read
 
 SOURCE = SAMPLES / "files" / "crc.ckpt"
@@ -22,7 +23,7 @@ SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
 @pytest.mark.parametrize("name", ["m.ckpt", "m.safetensors", "m.h5"])
 def test_a_file_has_the_format_that_its_ending_promises(name, tmp_path):
     path = str(tmp_path / name)
-    ckpttool.execute(*ckpttool.plan_merge(ckpttool.scan(str(SOURCE)), None, path))
+    ckpttool.execute(*plan_merge(ckpttool.scan(str(SOURCE)), None, path))
     read_back = ckpttool.scan(path)
     assert read_back.files[0].format == {"h5": "hdf5"}.get(name[2:], name[2:])
     assert read(Path(path)).keys() == read(SOURCE).keys()
@@ -60,7 +61,7 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
 )
 def test_a_name_that_promises_another_format_is_refused(path, how, reason, tmp_path):
     with pytest.raises(ckpttool.PlanError, match=reason):
-        ckpttool.plan_merge(
+        plan_merge(
             ckpttool.scan(str(SOURCE)),
             None,
             str(tmp_path / path),

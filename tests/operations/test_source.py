@@ -10,6 +10,7 @@ from ckpttool.operations.tensor_diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
+from tests.support.plans import plan_merge, plan_reshard
 
 RANKS = range(4)
 
@@ -56,7 +57,7 @@ def test_without_a_strategy_ranks_are_not_resolved(catalog):
 def test_the_destination_is_checked_though_the_source_has_no_strategy(catalog, tmp_path):
     (tmp_path / "merged.h5").write_bytes(b"mine")
     with pytest.raises(ckpttool.CkptToolError) as raised:
-        ckpttool.plan_merge(catalog, None, str(tmp_path / "merged.h5"))
+        plan_merge(catalog, None, str(tmp_path / "merged.h5"))
     assert isinstance(raised.value, CombinedError)
     first, second = texts_of(raised.value)
     assert "no strategy" in first
@@ -70,7 +71,7 @@ def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
     (tmp_path / "out").write_bytes(b"a file")
     options = ckpttool.ResolveOptions(unlisted="first")
     with pytest.raises(ckpttool.PlanError) as raised:
-        ckpttool.plan_reshard(catalog, source, target, str(tmp_path / "out"), options)
+        plan_reshard(catalog, source, target, str(tmp_path / "out"), options)
     assert "target" in texts_of(raised.value)[0]
     assert "is a file" in texts_of(raised.value)[-1]
 

@@ -23,6 +23,7 @@ from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import full_tensors, merge_in_memory
 from tests.support.manifests import UNFINISHED
+from tests.support.plans import plan_merge
 from tests.support.readers import read, read_indexed, write_ckpt
 
 CASE = GOLDEN / "safetensors_pipeline"
@@ -37,7 +38,7 @@ def merge(out, *words, size="10KB"):
 
 
 def plan(out, limit=10_000, **how):
-    return ckpttool.plan_merge(
+    return plan_merge(
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         str(out),

@@ -14,6 +14,7 @@ from ckpttool.strategy_files.reader import read_strategy
 from tests.support.commands import files_below, run, run_well
 from tests.support.executors import CASE, contents, ordered_words
 from tests.support.manifests import MANIFEST
+from tests.support.plans import plan_reshard
 
 
 def words_of(folder, *more):
@@ -65,5 +66,5 @@ def test_one_that_mindspore_could_not_read_is_an_error_before_the_first_byte(tmp
     out, odd = str(tmp_path / "out"), replace(dst, stages=2)
     catalog = ckpttool.scan(str(CASE / "src"))
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
-        ckpttool.plan_reshard(catalog, src, odd, out, output_options=options)
+        plan_reshard(catalog, src, odd, out, output_options=options)
     assert files_below(tmp_path) == []

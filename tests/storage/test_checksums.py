@@ -26,6 +26,7 @@ from tests.support.commands import message as told
 from tests.support.commands import run, run_well
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
 from tests.support.file_bytes import content, entry, map_record, record, safetensors, write_contents
+from tests.support.plans import plan_merge
 from tests.support.readers import read, split_safetensors
 
 SAVED_WITH_CHECKSUM = [
@@ -251,7 +252,7 @@ def test_hdf5_has_no_place_for_a_checksum():
     catalog = ckpttool.scan(str(SAMPLES / "files" / "crc.ckpt"))
     options = ckpttool.OutputOptions(crc=True)
     with pytest.raises(ckpttool.PlanError, match="HDF5 has no place"):
-        ckpttool.plan_merge(catalog, None, "out.h5", output_options=options)
+        plan_merge(catalog, None, "out.h5", output_options=options)
 
 
 def test_a_parameter_that_takes_the_place_of_the_checksum_is_refused(tmp_path):

@@ -36,6 +36,7 @@ from ckpttool.storage.sampling import digest, hash_units, nearness, take_samples
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.checkpoints import write_file as write_checkpoint
 from tests.support.corpus import GOLDEN
+from tests.support.plans import plan_merge
 from tests.support.readers import Entry, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
@@ -86,7 +87,7 @@ def link(tmp_path):
 
 def merge_plan(link, tmp_path):
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
-    return ckpttool.plan_merge(link.catalog(), strategy, str(tmp_path / "out.ckpt"))
+    return plan_merge(link.catalog(), strategy, str(tmp_path / "out.ckpt"))
 
 
 @pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
@@ -205,9 +206,7 @@ def test_metadata_and_indexes_that_change_after_the_scan_are_named(case, name, t
         (folder / name).write_text(index_text({"w": "part0.safetensors"}, 8))
     else:
         shutil.copytree(GOLDEN / case, folder)
-    plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(folder)), None, str(tmp_path / "m.h5")
-    )
+    plan, destination = plan_merge(ckpttool.scan(str(folder)), None, str(tmp_path / "m.h5"))
     document = folder / name
     document.write_bytes(document.read_bytes())
     with pytest.raises(PlanError, match=f"src/{name}: changed since its header was read"):
@@ -276,7 +275,7 @@ def test_a_file_planted_under_a_temporary_name_is_not_written(
         rename = planted_before(PartialFile.rename, plant)
         monkeypatch.setattr(PartialFile, "rename", rename)
     options = ckpttool.OutputOptions(crc=format != "hdf5")
-    plan, destination = ckpttool.plan_merge(
+    plan, destination = plan_merge(
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         str(out),

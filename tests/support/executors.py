@@ -23,6 +23,7 @@ from tests.support.checkpoints import noise, write_file
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
 from tests.support.manifests import MANIFEST
+from tests.support.plans import plan_reshard
 
 ROOT = Path(ckpttool.__file__).parent.parent
 CASE = GOLDEN / "reshard_8_to_4"
@@ -243,7 +244,7 @@ class Threads(Cluster):
 
 def make_plan(folder, output_format="ckpt", **options):
     """Plan the conversion of `reshard_words`."""
-    return ckpttool.plan_reshard(
+    return plan_reshard(
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),

@@ -22,6 +22,7 @@ from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, run, run_well
 from tests.support.executors import wait_until, with_options
 from tests.support.manifests import MANIFEST
+from tests.support.plans import plan_split
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -295,7 +296,7 @@ class Other:
 def execute_split(small: SmallSet) -> None:
     source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
     options = ckpttool.OutputOptions("ckpt")
-    plan = ckpttool.plan_split(
+    plan = plan_split(
         source, ckpttool.read_strategy(strategy), str(small.out), output_options=options
     )
     ckpttool.execute(*plan)

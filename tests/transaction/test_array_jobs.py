@@ -18,6 +18,7 @@ import pytest
 
 import ckpttool
 from tests.support.commands import files_below, message, run, run_well
+from tests.support.plans import plan_split
 from tests.support.small_sets import SmallSet, while_filling
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -79,9 +80,7 @@ def test_many_parts_begin_at_once(job, monkeypatch):
     def run_part(number):
         options = ckpttool.OutputOptions("ckpt", part=(number, 16))
         start.wait(60)
-        ckpttool.execute(
-            *ckpttool.plan_split(source, strategy, str(job.out), output_options=options)
-        )
+        ckpttool.execute(*plan_split(source, strategy, str(job.out), output_options=options))
 
     monkeypatch.setattr(os, "fsync", sync)
     with ThreadPoolExecutor(16) as pool:

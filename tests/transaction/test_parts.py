@@ -18,6 +18,7 @@ from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import CASE, Threads, contents, make_plan, reshard_words
 from tests.support.manifests import PLAN, listing_of, reseal
+from tests.support.plans import plan_split
 
 
 def run_parts(folder, numbers, count, output_format="ckpt", *more):
@@ -47,7 +48,7 @@ def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
     strategy = replace(strategy, files=())
     catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
     plans = [
-        ckpttool.plan_split(
+        plan_split(
             catalog,
             strategy,
             str(tmp_path / "out"),

@@ -12,6 +12,7 @@ from ckpttool.model.manifest import UnitHashes, count_units
 from ckpttool.transaction.record import Transaction
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
+from tests.support.plans import plan_reshard
 
 CASE = GOLDEN / "safetensors_pipeline"
 
@@ -21,7 +22,7 @@ def plan_to(folder, **options):
     sides = [
         ckpttool.read_strategy([str(CASE / f"{side}_strategy.ckpt")]) for side in ("src", "dst")
     ]
-    return ckpttool.plan_reshard(
+    return plan_reshard(
         catalog, *sides, str(folder), output_options=ckpttool.OutputOptions("ckpt", **options)
     )
 

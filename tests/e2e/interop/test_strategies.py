@@ -20,6 +20,7 @@ from tests.e2e.interop.cases import SEED, every_cut, every_cut_and_the_next, on
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import run_well
 from tests.support.corpus import differences, digests
+from tests.support.plans import plan_split
 from tests.support.readers import read, read_ranks
 
 SIZE = ["--max-shard-size", "300B"]
@@ -158,7 +159,7 @@ def test_mindspore_takes_strategies_of_our_own_making(number, ranks, stages, min
     catalog = ckpttool.scan(str(tmp_path / "full" / "rank_0" / "full.ckpt"))
     told, ours = str(tmp_path / "told.ckpt"), tmp_path / "ours"
     strategy = replace(strategy, files=())
-    plan, destination = ckpttool.plan_split(
+    plan, destination = plan_split(
         catalog,
         strategy,
         str(ours),
