@@ -101,11 +101,13 @@ class Verification(Document, frozen=True, kw_only=True):
         Whether the files are those of a merged checkpoint.
     compared
         What is right where nothing is wrong, and what nothing proves.
+    audited
+        What is right by --config and --like where there are no errors.
     unread
         Number of files that cannot be read.
     """
 
-    aside = frozenset({"is_merged", "compared", "unread"})
+    aside = frozenset({"is_merged", "compared", "audited", "unread"})
 
     path: str
     step: str | None
@@ -126,6 +128,7 @@ class Verification(Document, frozen=True, kw_only=True):
     digest: Digest | None = None
     is_merged: bool
     compared: str
+    audited: tuple[str, ...] = ()
     unread: Count = 0
 
     def _texts(self) -> Iterator[str]:
@@ -140,10 +143,13 @@ class Verification(Document, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """The number of messages, errors first; without any what is right."""
+        """The number of messages, errors first, and what is right all the same."""
+        if self.clean:
+            return self.compared
         numbers = Counter(self.findings.severity_of[it.code] for it in self.messages)
         kinds: tuple[Severity, ...] = ("error", "warning")
-        return ", ".join(count(numbers[it], it) for it in kinds if numbers[it]) or self.compared
+        found = ", ".join(count(numbers[it], it) for it in kinds if numbers[it])
+        return "; ".join((found, *(() if self.errors else self.audited)))
 
     @property
     def messages(self) -> Sequence[Diagnostic]:
@@ -236,13 +242,17 @@ def verify(
     is_sampled = are_joined and any(tensor.has_layout for tensor in checkpoint.tensors)
     compared = _compared(deep, crc, options, is_sampled, are_joined)
     compared += "" if is_whole else " in each rank by itself"
+    audited = []
     if audit.config is not None and audit.config.is_typed:
-        compared += f"; the tensors are as {audit.config.path} says"
+        audited.append(f"the tensors are as {audit.config.path} says")
     if audit.like is not None:
-        compared += f"; the {audit.like.proves(deep)} are those of {audit.like.path}"
-    elif any(True for _ in checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)):
+        audited.append(f"the {audit.like.proves(deep)} are those of {audit.like.path}")
+    compared = "; ".join((compared, *audited))
+    is_open = checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)
+    if audit.like is None and any(True for _ in is_open):
         compared += "; full shapes come from the strategy alone"
     report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))
+    report = replace(report, audited=tuple(audited))
     if card is not None and audit.card is not None:
         from ckpttool.operations.card import write  # late, as most write none
 

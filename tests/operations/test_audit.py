@@ -288,3 +288,14 @@ def test_values_that_are_not_compared_are_named_with_the_option_that_does(tmp_pa
     assert "values are not" not in message(run("verify", a, "--like", b))
     assert "Try: --recipe NAME" in message(run("verify", a, "--like", c))
     assert "Try: --recipe NAME" in message(run("diff", a, c))
+
+
+def test_what_the_reference_proves_is_said_beside_a_warning(tmp_path):
+    tensors = {"w": Entry("Float32", (2, 2), bytes(16))}
+    for name in ("a.ckpt", "b.ckpt"):
+        write_file(tmp_path / name, tensors, "ckpt")
+    words = ["verify", tmp_path / "a.ckpt", "--like", tmp_path / "b.ckpt", "--deep"]
+    said = run(*words)
+    assert said.exit_code == 1
+    proven = f"the names, shapes, types and values are those of {tmp_path / 'b.ckpt'}"
+    assert f"a.ckpt: 1 warning; {proven} (1 file" in message(said)
