@@ -164,9 +164,13 @@ def _destination_problems(
     blocked: Mapping[str, Diagnostic],
     options: OutputOptions,
     existing: Sequence[str],
+    older: Collection[str],
     assignment: Assignment | None,
 ) -> Iterator[Diagnostic]:
-    """Yield everything that prevents writing the outputs under their names."""
+    """Yield everything that prevents writing the outputs under their names.
+
+    Outputs of an ``older`` set, which --overwrite removes, are not in the way by themselves.
+    """
     yield from dict.fromkeys(blocked.values())
     is_in_the_way = bool(existing) and not options.overwrite
     busy = list(assignment.busy_problems()) if is_in_the_way and assignment is not None else []
@@ -182,7 +186,7 @@ def _destination_problems(
         path = options.strategy_path
         if path is not None and is_inside(str(Path(path).parent), catalog.root):
             yield inside_problem(path, catalog, "--write-strategy")
-    for stale in () if options.overwrite or blocked else _find_stale_files(target, options):
+    for stale in () if options.overwrite or blocked else _find_stale_files(target, options, older):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
 
@@ -393,6 +397,8 @@ def preflight(
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(catalogs, target, blocked, options, existing, assignment)
+    problems = _destination_problems(
+        catalogs, target, blocked, options, existing, older, assignment
+    )
     diagnostics.add(*problems, *(() if assignment is None else assignment.notes))
     return assignment, diagnostics
