@@ -172,7 +172,7 @@ class ExportKeywords(ChoiceKeywords, total=False):
     hf_config: Annotated[
         Path | None,
         Option(
-            "Folder with the config.json of the model; its small files go beside the result.",
+            "Folder with the config.json of the model, from which --recipe has its sizes.",
             kind="model folder",
             metavar="DIR",
         ),
