@@ -170,7 +170,7 @@ def any_of(words: Iterable[str]) -> str:
     '.h5, .ckpt or .safetensors'
     """
     *rest, last = words
-    return f"{', '.join(rest)} or {last}"
+    return " or ".join(filter(None, (", ".join(rest), last)))
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:

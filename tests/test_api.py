@@ -506,7 +506,7 @@ def test_files_of_rules_are_used_the_other_way(tmp_path):
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         fields = {name for cls in classes for name in cls.__struct_fields__}
-        return fields - {"command", "tensors", "shown_by", "is_shared", "called"}
+        return fields - {"command", "tensors", "shown_by", "is_shared", "called", "fixed"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     reading |= {"rename_file", "reverse", "hf_config"}

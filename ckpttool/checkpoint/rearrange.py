@@ -96,6 +96,8 @@ def _questions(
             facts = f"{facts}; config.json says {family}"
             hint = f"--recipe {family}, or {_THIS_MODEL}"
         yield Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
+        if family:
+            return  # choices of this recipe would not help
     if open_choices := [name for name in asked if name in choices]:
         message = "names do not tell how weights are laid out"
         facts = "; ".join(
@@ -140,14 +142,13 @@ class _Rearranging:
     def run(self, questions: Sequence[Diagnostic]) -> tuple[Checkpoint, Sequence[Diagnostic]]:
         """Make the tensors; what is wrong otherwise may follow from the answers to questions."""
         checkpoint, recipe = self._checkpoint, self._used.recipe
-        is_apart = not checkpoint.catalog.is_merged and len(checkpoint.catalog.files) > 1
-        is_apart &= not checkpoint.are_joined
-        if is_apart or any(tensor.own_ranks for tensor in self._stored.values()):
-            message, hint = (
-                "a recipe takes full tensors",
-                "-s STRATEGY, with merge, reshard or verify",
-            )
-            raise PlanError([_problem(checkpoint, message, "each file is read by itself", hint)])
+        message, ranks = "a recipe takes full tensors", len(checkpoint.catalog.files)
+        if any(tensor.own_ranks for tensor in self._stored.values()):
+            facts, hint = "each file is read by itself", "merge or reshard, with -s"
+            raise PlanError([_problem(checkpoint, message, facts, hint)])
+        if not checkpoint.catalog.is_merged and ranks > 1 and not checkpoint.are_joined:
+            facts, hint = f"{count(ranks, 'rank')} without a strategy", "-s STRATEGY"
+            raise PlanError([_problem(checkpoint, message, facts, hint)])
         if not self._is_of_family:
             message = f"no tensor has a name of the recipe {recipe.recipe}"
             facts, hint = f"found {shorten(self._stored, 2)}", "--recipe of this model's family"

@@ -24,7 +24,7 @@ from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import BoxSlicing, FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
 from ckpttool.typed import PadWith
-from ckpttool.wording import any_of, count, shorten
+from ckpttool.wording import count, shorten
 
 
 def regroup(
@@ -145,8 +145,7 @@ class RowChanges:
             return tensor
         self.regrouped_by.update(fusion.name for fusion in fusions)
         if len(fusions) > 1:
-            all_names = any_of(fusion.name for fusion in fusions)
-            self._unlike[tensor.name] = ("several --fused are about it", f"one of {all_names}")
+            self._unlike[tensor.name] = "several --fused are about it", "one --fused for it"
         has_own_slices = isinstance(tensor.slicing, BoxSlicing) or tensor.own_ranks
         if len(fusions) > 1 or (has_own_slices and not self._may_move(tensor)):
             return tensor

@@ -30,14 +30,12 @@ from ckpttool.operations.inspected import (
     InspectedForeign,
     InspectedSaves,
     InspectedStrategy,
+    fold_made,
 )
 from ckpttool.operations.summary import Row, sharded_text
 from ckpttool.problems import CODES
 from ckpttool.wording import (
-    NUMBER,
     count,
-    fold_members,
-    fold_names,
     format_bytes,
     format_number,
     format_numbers,
@@ -372,19 +370,10 @@ def _print_folded(answer: Inspected) -> None:
 
 def print_made(made: Sequence[OutputTensor], *, show_all: bool = False) -> None:
     """Print tensors that would be written, those of equal layers together unless ``show_all``."""
-    stored = {output.meta.name: output.source.stored_names for output in made}
-    kinds = {
-        meta.name: (
-            *(format_shape(meta.header_shape), meta.dtype),
-            *(NUMBER.sub("#", old) for old in stored[meta.name]),
-        )
-        for meta in (output.meta for output in made)
-    }
-    rows = []
-    for folded, names in ((name, [name]) for name in kinds) if show_all else fold_members(kinds):
-        sources = dict.fromkeys(chain.from_iterable(stored[name] for name in names))
-        made_of = shorten((old for old, _ in fold_names(sources)), 2)
-        rows.append((folded, *kinds[names[0]][:2], made_of))
+    rows = [
+        (name, format_shape(meta.header_shape), meta.dtype, made_of)
+        for name, _, meta, made_of in fold_made(made, show_all=show_all)
+    ]
     columns = ("tensor", "shape", "type", "made of")
     print_table(count(len(made), "tensor"), columns, rows, has_names=True)
 

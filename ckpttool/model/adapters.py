@@ -64,7 +64,7 @@ _TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
 # Keys with which an adapter is more than the product of two tensors.
 _MORE = (
     *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
-    *("arrow_config", "kasa_config", "monteclora_config"),
+    *("arrow_config", "kasa_config", "monteclora_config", "modules_to_save"),
 )
 
 

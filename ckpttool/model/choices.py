@@ -303,6 +303,14 @@ class TensorOptions(Struct, frozen=True, dict=True):
         return None if (after > before if kind == "cut" else after < before) else after
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The options of a command line that shows or verifies these tensors."""
+        given = (("--include", self.include), ("--exclude", self.exclude), ("--dtype", self.dtype))
+        words = [word for option, values in given for it in values for word in (option, it)]
+        words += self.recipe.words if self.recipe else ()
+        return (*words, "--weights-only") if self.weights_only else (*words,)
+
+    @property
     def are_changed(self) -> bool:
         """Whether tensors get the names and axes of a recipe, or other types.
 

@@ -525,7 +525,7 @@ def arrange(
         A size is not known.
     """
     given = {n: _choose(text, len(shapes[n])) for n, text in relation.sides[side].items()}
-    wanted = {n: _written(text, relation) for n, text in relation.sides[1 - side].items()}
+    wanted = {n: _written(n, text, relation) for n, text in relation.sides[1 - side].items()}
     factors = chain.from_iterable(map(_factors, (*given.values(), *wanted.values())))
     known: dict[str, int] = {}
     space = [*dict.fromkeys(factor.name for factor in factors)]
@@ -539,7 +539,7 @@ def arrange(
         raise LookupError(lacking[0])
     sizes = {name: known[name] for name in space}
     arranged = tuple(
-        {name: _arrangement(text, sizes, relation.values) for name, text in of_side.items()}
+        {name: _arrangement(name, text, sizes, relation.values) for name, text in of_side.items()}
         for of_side in (given, wanted)
     )
     for name, arrangement in arranged[0].items():
@@ -562,12 +562,12 @@ def _choose(notation: str, ndim: int) -> str:
     return next((part for part in texts if len(parse_axes(part)[0]) == ndim), texts[0])
 
 
-def _written(notation: str, relation: Relation) -> str:
+def _written(name: str, notation: str, relation: Relation) -> str:
     texts = notation.split("|")
     number = evaluate(relation.written, relation.values) if texts[1:] else 0
     if not isinstance(number, int) or not 0 <= number < len(texts):
         raise ValueError(
-            f"written: {relation.written} is {number}, and there are {len(texts)} shapes"
+            f"{name}: written: {relation.written} is {number}, and there are {len(texts)} shapes"
         )
     return texts[number].strip()
 
@@ -576,12 +576,12 @@ def _at(expression: str, default: int, values: Mapping[str, Value]) -> int:
     return _number(_parse(expression), values.get) if expression else default
 
 
-def _ends(factor: Factor, size: int, values: Mapping[str, Value]) -> tuple[int, int]:
-    """Return the part of a factor that a tensor has."""
+def _ends(name: str, factor: Factor, size: int, values: Mapping[str, Value]) -> tuple[int, int]:
+    """Return the part of a factor that the tensor of this name has."""
     start = _at(factor.start, 0, values)
     stop = start + 1 if factor.is_index else _at(factor.stop, size, values)
     if not 0 <= start < stop <= size:
-        raise ValueError(f"{factor.name}[{start}:{stop}] of {size}")
+        raise ValueError(f"{name}: {factor.name}[{start}:{stop}], and {factor.name} is {size}")
     return start, stop
 
 
@@ -597,7 +597,7 @@ def _solve(
         raise ValueError(f"{name} has {len(shape)} axes, expected {len(axes)}")
     for axis, size in zip(axes, shape, strict=True):
         unknown = [factor for factor in axis if factor.name not in sizes]
-        known = (_ends(it, sizes[it.name], values) for it in axis if it.name in sizes)
+        known = (_ends(name, it, sizes[it.name], values) for it in axis if it.name in sizes)
         inner = prod(stop - start for start, stop in known)
         if not unknown and inner == size:
             continue
@@ -613,14 +613,14 @@ def _solve(
 
 
 def _arrangement(
-    notation: str, sizes: Mapping[str, int], values: Mapping[str, Value]
+    name: str, notation: str, sizes: Mapping[str, int], values: Mapping[str, Value]
 ) -> Arrangement:
     ends = {name: (0, size) for name, size in sizes.items()}
     factors = {factor.name: factor for factor in _factors(notation)}
-    ends |= {name: _ends(factor, sizes[name], values) for name, factor in factors.items()}
-    if absent := [name for name in sizes if name not in factors and sizes[name] > 1]:
-        raise ValueError(f"{notation!r} does not say which part of {absent[0]} it has")
-    place = {name: number for number, name in enumerate(sizes)}
+    ends |= {key: _ends(name, factor, sizes[key], values) for key, factor in factors.items()}
+    if absent := [key for key in sizes if key not in factors and sizes[key] > 1]:
+        raise ValueError(f"{name}: {notation!r} does not say which part of {absent[0]} it has")
+    place = {key: number for number, key in enumerate(sizes)}
     axes = parse_axes(notation)[0]
     numbers = tuple(tuple(place[factor.name] for factor in axis) for axis in axes)
     start, stop = zip(*ends.values(), strict=True) if ends else ((), ())
@@ -631,7 +631,7 @@ def _require_tiles(tensors: Mapping[str, Arrangement], size: int) -> None:
     """Raise `ValueError` unless the tensors have each of ``size`` elements of a space once."""
     names = [*tensors]
     if sum(it.box.size for it in tensors.values()) != size:
-        raise ValueError(f"{shorten(names, 3)}: not all elements of the other side")
+        raise ValueError(f"{shorten(names, 1)}: not all elements of the other side")
     if pair := _find_overlap(tuple(it.box for it in tensors.values())):
         raise ValueError(f"{names[pair[0]]} and {names[pair[1]]} have the same elements")
 
@@ -666,8 +666,13 @@ class UsedRecipe(Struct, frozen=True, dict=True):
     @property
     def text(self) -> str:
         """The recipe and the given values, as they are typed."""
-        given = ",".join(f"{name}={value}" for name, value in self.given.items())
-        return ":".join(filter(None, (self.typed, given)))
+        pairs = ",".join(f"{name}={value}" for name, value in self.given.items())
+        return ":".join(filter(None, (self.typed, pairs)))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options that name the recipe and the model, for a command line."""
+        return ("--recipe", self.text, *(("--hf-config", self.folder) if self.folder else ()))
 
     @property
     def option(self) -> str:

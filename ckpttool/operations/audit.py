@@ -327,20 +327,11 @@ def _words(sight: Sight) -> Iterator[str]:
     """Yield the command line that verifies these tensors."""
     assert sight.checkpoint is not None, "it was examined"
     step, options = sight.catalog.step, sight.source.options
-    tensors, recipe = options.tensors, options.tensors.recipe
     yield from ("ckpttool", "verify", sight.catalog.root)
-    for option, values in (
-        ("-s", sight.checkpoint.strategy.files),
-        ("--step", (step,) if step else ()),
-        ("--include", tensors.include),
-        ("--exclude", tensors.exclude),
-        ("--recipe", (recipe.text,) if recipe else ()),
-        ("--hf-config", (recipe.folder,) if recipe and recipe.folder else ()),
-        ("--dtype", tensors.dtype),
-    ):
-        yield from chain(*((option, value) for value in values))
+    yield from chain(*(("-s", file) for file in sight.checkpoint.strategy.files))
+    yield from ("--step", step) if step else ()
+    yield from options.tensors.words
     yield from ("--replicated",) if options.replicated else ()
-    yield from ("--weights-only",) if tensors.weights_only else ()
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:
@@ -371,9 +362,10 @@ def _unlike(
         kind, facts, hint = tensor.kind, f"the reference is {like}", ""
         if tensor.a is not None and tensor.b is not None and kind in ("dtype", "shape"):
             a, b = tensor.a, tensor.b
-            pair = (a.dtype, b.dtype) if kind == "dtype" else map(format_shape, (a.shape, b.shape))
-            facts = "{}, expected {}".format(*pair)
-            word = _WORDS.get(tensor.b.dtype) if tensor.a.dtype in CASTABLE else None
+            parts = ((a.dtype, b.dtype), (format_shape(a.shape), format_shape(b.shape)))
+            unlike = zip(*(pair for pair in parts if pair[0] != pair[1]), strict=True)
+            facts = ", expected ".join(map(" ".join, unlike))
+            word = _WORDS.get(b.dtype) if a.dtype in CASTABLE and a.shape == b.shape else None
             if deep and kind == "dtype":
                 facts += "; values are not compared"
                 hint = f"--dtype {word}" if word else ""

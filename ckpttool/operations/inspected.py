@@ -22,7 +22,7 @@ from ckpttool.model.names import map_of_component
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, holdings
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.operations.answer import (
     Answer,
     Code,
@@ -52,7 +52,15 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics
-from ckpttool.wording import count, format_bytes, format_shape
+from ckpttool.wording import (
+    NUMBER,
+    count,
+    fold_members,
+    fold_names,
+    format_bytes,
+    format_shape,
+    shorten,
+)
 
 Ranks = tuple[Count, ...]
 
@@ -297,16 +305,22 @@ class InspectedCheckpoint(Document, frozen=True, kw_only=True):
 
     def _texts(self) -> Iterator[str]:
         parts, catalog = self.parts, self.parts.catalog
-        entries, found = parts.summary.entries, parts.found
+        entries, found, made = parts.summary.entries, parts.found, parts.made
         yield f"{catalog.root}: {count(len(catalog.files), 'file' if parts.is_merged else 'rank')}"
         yield f"step {catalog.step}" if catalog.step else ""
-        yield count(len({entry.name for entry in entries}), "tensor")
-        yield format_bytes(sum(entry.total_nbytes for entry in entries))
+        yield count(len(made or {entry.name for entry in entries}), "tensor")
+        sizes = (it.meta.nbytes for it in made) if made else (it.total_nbytes for it in entries)
+        yield format_bytes(sum(sizes))
         yield {True: "complete", False: "incomplete", None: ""}[parts.completeness.complete]
         errors = len(found.errors) + len(found.failures)
         yield count(errors, "error") if errors else ""
 
     def _rows(self) -> Iterator[Sequence[str]]:
+        if made := self.parts.made:
+            yield ("tensor", "number", "dtype", "shape", "made of")
+            for name, number, meta, made_of in fold_made(made):
+                yield (name, str(number), meta.dtype, format_shape(meta.header_shape), made_of)
+            return
         yield ("tensor", "number", "dtype", "shape", "slices")
         for row in self.parts.summary.rows:
             first = row.first
@@ -726,6 +740,25 @@ def _of_files(inspected: Inspected) -> InspectedCheckpoint:
         summary=summary,
         parts=inspected,
     )
+
+
+def fold_made(
+    made: Sequence[OutputTensor], *, show_all: bool = False
+) -> Iterator[tuple[str, int, TensorMeta, str]]:
+    """Yield tensors that would be written, those of equal layers as one unless ``show_all``.
+
+    Each has its name, how many there are, the first of them, and what they are made of.
+    """
+    stored = {output.meta.name: output.source.stored_names for output in made}
+    metas = {output.meta.name: output.meta for output in made}
+    kinds = {
+        name: (meta.header_shape, meta.dtype, *(NUMBER.sub("#", old) for old in stored[name]))
+        for name, meta in metas.items()
+    }
+    for folded, names in ((name, [name]) for name in kinds) if show_all else fold_members(kinds):
+        sources = dict.fromkeys(chain.from_iterable(stored[name] for name in names))
+        made_of = shorten((old for old, _ in fold_names(sources)), 2)
+        yield folded, len(names), metas[names[0]], made_of
 
 
 def _made(inspected: Inspected) -> Sequence[TensorOfFile]:

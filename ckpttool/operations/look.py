@@ -204,14 +204,16 @@ def look(
     return Sight(source, catalog, checkpoint, shown, error, found, of_files, listed, misfits)
 
 
-def with_config(options: ResolveOptions, *paths: str) -> ResolveOptions:
-    """Return the options; a recipe without a configuration gets the first one beside a path."""
+def with_config(
+    options: ResolveOptions, *paths: str, config: Mapping[str, object] = {}
+) -> ResolveOptions:
+    """Return the options; a recipe without a configuration gets that beside a path, or this."""
     if (recipe := options.tensors.recipe) is None or recipe.config:
         return options
     from ckpttool.strategy_files.config_files import find_config, read_config
 
-    beside = next(filter(None, map(find_config, paths)), None)
-    config = {} if beside is None else read_config(beside)
+    if beside := next(filter(None, map(find_config, paths)), ""):
+        config = read_config(beside)
     return replace(options, tensors=replace(options.tensors, recipe=replace(recipe, config=config)))
 
 

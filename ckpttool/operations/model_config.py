@@ -288,6 +288,9 @@ class _Model:
         elif not heads and not tied and has_head:
             facts = "for example lm_head.weight; tie_word_embeddings is false"
             yield _wrong("the output head is missing", facts)
+        elif heads and embeddings and tied:
+            facts = f"{heads[0]}; tie_word_embeddings is true"
+            yield _doubt("the output head is there, and loaders may take the embedding", facts)
         has_norms = any("norm" in name.lower() for name in set().union(*self.layers.values()))
         if has_norms and not any("norm" in name.lower() for name in self.outside):
             yield _wrong("the norm behind the last layer is missing", "layers have norms")
@@ -300,6 +303,10 @@ class _Model:
                 self._name([name], _unfit(facts))
             elif meta.shape[0] > rows:
                 self._name([name], _doubt("have more rows than words, perhaps padded", facts))
+            if hidden is not None and meta.shape[1] != hidden:
+                facts = _facts(meta, f"{self.config.key(*_HIDDEN)} {hidden}")
+                is_sure = meta.shape[1] not in self.config.values.values()  # of another key
+                self._name([name], _unfit(facts, is_sure))
 
     def _scales(self) -> Iterator[Diagnostic]:
         """Compare Float8 weights, and their scales, with ``quantization_config``."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import product
+from itertools import chain, product
+from shlex import join
 from typing import Any
 
 import numpy as np
@@ -269,7 +270,9 @@ def read_values(
     (output,) = plan.outputs([0])
     tensors, wanted = output.tensors, chosen.included
     if chosen.recipe:  # patterns are about the names that it makes
-        hint = "`ckpttool inspect --all` with this recipe lists the names"
+        of_strategy = chain(*(("-s", file) for file in (of_src.files if of_src else ())))
+        words = ("ckpttool", "inspect", "--all", files.root, *of_strategy, *of_files.words)
+        hint = f"`{join(words)}` lists the names"
         unmatched = unmatched_problems(wanted, [it.meta.name for it in tensors], files.root)
         raise_all(PlanError([replace(problem, hint=hint)]) for problem in unmatched)
         tensors = tuple(it for it in tensors if any(of.matches(it.meta.name) for of in wanted))

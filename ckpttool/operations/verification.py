@@ -215,8 +215,8 @@ def verify(
         diagnostics.add(*find_nothing(catalog))
         return _report(catalog, diagnostics, deep, _compared(deep, crc, options))
     options = replace(options, unlisted="first", check_replicas=False)
-    given = [side.path for side in (audit.like, audit.config) if side is not None]
-    options = with_config(options, catalog.root, *given)
+    paths = (catalog.root, *((audit.like.path,) if audit.like else ()))
+    options = with_config(options, *paths, config=audit.config.values if audit.config else {})
     others = [] if audit.like is None or audit.like.catalog is None else [audit.like.catalog]
     with require_unmodified_sources(catalog.with_remains(), *others):
         reference = read_values(audit, executor) if deep else {}

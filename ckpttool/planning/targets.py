@@ -472,6 +472,8 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         message = f"in the target strategy and not in the source: {count(len(lost), 'weight')}"
         facts = format_names(name for name in absent if name in lost)
         hint = "a source that has them; `ckpttool help not_in_source` explains"
+        if checkpoint.rearranged is not None and lost <= checkpoint.stored.metas.keys():
+            hint = "a target strategy with the names that the recipe makes, or no --recipe"
         diagnostics.add(Diagnostic("not_in_source", message, hint=hint, facts=facts))
     if rest := [name for name in absent if name not in lost]:
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(rest)}"))

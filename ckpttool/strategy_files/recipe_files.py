@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from ckpttool.model.recipes import Recipe, UsedRecipe, Value
 from ckpttool.problems import RulesError, StrategyError
 from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
-from ckpttool.wording import any_of, nearest, shorten
+from ckpttool.wording import any_of, nearest
 
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _FOLDER = Path(__file__).with_name("recipes")
@@ -44,28 +45,8 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
         A file cannot be read.
     """
     path, _, given = text.partition(":") if not is_file(text) else (text, "", "")
-    values: dict[str, Value] = {}
     recipe = _read(path)
-    usual: dict[str, Value] = {name: next(iter(it.values)) for name, it in recipe.choices.items()}
-
-    def typed(given: Mapping[str, Value]) -> str:
-        return UsedRecipe(recipe, path, given).option
-
-    for pair in filter(None, given.split(",")):
-        key, sign, value = (word.strip() for word in pair.partition("="))
-        if not sign:
-            raise RulesError(text, f"{pair!r} is not KEY=VALUE", typed(usual | values))
-        is_number = re.fullmatch(r"\d{1,9}", value, re.ASCII)
-        values[key] = int(value) if is_number else _WORDS.get(value.lower(), value)
-    if unknown := [key for key in values if key not in recipe.keys]:
-        known = {key: value for key, value in values.items() if key in recipe.keys}
-        near = nearest(unknown[0], recipe.keys)
-        hint = typed(known | {near: values[unknown[0]]} if near else usual | known)
-        raise RulesError(text, f"{path} knows no {shorten(unknown)}", hint)
-    for name, choice in recipe.choices.items():
-        if name in values and values[name] not in choice.values:
-            hint = any_of(typed(values | {name: value}) for value in choice.values)
-            raise RulesError(text, f"{name} has no such value", hint)
+    values = _read_values(text, path, recipe, [*filter(None, given.split(","))])
     if folder is not None and Path(folder).name == CONFIG and is_file(folder):
         folder = Path(folder).parent
     if folder is not None and not is_file(Path(folder, CONFIG)):
@@ -75,6 +56,50 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)
+
+
+def _read_values(text: str, path: str, recipe: Recipe, pairs: Sequence[str]) -> Mapping[str, Value]:
+    """Return the values of ``KEY=VALUE`` pairs; the key of a choice gives its answer.
+
+    Raises
+    ------
+    RulesError
+        Some do not fit.  The hint has the whole text, or several if only the user can choose.
+    """
+    choices = recipe.choices
+    of_keys = {choice.config: name for name, choice in choices.items() if choice.config}
+    known = recipe.keys | of_keys.keys()
+    values: dict[str, Value] = {}
+    wrong, meant = list[str](), dict[str, Sequence[Value]]()
+    for pair in pairs:
+        key, sign, word = (it.strip() for it in pair.partition("="))
+        near = key if key in known else nearest(key, known)
+        name = of_keys.get(near, near)
+        is_number = re.fullmatch(r"\d{1,9}", word, re.ASCII)
+        value = int(word) if is_number else _WORDS.get(word.lower(), word)
+        choice = choices.get(name)
+        answers: Mapping[Value, Value] = {value: value if sign else "NUMBER"}
+        if choice is not None and near == name:
+            answers = {answer: answer for answer in choice.values}
+        elif choice is not None:
+            answers = {of_key: answer for answer, of_key in choice.values.items()}
+        if not sign:
+            wrong.append(f"{pair!r} is not KEY=VALUE")
+        elif key not in known:
+            wrong.append(f"{path} knows no {key}")
+        elif name in values:
+            wrong.append(f"{name} is given twice")
+        elif value not in answers:
+            wrong.append(f"{name} has no value {word}")
+        values[name] = answers.get(value)
+        if name:
+            fitting = [answers[value]] if value in answers else [*answers.values()]
+            meant[name] = [*dict.fromkeys((*meant.get(name, ()), *fitting))]
+    if wrong:
+        typed = (dict(zip(meant, it, strict=True)) for it in product(*meant.values()))
+        hint = any_of(UsedRecipe(recipe, path, it).option for it in typed)
+        raise RulesError(text, "; ".join(wrong), hint)
+    return values
 
 
 def _read(path: str) -> Recipe:
@@ -99,7 +124,15 @@ def _read(path: str) -> Recipe:
         recipe.check()
     except ValueError as error:
         raise RulesError(path, str(error), "`ckpttool help writing-recipes`") from error
-    return recipe.over(_read(recipe.extends)) if recipe.extends else recipe
+    if not recipe.extends:
+        return recipe
+    if recipe.extends not in (*SHIPPED, *_BASES):
+        raise RulesError(
+            path,
+            f"extends {recipe.extends}, which does not come with ckpttool",
+            f"extends: {any_of(SHIPPED)}",
+        )
+    return recipe.over(_read(recipe.extends))
 
 
 def _place(node: Node, at: str) -> str:

@@ -133,6 +133,13 @@ def test_a_tensor_that_is_not_as_in_the_reference_is_named(name, change, said):
     assert len(messages) == 1 + (change == "renamed")
 
 
+def test_another_shape_is_told_beside_another_type():
+    here, there = {"w": TensorMeta("w", "Float32", (4,))}, {"w": TensorMeta("w", "BFloat16", (3,))}
+    (told,) = _unlike(compare_headers(here, there), ["w"], "base", deep=True)
+    assert told.facts == "Float32 (4), expected BFloat16 (3); values are not compared"
+    assert told.hint == ""  # a cast would not make them comparable
+
+
 @pytest.mark.parametrize("key", OF_KINDS)
 def test_a_complete_model_is_as_its_configuration_says(key):
     assert found(GATED, {**BASE, **WIDTHS, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
@@ -159,6 +166,7 @@ def test_a_model_of_each_family_is_as_its_configuration_says(name):
         (FULL, {"n_routed_experts": 6}, ["experts.{4,5}.*: 16 tensors are missing"]),
         (FULL, {"n_routed_experts": 3}, ["experts 3: more than there should be"]),
         (FULL, {"vocab_size": 17}, ["embed_tokens", "lm_head.weight: 1 tensor has another shape"]),
+        (FULL, {"hidden_size": 7}, ["embed_tokens", "lm_head.weight: 1 tensor has another shape"]),
         (FULL, {"head_dim": 2}, ["q_proj", "k_proj", "v_proj", "o_proj"]),
         (FULL, {"quantization_config": {"quant_method": "fp8"}}, ["no weight is Float8"]),
         (
@@ -190,6 +198,8 @@ def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expect
         (FULL, {"first_k_dense_replace": 0}, "in some layers only"),
         (FULL, {"vocab_size": 13}, "perhaps padded"),
         (FULL, {"qk_head_dim": 3}, "heads are not compared"),
+        (FULL, {"hidden_size": 7, "embed_dim": 8}, "lm_head.weight: 1 tensor has another shape"),
+        (FULL, {"tie_word_embeddings": True}, "loaders may take the embedding"),
         (transposed(FULL, "s.1.mlp.down_proj.weight"), {}, "1 tensor has another shape"),
         (model_of(dense=1), {"first_k_dense_replace": 1}, "no other layer is of its kind"),
         (FULL, {"quantization_config": {"quant_method": "gptq"}}, "shapes are not compared"),

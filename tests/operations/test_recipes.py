@@ -7,6 +7,7 @@ import math
 import random
 import re
 import time
+from shlex import split
 
 import ml_dtypes
 import numpy as np
@@ -87,7 +88,11 @@ def test_who_looks_sees_what_merge_would_write(tmp_path, model, recipe, choices)
     assert f"--recipe {given['recipe']} --hf-config {tmp_path / 'hf'}" in cards[0]["command"]
     # The sizes are those of the configuration beside the other side.
     assert ckpttool.verify(*ranks, like=export, recipe=given["recipe"]).clean
-    assert ckpttool.verify(*ranks, config=export / "config.json", recipe=given["recipe"]).clean
+    named = tmp_path / "named" / "model.json"
+    named.parent.mkdir()
+    named.write_bytes((export / "config.json").read_bytes())
+    (named.parent / "config.json").write_text('{"num_hidden_layers": 1}')  # of another model
+    assert ckpttool.verify(*ranks, config=named, recipe=given["recipe"]).clean
     assert ckpttool.diff(ranks[0], export, strategy, recipe=given["recipe"]).equal
     seen = ckpttool.inspect(*ranks, **given)
     shown = {it.name: (it.dtype, it.shape) for it in seen.tensors}
@@ -198,18 +203,33 @@ def test_of_ranks_with_errors_nothing_is_made(tmp_path):
         assert (said.exit_code, "a recipe takes full tensors" in message(said)) == (5, True)
 
 
+def test_a_target_with_the_names_before_a_recipe_is_told_as_one(tmp_path):
+    source, words = ranks_of_qwen3(tmp_path)
+    words += ["-d", source[2], "-o", tmp_path / "out", "--not-in-target", "follow"]
+    said = message(run("reshard", *source, *words))
+    assert "not in the source: 6 weights decoder.layers.{0-2}.self_attention.linear_qkv" in said
+    assert "Try: a target strategy with the names that the recipe makes, or no --recipe" in said
+
+
 def test_inspect_refuses_what_has_nothing_to_do_with_a_recipe(tmp_path):
     source, words = ranks_of_qwen3(tmp_path)
     given = ["inspect", *source, *words]
     said = run(*given, "--values", "decoder.final_layernorm.weight")
     assert "no tensor matches 'decoder.final_layernorm.weight'" in message(said)
-    assert "with this recipe lists the names" in message(said)
+    listed = message(said).split("`")[1]
+    assert "model.norm.weight" in run_well(*split(listed)[1:]).stdout
     said = run(*given, "--plot", tmp_path / "page.html")
     assert (said.exit_code, "--recipe does not go with --plot" in message(said)) == (2, True)
     folded, each = (run_well(*given, *more).stdout for more in ((), ("--all",)))
     assert "model.layers.{0-2}.mlp.up_proj.weight" in folded
     assert "model.layers.1.mlp.up_proj.weight" in each
     assert "decoder.layers.1.mlp.linear_fc1.weight" in each
+    answer = ckpttool.inspect(source[0], source[2], recipe=words[1], hf_config=words[3])
+    head, *table = str(answer).splitlines()
+    assert "36 tensors" in head
+    cells = ["model.layers.{0-2}.mlp.up_proj.weight", "3", "BFloat16", "(9,", "24)"]
+    cells.append("decoder.layers.{0-2}.mlp.linear_fc1.weight")
+    assert cells in [line.split() for line in table]
 
 
 def test_patterns_of_a_hand_written_strategy_are_about_what_a_recipe_makes(tmp_path):
@@ -435,18 +455,23 @@ def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
     "qwen3:fc1=true,attention=grouped": (
-        4,
-        "Try: --recipe 'qwen3:fc1=interleaved,attention=grouped' or --recipe 'qwen3:fc1=c",
+        *(4, "fc1 has no value true Try: --recipe 'qwen3:fc1=interleaved,attention=grouped' or"),
+    ),
+    "qwen3:attention=grouped,fc1=interleaved,fc1=contiguous": (4, "fc1 is given twice"),
+    "qwen3:atention=grouped,fc1=x,typo=4": (
+        *(
+            4,
+            "knows no atention; fc1 has no value x; qwen3 knows no typo Try: --recipe 'qwen3:att",
+        ),
     ),
     "qwen4": (4, "no such recipe"),
-    "qwen3:fc1": (4, "Try: --recipe 'qwen3:fc1=interleaved,attention=grouped'"),
+    "qwen3:fc1": (4, "Try: --recipe 'qwen3:fc1=interleaved' or --recipe 'qwen3:fc1=c"),
     "llama:fc1": (4, "'fc1' is not KEY=VALUE Try: --recipe 'llama'"),
-    "qwen3:typo=3": (4, "knows no typo Try: --recipe 'qwen3:fc1=interleaved,attention=grouped'"),
-    "qwen3:num_hidden_layer=3": (4, "Try: --recipe 'qwen3:num_hidden_layers=3'"),
-    "qwen3:attention=grouped,fc=contiguous": (
-        4,
-        "Try: --recipe 'qwen3:attention=grouped,fc1=contiguous'",
-    ),
+    "qwen3:typo=3,attention=grouped": (4, "knows no typo Try: --recipe 'qwen3:attention=grouped"),
+    "qwen3:num_hidden_layer=3": (4, "Try: --recipe 'qwen3:num_hidden_layers=3"),
+    "qwen3:use_interleaved_weight_layout_mlp=true": (5, "attention is grouped or contiguous"),
+    "qwen3:use_interleaved_weight_layout_mlpp=false": (4, "Try: --recipe 'qwen3:fc1=contiguous"),
+    "qwen3-moe": (5, "config.json says qwen3 Try: --recipe qwen3"),
     "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
     "llama": (5, "no tensor has a name of the recipe llama"),
     "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (
@@ -692,6 +717,35 @@ def test_a_recipe_that_would_lose_a_tensor_is_refused(tmp_path, more):
     code, told = BROKEN[more]
     assert (result.exit_code, (tmp_path / "out").exists()) == (code, False), message(result)
     assert told in message(result)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ("(p[:2] h)|(p[1] h)", "a.{0,1} and 1 more: not all elements of the other side Try"),
+        ("(p[0] h)|(p[3] h)", "b.{0,1}: p[3:4], and p is 2 Try"),
+        ("(p[0] h)|h", "b.{0,1}: 'h' does not say which part of p it has Try"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_told_once_for_all_layers(tmp_path, parts, told):
+    a, b = parts.split("|")
+    theirs = f"{{'a.{{i}}': '{a}', 'b.{{i}}': '{b}'}}"
+    rule = "{for: {i: range(2)}, sizes: {p: '2'}, mindspore: {'w.{i}': (p h)}, "
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"recipe: mine\nversion: 1\nsource: x\nrules:\n- {rule}huggingface: {theirs}}}\n"
+    )
+    write_file(tmp_path / "m.ckpt", {f"w.{i}": noise("w", "Int8", (6,)) for i in (0, 1)}, "ckpt")
+    said = message(run("recipe", "check", tmp_path / "m.ckpt", "--recipe", path))
+    assert f"a shape is not that of the rule {told}" in said
+
+
+def test_a_recipe_extends_one_that_comes_with_ckpttool(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"recipe: mine\nversion: 1\nsource: x\nextends: {path}\n")
+    result = run("recipe", "show", path)
+    assert result.exit_code == 4
+    assert f"{path}: extends {path}, which does not come with ckpttool" in message(result)
 
 
 def test_what_a_recipe_of_ones_own_does_not_know_wants_a_rule_in_it(tmp_path):
