@@ -371,7 +371,7 @@ def _print_folded(answer: Inspected) -> None:
 def print_made(made: Sequence[OutputTensor], *, show_all: bool = False) -> None:
     """Print tensors that would be written, those of equal layers together unless ``show_all``."""
     rows = [
-        (name, format_shape(meta.header_shape), meta.dtype, made_of)
+        (name, format_sizes(meta.header_shape), meta.dtype, made_of)
         for name, _, meta, made_of in fold_made(made, show_all=show_all)
     ]
     columns = ("tensor", "shape", "type", "made of")
