@@ -176,6 +176,8 @@ class Rearranged(Struct, frozen=True):
         Old to new name of the tensors that keep their axes.
     dtypes
         The element types of tensors with other axes, by their names.
+    copied
+        The name of each copy that is written to that of what it copies: as stored, or as made.
     regrouped_by
         Names of the fusions of weights that each rank of the source fused for itself.
     scales
@@ -185,6 +187,7 @@ class Rearranged(Struct, frozen=True):
     source: Checkpoint
     called: Mapping[str, str]
     dtypes: Mapping[str, str]
+    copied: Mapping[str, str] = {}
     regrouped_by: frozenset[str] = frozenset()
     scales: Mapping[str, Term] = {}
 
@@ -326,9 +329,14 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
         """Return to what a tensor belongs."""
         return self.belongings.get(name, WEIGHT)
 
+    def owner_of(self, name: str) -> str:
+        """Return the name of what a tensor belongs to, or copies; else its own."""
+        name = name if self.rearranged is None else self.rearranged.copied.get(name, name)
+        return self.belonging(name).of or name
+
     def is_of_vocabulary(self, name: str) -> bool:
-        """Return whether a tensor, or what it belongs to, has a row for each word, by its names."""
-        owner = self.belonging(name).of or name
+        """Return whether a tensor, or its owner, has a row for each word, by its names."""
+        owner = self.owner_of(name)
         return any(map(is_of_vocabulary, (owner, self.new_names.get(owner, owner))))
 
     @property

@@ -130,6 +130,7 @@ class _Rearranging:
         self._made: dict[str, FullTensor] = {}
         self._called: dict[str, str] = {}
         self._dtypes: dict[str, str] = {}
+        self._copied: dict[str, str] = {}
         self._used_names = set[str]()
         self._makers = Counter[str]()  # how many rules and copies make each tensor
         self._halves = set[str | None]()  # of relations that lack others
@@ -172,7 +173,7 @@ class _Rearranging:
         fused = frozenset(self._rows.regrouped_by)
         scales = {name: term for name, term in self._of_source.items() if name in self._called}
         rearranged = Rearranged(
-            checkpoint, self._called, self._dtypes, fused, scales | self._scales
+            checkpoint, self._called, self._dtypes, self._copied, fused, scales | self._scales
         )
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
         made = replace(
@@ -263,9 +264,11 @@ class _Rearranging:
                 missing += {name} - self._checkpoint.left_out.keys()
             elif (made := self._made.get(of)) is not None:
                 self._made[name] = replace(made, meta=replace(made.meta, name=name))
+                self._copied[name] = of
                 self._makers[name] += 1
             elif of in news:
                 tensor = self._stored[news[of]]
+                self._copied[name] = tensor.name
                 whole = Arrangement.whole(tensor.meta.shape)
                 slicing = RearrangedSlicing(whole, tuple(_parts(tensor, whole)))
                 self._made[name] = _made_of(tensor, name, slicing)

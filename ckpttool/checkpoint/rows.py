@@ -187,7 +187,7 @@ class RowChanges:
     def _is_of_vocabulary(self, name: str) -> bool:
         if not self._patterns:
             return self._checkpoint.is_of_vocabulary(name)
-        names = (name, self._checkpoint.belonging(name).of or name)
+        names = (name, self._checkpoint.owner_of(name))
         return any(any(map(pattern.matches, names)) for pattern in self._patterns)
 
     def refuses(self, name: str) -> bool:

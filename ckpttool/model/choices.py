@@ -66,8 +66,11 @@ class Cast(Struct, frozen=True, dict=True):
         return Pattern(pattern) if colon else None
 
 
-# The last but one component of the names of embeddings and heads: Hugging Face's, MindFormers'.
-VOCABULARY = ("embed_tokens", "word_embeddings", "tok_embeddings", "lm_head", "output_layer")
+# A component of the names of embeddings, heads and tables of experts: the last, or that before it.
+VOCABULARY = (
+    *("embed_tokens", "word_embeddings", "tok_embeddings", "lm_head", "output_layer"),
+    "tid2eid",  # of DeepSeek-V4
+)
 
 
 def is_of_vocabulary(name: str) -> bool:
@@ -76,7 +79,7 @@ def is_of_vocabulary(name: str) -> bool:
     >>> is_of_vocabulary("model.embed_tokens.weight"), is_of_vocabulary("model.norm.weight")
     (True, False)
     """
-    return any(name.split(".")[-2:-1] == [word] for word in VOCABULARY)
+    return not {*VOCABULARY}.isdisjoint(name.split(".")[-2:])
 
 
 # Words in a component of a name, by what is fused.  A plain fc1 lacks a gate.

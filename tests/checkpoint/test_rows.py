@@ -12,7 +12,7 @@ import pytest
 import ckpttool
 from tests.support.checkpoints import cut, noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
-from tests.support.families import write_model
+from tests.support.families import option, to_mindformers, write_model
 from tests.support.readers import Entry, read, read_ranks
 
 PARTS = {"linear_fc1=2": (1, 1), "w_qkv=q:4,k:2,v:2": (4, 2, 2), "*.w_qkv.*=q:1,k:1,v:2": (1, 1, 2)}
@@ -135,14 +135,39 @@ def test_a_vocabulary_gets_other_rows(tmp_path, typed, rows):
 
 def test_a_vocabulary_is_known_by_the_name_that_a_recipe_gives_it(tmp_path):
     _, full = write_model(tmp_path / "hf", "deepseek-v4-mtp")
-    names = ["embed.weight", "head.weight"]
-    words = ("merge", tmp_path / "hf", "--recipe", "deepseek-v4:fc1=interleaved")
-    run_well(*words, "-o", tmp_path / "ms.ckpt", "--pad-vocab", "multiple:48")
+    names = {
+        "embed.weight": "embedding.word_embeddings.weight",
+        "head.weight": "output_layer.weight",
+    }
+    table = "layers.0.ffn.gate.tid2eid"  # the experts of each word
+    names[table] = "decoder.layers.0.mlp.router.tid2eid"
+    recipe = ("--recipe", "deepseek-v4:fc1=interleaved")
+    words = ("merge", tmp_path / "hf", *recipe, "--pad-vocab")
+    run_well(*words, "multiple:48", "-o", tmp_path / "ms.ckpt")
     made = read(tmp_path / "ms.ckpt")
-    for name, new in zip(names, ("embedding.word_embeddings", "output_layer"), strict=True):
+    for name, new in names.items():
         rows = -(-full[name].shape[0] // 48) * 48
         assert rows > full[name].shape[0]
-        assert made[f"{new}.weight"] == resized(full[name], rows)
+        assert made[new] == resized(full[name], rows)
+    said = message(run(*words, "multiple:48", "--pad-with", "mean", "-o", tmp_path / "no.ckpt"))
+    assert "rows in Int64 have no mean" in said
+    back = ("-o", tmp_path / "back", "--hf-config", tmp_path / "hf", "--cut-vocab", "64")
+    run_well("merge", tmp_path / "ms.ckpt", *recipe, *back)
+    assert read(tmp_path / "back" / "model.safetensors") == full
+
+
+@pytest.mark.parametrize("vocab", [(), ("--vocab", "output_layer.*", "--vocab", "*embed*.*")])
+def test_a_copy_that_a_recipe_writes_has_the_rows_of_what_it_copies(tmp_path, vocab):
+    config, full = write_model(tmp_path / "hf", "deepseek-v3-mtp")
+    choices = {"fc1": "interleaved", "mla": "separate", "mode": "graph"}
+    made = to_mindformers(config, full, "deepseek-v3", choices)
+    write_file(tmp_path / "m.ckpt", made, "ckpt")
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out", "--hf-config", tmp_path / "hf"]
+    run_well(*words, "--recipe", option("deepseek-v3", choices), "--cut-vocab", "40", *vocab)
+    got = read(tmp_path / "out" / "model.safetensors")
+    copied = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+    names = [(f"model.layers.3.{copy}.weight", f"{of}.weight") for copy, of in copied.items()]
+    assert got == full | {n: resized(full[of], 40) for copy, of in names for n in (copy, of)}
 
 
 def test_slices_that_do_not_divide_the_vocabulary_are_named_with_more_rows(tmp_path):
