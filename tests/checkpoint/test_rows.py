@@ -280,7 +280,7 @@ MISTAKES = {
     ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
     ("--pad-vocab", "64", "--vocab", "wte.*"): "'wte.*' is no tensor",
     ("--pad-vocab", "64", "--pad-with", "mean", "--vocab", "count"): "rows in Int32 have no mean",
-    ("--fused", "*.weight=2", "--fused", "lm_head=2"): "one of *.weight or lm_head",
+    ("--fused", "*.weight=2", "--fused", "lm_head=2"): "several --fused are about it",
     ("--fused", "linear_fc1=2"): "no fused weight is called linear_fc1",
 }
 
