@@ -503,6 +503,8 @@ def verify(
     source = given.source(src, strategy)
     paths = given.take(AuditOptions)
     given.end()
+    if resolving.tensors.casts and not resolving.tensors.recipe and paths == AuditOptions():
+        raise ValueError("dtype= needs recipe=, like=, config= or card=, which are not given")
     is_found = not resolving.replicated
     catalog, of_src, audit = load_audited(
         source, paths, find_strategy=is_found, open_count=_counts(progress)
@@ -621,7 +623,7 @@ def explain(
     """
     rank = None if rank is None else require_rank("rank", rank)
     given = _Keywords("explain", options)
-    resolving = given.take(ResolveOptions, ("recipe",))  # it explains the tensors in the files
+    resolving = given.take(ResolveOptions, ("recipe", "dtype"))  # it explains what the files have
     wanted = replace(resolving.tensors, shown_by="--include")  # the others are not "left out"
     resolving = replace(resolving, tensors=wanted)
     source = given.source(src, strategy)

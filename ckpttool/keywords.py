@@ -424,7 +424,7 @@ class InspectKeywords(SourceKeywords, ExportKeywords, total=False):
 
 
 class VerifyKeywords(InspectKeywords, ResolveKeywords, total=False):
-    """The options of ``explain``."""
+    """The options of ``verify`` that all readers share."""
 
 
 class AuditKeywords(TypedDict, total=False):

@@ -245,9 +245,11 @@ def test_python_takes_a_type_and_reads_in_it():
         ckpttool.open("src", "s.ckpt", dtype="int8")
     with pytest.raises(ValueError, match="on_overflow"):
         ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="clip")
-    for function in (ckpttool.verify, ckpttool.inspect):  # which cast nothing
-        with pytest.raises(TypeError, match="dtype"):
+    for function in (ckpttool.verify, ckpttool.inspect):  # nothing is made
+        with pytest.raises(ValueError, match="dtype= .*recipe="):
             function("src", "s.ckpt", dtype="bf16")
+    with pytest.raises(TypeError, match="dtype"):
+        ckpttool.explain("src", "s.ckpt", dtype="bf16")
 
 
 def test_python_reads_no_number_that_is_too_large():
