@@ -246,7 +246,7 @@ def test_python_takes_a_type_and_reads_in_it():
     with pytest.raises(ValueError, match="on_overflow"):
         ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="clip")
     for function in (ckpttool.verify, ckpttool.inspect):  # nothing is made
-        with pytest.raises(ValueError, match="dtype= .*recipe="):
+        with pytest.raises(ValueError, match=r"dtype= .*recipe="):
             function("src", "s.ckpt", dtype="bf16")
     with pytest.raises(TypeError, match="dtype"):
         ckpttool.explain("src", "s.ckpt", dtype="bf16")
