@@ -1,7 +1,7 @@
 #!/bin/bash
 # transformers 5.24.0 reads DeepSeek-V4 by the names that DeepSeek publishes, with nothing missing.
 # What it saves has names that are neither these nor those of its own modules: `model.` is before
-# most, `kv_norm` is `norm`.  Whoever goes by DeepSeek's names then finds one tensor, `head.weight`.
+# most, `kv_norm` is `norm`.  A loader that takes DeepSeek's names then finds `head.weight` alone.
 set -euo pipefail
 
 work=$(mktemp -d)

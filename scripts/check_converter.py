@@ -71,9 +71,9 @@ def compare(template: types.ModuleType, family: str, fc1: str, work: Path) -> li
     """Return the names of tensors that the converter does not make again, or makes otherwise."""
     model, name, rules = FAMILIES[family]
     config, tensors = write_model(work / "hf", model)
-    asked = {"fc1": fc1, "attention": "grouped", "mode": "graph"}
+    choices = {"fc1": fc1, "attention": "grouped", "mode": "graph"}
     names = ASKED.get(family, ("fc1", "attention"))
-    recipe = option(family, {name: asked[name] for name in names})
+    recipe = option(family, {name: choices[name] for name in names})
     ckpttool.merge(work / "hf", None, work / "ms.ckpt", recipe=recipe)
     stored = {name: entry.array() for name, entry in read(work / "ms.ckpt").items()}
     module = importlib.import_module(f"mindformers.models.{name}.utils")

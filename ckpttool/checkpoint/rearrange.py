@@ -47,10 +47,10 @@ def rearrange(
     PlanError
         The recipe does not fit, or lacks a value.
     """
-    asked: dict[str, Value] = {}  # what nothing gives, and what stands in for it, to ask for others
+    stand_ins: dict[str, Value] = {}  # for values that are not given, so that all are reported
     while True:
-        trial = used.with_given(asked)
-        questions = [*_questions(checkpoint, used, asked)]
+        trial = used.with_given(stand_ins)
+        questions = [*_questions(checkpoint, used, stand_ins)]
         try:
             rearranging = _Rearranging(checkpoint, trial)
             return *rearranging.run(questions), rearranging.copies
@@ -60,11 +60,11 @@ def rearrange(
             raise PlanError(questions or [problem]) from error
         except LookupError as error:
             name = str(error.args[0])
-            if name in asked:
+            if name in stand_ins:
                 raise PlanError(questions) from error
             choice = used.recipe.choices.get(name)
             size = () if error.args[1:] else 1  # of a list, or of a number
-            asked[name] = size if choice is None else next(iter(choice.values))
+            stand_ins[name] = size if choice is None else next(iter(choice.values))
 
 
 def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = "") -> Diagnostic:
@@ -73,16 +73,16 @@ def _problem(checkpoint: Checkpoint, message: str, facts: str = "", hint: str = 
 
 
 def _questions(
-    checkpoint: Checkpoint, used: UsedRecipe, asked: Mapping[str, Value]
+    checkpoint: Checkpoint, used: UsedRecipe, stand_ins: Mapping[str, Value]
 ) -> Iterator[Diagnostic]:
     """Yield what nothing gives: sizes, and choices, each with all answers as its hint."""
     choices, keys = used.recipe.choices, used.recipe.sizes
-    sizes = {name: keys.get(name, name) for name in asked if name not in choices}
+    sizes = {name: keys.get(name, name) for name in stand_ins if name not in choices}
     numbers = {of if of.isidentifier() else name: of for name, of in sizes.items()}
     has_config = bool(used.config)
-    is_typed = has_config and () not in asked.values()  # nobody types a list
+    is_typed = has_config and () not in stand_ins.values()  # nobody types a list
     answers: dict[str, Value] = dict.fromkeys(numbers if is_typed else (), "NUMBER")
-    answers |= {name: usual for name, usual in asked.items() if name in choices}
+    answers |= {name: usual for name, usual in stand_ins.items() if name in choices}
     answered = used.with_given(answers).option
     if sizes:
         names = [name if of == name else f"{name} ({of})" for name, of in numbers.items()]
@@ -98,7 +98,7 @@ def _questions(
         yield Diagnostic("recipe", message, facts=facts, hint=hint, where=where)
         if family:
             return  # choices of this recipe would not help
-    if open_choices := [name for name in asked if name in choices]:
+    if open_choices := [name for name in stand_ins if name in choices]:
         message = "names do not tell how weights are laid out"
         facts = "; ".join(
             f"{name} is {any_of(choices[name].values)} ({choices[name].why})"

@@ -428,8 +428,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """Choices and their keys, and the names in expressions: other keys, factors and sizes."""
         nodes = chain(*(ast.walk(_parse(expression)) for expression in self._expressions()))
         names = (node.id for node in nodes if isinstance(node, ast.Name))
-        asked = (choice.config for choice in self.choices.values())
-        return frozenset((*self.choices, *asked, *self.sizes, *names))
+        configured = filter(None, (choice.config for choice in self.choices.values()))
+        return frozenset((*self.choices, *configured, *self.sizes, *names))
 
     def _expressions(self) -> Iterator[str]:
         """Yield all expressions and factors; raise `ValueError` if holes or axes are malformed."""

@@ -68,12 +68,11 @@ def _read_values(text: str, path: str, recipe: Recipe, pairs: Sequence[str]) -> 
     """
     choices = recipe.choices
     of_keys = {choice.config: name for name, choice in choices.items() if choice.config}
-    known = recipe.keys | of_keys.keys()
     values: dict[str, Value] = {}
     wrong, meant = list[str](), dict[str, Sequence[Value]]()
     for pair in pairs:
         key, sign, word = (it.strip() for it in pair.partition("="))
-        near = key if key in known else nearest(key, known)
+        near = key if key in recipe.keys else nearest(key, recipe.keys)
         name = of_keys.get(near, near)
         is_number = re.fullmatch(r"\d{1,9}", word, re.ASCII)
         value = int(word) if is_number else _WORDS.get(word.lower(), word)
@@ -83,9 +82,9 @@ def _read_values(text: str, path: str, recipe: Recipe, pairs: Sequence[str]) -> 
             answers = {answer: answer for answer in choice.values}
         elif choice is not None:
             answers = {of_key: answer for answer, of_key in choice.values.items()}
-        if not sign:
+        if not (key and sign):
             wrong.append(f"{pair!r} is not KEY=VALUE")
-        elif key not in known:
+        elif key not in recipe.keys:
             wrong.append(f"{path} knows no {key}")
         elif name in values:
             wrong.append(f"{name} is given twice")

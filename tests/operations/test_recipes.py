@@ -458,6 +458,7 @@ MISTAKES = {  # what is typed, the exit code, what is said
         *(4, "fc1 has no value true Try: --recipe 'qwen3:fc1=interleaved,attention=grouped' or"),
     ),
     "qwen3:attention=grouped,fc1=interleaved,fc1=contiguous": (4, "fc1 is given twice"),
+    "llama-concat:=3": (4, "'=3' is not KEY=VALUE Try: --recipe 'llama-concat'"),
     "qwen3:atention=grouped,fc1=x,typo=4": (
         *(
             4,
