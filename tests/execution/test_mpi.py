@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,10 +53,26 @@ def start_mpi(*words):
     return start(*words, "--engine", "mpi", env=environment(**settings))
 
 
+def finish_mpi(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for a job; return its exit code and messages.
+
+    Debian's mpiexec (Open MPI 4.1.4, PMIx 4.2.2) may crash in its own shutdown after MPI_Abort,
+    about once in 400 jobs.  The code of the job is then in what it said before.
+    """
+    code, errors = finish(process)
+    if code == -signal.SIGSEGV and "PMIx_server_finalize" in errors:
+        aborted = re.search(r"MPI_ABORT was invoked .*?with errorcode (\d+)", errors, re.DOTALL)
+        assert aborted, errors
+        code = int(aborted[1])
+    return code, errors
+
+
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_mpi_writes_the_same_bytes(tmp_path, mpiexec, output_format):
     run_well(*reshard_words(tmp_path / "here", output_format))
-    code, errors = finish(start_mpi(*mpiexec, *reshard_words(tmp_path / "there", output_format)))
+    code, errors = finish_mpi(
+        start_mpi(*mpiexec, *reshard_words(tmp_path / "there", output_format))
+    )
     assert code == 0, errors
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
@@ -63,7 +80,7 @@ def test_mpi_writes_the_same_bytes(tmp_path, mpiexec, output_format):
 def test_an_error_of_a_run_with_mpi_has_its_exit_code(tmp_path, mpiexec):
     words = reshard_words(tmp_path / "out", "ckpt")
     run_well(*words)
-    code, errors = finish(start_mpi(*mpiexec, *words))
+    code, errors = finish_mpi(start_mpi(*mpiexec, *words))
     assert code == 5
     assert (
         f"error[destination]: {tmp_path / 'out'} is already complete\n  Try: --resume acc" in errors
@@ -85,7 +102,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
         "    main()\n"
     )
     command = [*mpiexec[: mpiexec.index("ckpttool") - 1], script]
-    code, errors = finish(start_mpi(*command, *split_words(source, tmp_path / "out")))
+    code, errors = finish_mpi(start_mpi(*command, *split_words(source, tmp_path / "out")))
     assert code == 5
     assert "(MPI rank 2): workers do not see " in errors
     assert errors.count("worker on ") == 1
@@ -103,7 +120,7 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
         "        answers = executor.run_on_each(dump_state, Secret(bytes(16))).values()\n"
         "    assert [*answers, dump_state()] == [NO_DUMP] * 3, answers\n"
     )
-    code, errors = finish(start_mpi(*mpiexec[: mpiexec.index("ckpttool") - 1], script))
+    code, errors = finish_mpi(start_mpi(*mpiexec[: mpiexec.index("ckpttool") - 1], script))
     assert code == 0, errors
 
 
@@ -122,7 +139,7 @@ def busy_run(tmp_path, mpiexec):
 def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
     process, pids, out, _ = busy_run
     os.kill(pids[0], signal.SIGTERM)
-    code, errors = finish(process)
+    code, errors = finish_mpi(process)
     assert code == 143
     assert "error[stopped]: ended by SIGTERM\n  nothing was left half-written" in errors
     assert {*complete_outputs(out), *UNFINISHED} == {*files_below(out)}
@@ -131,13 +148,13 @@ def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
 def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_path, mpiexec):
     process, pids, out, source = busy_run
     os.kill(pids[-1], signal.SIGKILL)
-    code, _ = finish(process)
+    code, _ = finish_mpi(process)
     assert code != 0
     run_well(*split_words(source, tmp_path / "expected"))
     expected = contents(tmp_path / "expected")
     assert {name: expected[name] for name in complete_outputs(out)}.items() <= contents(out).items()
     again = [*mpiexec, *split_words(source, out), "--overwrite"]
-    code, errors = finish(start_mpi(*again))
+    code, errors = finish_mpi(start_mpi(*again))
     assert code == 0, errors
     assert contents(out) == expected
 
