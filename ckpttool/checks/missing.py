@@ -506,10 +506,15 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     absent = [name for name in whole.names if name not in metas]
     unmatched = [] if options.is_shared else [*options.unmatched(metas, where, absent)]
     yield from unmatched
-    if metas and not checkpoint.catalog.metas and not unmatched:
+    if not checkpoint.catalog.metas and not unmatched:
+        yield from _nothing_chosen(metas, where)
+
+
+def _nothing_chosen(metas: Collection[str], where: str) -> Iterator[Diagnostic]:
+    if metas:
         facts = f"{count(len(metas), 'tensor')} left out: {shorten(metas, 3)}"
         hint = f"other patterns; `ckpttool inspect --all {quote(where)}` lists the names"
-        yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
+        yield Diagnostic("options", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 
 def find_unsaved_weights(checkpoint: Checkpoint) -> dict[str, None]:
@@ -549,8 +554,10 @@ def find_shared_problems(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnost
         belongings |= checkpoint.belongings if options.casts else {}
     roots = [*dict.fromkeys(checkpoint.catalog.root for checkpoint in checkpoints)]
     absent = {name for checkpoint in checkpoints for name in checkpoint.whole.names} - metas.keys()
-    unmatched = options.unmatched(metas, roots[0], absent)
-    for problem in chain(unmatched, options.cast_problems(metas, belongings, roots[0])):
+    wrong = [*options.unmatched(metas, roots[0], absent)]
+    if not wrong and not any(checkpoint.catalog.metas for checkpoint in checkpoints):
+        wrong += _nothing_chosen(metas, roots[0])
+    for problem in chain(wrong, options.cast_problems(metas, belongings, roots[0])):
         yield replace(problem, where=" and ".join(roots))  # its hint names the first alone
 
 

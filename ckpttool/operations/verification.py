@@ -24,7 +24,7 @@ from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.bad_values import DIFFERENT_UNLISTED, check_contents, find_differences
 from ckpttool.checks.manifest_hashes import check_set
-from ckpttool.checks.missing import find_nothing
+from ckpttool.checks.missing import check_casts, check_choice, find_nothing
 from ckpttool.checks.replicas import (
     Slice,
     compare_replicas,
@@ -320,6 +320,9 @@ def _read(
     ``deltas`` collects how tensors differ from those of a ``reference`` with the same header.
     """
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
+    mistakes = [*check_choice(checkpoint), *check_casts(checkpoint)]
+    if mistakes and not catalog.damaged:  # which may have the names
+        raise PlanError(mistakes)
     manifests = find_manifests(catalog)
     partial = () if checkpoint.unfiltered is None else catalog.paths
     checked = _files_to_check(catalog, deep, crc)
