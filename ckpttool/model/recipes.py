@@ -157,7 +157,10 @@ def _sequence(node: ast.expr, find: Callable[[str], Value]) -> Sequence[Value]:
     return value
 
 
-_TOKEN = compile_late(r"\s*(?:(\()|(\))|([A-Za-z_]\w*)(?:\[([^]:]*)(:)?([^]]*)\])?)")
+# No text matches in two ways, so none takes long.
+_FACTOR = r"\s*([A-Za-z_]\w*)(?!\w)(?:\[([^]:]*)(:[^]]*)?\])?"
+_FACTORS = compile_late(_FACTOR)
+_AXIS = compile_late(rf"\s*\((?:{_FACTOR})*\s*\)|{_FACTOR}")  # some factors, or one
 
 
 class Factor(Struct, frozen=True):
@@ -192,30 +195,19 @@ def parse_axes(notation: str) -> tuple[Axes, tuple[Factor, ...]]:
     """
     axes: list[tuple[Factor, ...]] = []
     rest: list[Factor] = []
-    group: list[Factor] | None = None
     at = 0
-    while notation[at:].strip():
-        match = _TOKEN.match(notation, at)
-        if match is None or (match[1] and group is not None) or (match[2] and group is None):
-            raise ValueError(f"{notation!r} is no list of axes: see {notation[at:].strip()!r}")
+    while left := notation[at:].strip():
+        if (match := _AXIS.match(notation, at)) is None:
+            raise ValueError(f"{notation!r} is no list of axes: see {left!r}")
         at = match.end()
-        if match[1]:
-            group = []
-        elif match[2]:
-            axes.append(tuple(group or ()))
-            group = None
+        axis = tuple(
+            Factor(name, start.strip(), stop[1:].strip(), bool(start) and not stop)
+            for name, start, stop in _FACTORS.findall(match[0])
+        )
+        if axis and axis[0].is_index and not left.startswith("("):
+            rest += axis
         else:
-            first, colon, last = (part or "" for part in match.group(4, 5, 6))
-            is_index = bool(first) and not colon
-            factor = Factor(match[3], first.strip(), last.strip(), is_index)
-            if group is not None:
-                group.append(factor)
-            elif is_index:
-                rest.append(factor)
-            else:
-                axes.append((factor,))
-    if group is not None:
-        raise ValueError(f"{notation!r} is no list of axes: a parenthesis is not closed")
+            axes.append(axis)
     names = [factor.name for factor in (*chain(*axes), *rest)]
     if len(names) > len({*names}):
         raise ValueError(f"{notation!r} has a factor twice")
@@ -306,17 +298,6 @@ class Relation(Struct, frozen=True, gc=False):
     is_same: bool = False
 
 
-class _Values(dict[str, Value]):
-    """Values that are computed on first use if they are texts: a family replaces some."""
-
-    texts: dict[str, str]
-
-    def get(self, name: str, default: Value = None) -> Value:
-        if (expression := self.texts.pop(name, None)) is not None:
-            self[name] = evaluate(expression, self)
-        return super().get(name, default)
-
-
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The names and axes of a family of models, here and there.
 
@@ -367,14 +348,17 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     def values(self, config: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the names in expressions, from the configuration of a model."""
-        values = _Values(config)
-        values.texts = {
-            name: expression for name, expression in self.sizes.items() if name not in config
-        }
+        values, sizes = dict(config), dict(self.sizes)
         for name, choice in self.choices.items():
             said = (it for it, of in choice.values.items() if config.get(choice.config) is of)
             values.setdefault(name, next(said, Unanswered()))
-        return {**values, **{name: values.get(name) for name in self.sizes}}
+
+        def find(name: str) -> Value:
+            if (expression := sizes.pop(name, None)) is not None and name not in config:
+                values[name] = _value(_parse(expression), find)  # before others that need it
+            return values.get(name)
+
+        return {**values, **{name: find(name) for name in self.sizes}}
 
     def relations(self, values: Mapping[str, Value]) -> Iterator[Relation]:
         """Yield the relations of all tensors of a model; see `values`.
@@ -407,8 +391,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 if rule.mindspore:
                     every = [*_loop(rule.each, "True", of_loop)]
                     ours, theirs = (
-                        {here(name): axes for name, axes in _fill_all(side, every)}
-                        for side in (rule.mindspore, rule.huggingface)
+                        {here(_fill(n, it)): _fill(axes, it) for it in every for n, axes in side}
+                        for side in (rule.mindspore.items(), rule.huggingface.items())
                     )
                     yield Relation((ours, theirs), sizes, rule.written, rule.dtype)
 
@@ -499,15 +483,6 @@ def _fill(name: str, values: Mapping[str, Value]) -> str:
         return str(value)
 
     return _HOLE.sub(of, name)
-
-
-def _fill_all(
-    names: Mapping[str, str], every: Iterable[Mapping[str, Value]]
-) -> Iterator[tuple[str, str]]:
-    """Yield names and axes with their holes filled, those of the axes as well."""
-    for values in every:
-        for name, axes in names.items():
-            yield _fill(name, values), _fill(axes, values)
 
 
 def arrange(

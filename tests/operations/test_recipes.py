@@ -775,7 +775,7 @@ def test_a_copy_with_other_values_is_no_copy(tmp_path):
 MALFORMED = {  # a line of a rule, what is said
     "if: L +": "'L +' is no expression",
     "if: open('x')": "has more than names",
-    "axes: (g": "a parenthesis is not closed",
+    "axes: (g": "'(g' is no list of axes: see '(g'",
     "axes: g g": "a factor twice",
     "for: {i: range(L}": "mine.yaml",
     "names: {a: b, a: c}": "twice",
