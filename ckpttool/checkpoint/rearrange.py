@@ -228,7 +228,7 @@ class _Rearranging:
         first = next(iter(sources.values()))
         for name, arrangement in wanted.items():
             of_name = tuple(it for it in parts if it.arrangement.overlaps(arrangement))
-            self._made[name] = _made_of(first, name, RearrangedSlicing(arrangement, of_name))
+            self._made[name] = first.rearranged(RearrangedSlicing(arrangement, of_name), name)
             self._dtypes[name] = relation.dtype or wanted_dtype
             if scales:
                 self._scales[name] = self._scale_of(name, scales[0].source, self._made[name])
@@ -242,8 +242,7 @@ class _Rearranging:
             assert isinstance(of_source, RearrangedSlicing), "it is spread over the weight"
             (spread,) = of_source.parts
             parts.append(replace(spread, arrangement=part.arrangement, start=part.start))
-        scale = _made_of(like, name, replace(slicing, parts=tuple(parts)))
-        return Term(scale, role="scale")
+        return Term(like.rearranged(replace(slicing, parts=tuple(parts)), name), role="scale")
 
     def _as_one_slice(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with whole parts, if each rank fused its own."""
@@ -271,7 +270,7 @@ class _Rearranging:
                 self._copied[name] = tensor.name
                 whole = Arrangement.whole(tensor.meta.shape)
                 slicing = RearrangedSlicing(whole, tuple(_parts(tensor, whole)))
-                self._made[name] = _made_of(tensor, name, slicing)
+                self._made[name] = tensor.rearranged(slicing, name)
                 self._makers[name] += 1
             else:
                 self._refuse("a copy is of no tensor", f"{name}: {of}")
@@ -380,8 +379,3 @@ def _parts(tensor: FullTensor, arrangement: Arrangement) -> Iterator[Part]:
             inside = map(sub, arrangement.index(box.start), rows.start)
             start = tuple(map(add, run.start, inside))
             yield Part(run.name, run.slicing, Arrangement(arrangement.axes, box), start)
-
-
-def _made_of(like: FullTensor, name: str, slicing: RearrangedSlicing) -> FullTensor:
-    meta = replace(like.meta, name=name, shape=slicing.arrangement.shape)
-    return replace(like, meta=meta, slicing=slicing, copies=(), incomplete=())

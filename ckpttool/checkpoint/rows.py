@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from shlex import quote
 
-from msgspec.structs import replace
-
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.model.belonging import weight_of
 from ckpttool.model.choices import VOCABULARY, Fusion, fused_axes
@@ -86,10 +84,7 @@ def _moved(
         begin = tuple(at if number == axis else 0 for number in range(len(shape)))
         parts.append(Part(tensor.name, tensor.slicing, Arrangement(whole.axes, box), begin))
     is_padded = sum(rows for _, _, rows in runs) < size
-    slicing = RearrangedSlicing(whole, tuple(parts), padding if is_padded else "")
-    return replace(
-        tensor, meta=tensor.meta.of_shape(shape), slicing=slicing, copies=(), incomplete=()
-    )
+    return tensor.rearranged(RearrangedSlicing(whole, tuple(parts), padding if is_padded else ""))
 
 
 class RowChanges:

@@ -100,8 +100,7 @@ def _spread(scale: FullTensor, shape: tuple[int, ...], block: tuple[int, ...]) -
     """Return the term of a scale: a tensor as large as the weight, with one element for a block."""
     whole = Arrangement.whole(shape)
     slicing = RearrangedSlicing(whole, (Part(scale.name, scale.slicing, whole, block=block),))
-    made = replace(scale, meta=scale.meta.of_shape(shape), slicing=slicing)
-    return Term(replace(made, copies=(), incomplete=()), role="scale")
+    return Term(scale.rearranged(slicing), role="scale")
 
 
 def _expected(shape: tuple[int, ...], size: tuple[int, int]) -> str:

@@ -286,6 +286,12 @@ class FullTensor(Struct, frozen=True, gc=False):
         slicing = replace(self.slicing, layout=layout)
         return FullTensor(self.meta, slicing, self.known_by)  # `replace` takes three times as long
 
+    def rearranged(self, slicing: RearrangedSlicing, name: str | None = None) -> FullTensor:
+        """Return a tensor that is made of this one or is like it, perhaps with another name."""
+        name = self.name if name is None else name
+        meta = replace(self.meta, name=name, shape=slicing.shape)
+        return replace(self, meta=meta, slicing=slicing, copies=(), incomplete=())
+
     @property
     def slice_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The distinct shapes of the slices, that of the first slice first."""

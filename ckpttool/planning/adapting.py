@@ -209,11 +209,8 @@ class _Adapting:
             start[factor], stop[factor] = product.seen.start[factor], product.seen.start[factor] + 1
         box = Region((*start, 0, _EXPERT), (*stop, product.rank, _EXPERT + 1))
         part = self._part(product, number, out.box.ndim)
-        slicing, tensor = (
-            RearrangedSlicing(Arrangement(axes, box), (part,), "zero"),
-            self._tensors[part.name],
-        )
-        return replace(tensor, meta=tensor.meta.of_shape(slicing.shape), slicing=slicing)
+        slicing = RearrangedSlicing(Arrangement(axes, box), (part,), "zero")
+        return self._tensors[part.name].rearranged(slicing)
 
     def _part(self, product: _Product, number: int, rank_axis: int) -> Part:
         """Return a tensor of the adapter as a part of rows (0) or columns (1)."""
