@@ -67,6 +67,7 @@ def _error(meaning: str, **exceptions: Severity | None) -> Code:
 
 
 _LESS_FOR_LOOKERS: SeverityOf = {"inspect": "warning", "verify": "warning", "diff": "warning"}
+_NONE_FOR_LOOKERS: SeverityOf = dict.fromkeys(_LESS_FOR_LOOKERS)
 
 CODES: Mapping[str, Code] = {
     # files
@@ -82,9 +83,7 @@ CODES: Mapping[str, Code] = {
     "no_checksum": _note("files were saved without a checksum"),
     "unverified": _warning("there is a checksum, and it was not verified", verify="note"),
     "encryption": _note("what encryption means for this run"),
-    "same_format": _note(
-        "convert writes the format of its source", inspect=None, verify=None, diff=None
-    ),
+    "same_format": _note("convert writes the format of its source", **_NONE_FOR_LOOKERS),
     "mixed_encryption": _warning("only some files are encrypted", verify="note"),
     # ranks and slices
     "missing": _error("slices that no rank has"),
@@ -138,14 +137,9 @@ CODES: Mapping[str, Code] = {
     "skipped": _note("files that are not read or not written"),
     "overlay": _warning("files hold other copies of tensors than those that the index names"),
     "no_locks": _warning(
-        "the file system has no locks, which keep two runs apart",
-        inspect=None,
-        verify=None,
-        diff=None,
+        "the file system has no locks, which keep two runs apart", **_NONE_FOR_LOOKERS
     ),
-    "stale": _warning(
-        "a file that a loader may take for a part of this set", inspect=None, verify=None, diff=None
-    ),
+    "stale": _warning("a file that a loader may take for a part of this set", **_NONE_FOR_LOOKERS),
     # strategy and layouts
     "no_strategy": _error("several ranks and no strategy"),
     "invalid_strategy": _error("a strategy is malformed or impossible"),
@@ -196,11 +190,11 @@ CODES: Mapping[str, Code] = {
     "scale": _error("a Float8 weight cannot be cast with its scale"),
     "unscaled": _note("Float8 without scales, which no cast changes", inspect=None, verify=None),
     "narrowed": _note("weights of an unusual type that a cast narrows", inspect=None, verify=None),
-    "metadata": _note("metadata that is left out", inspect=None, verify=None, diff=None),
+    "metadata": _note("metadata that is left out", **_NONE_FOR_LOOKERS),
     "recipe": _error("a recipe does not fit the tensors, or lacks a value"),
     "recipe_used": _note("how many tensors a recipe makes, and of which"),
     "lora": _error("an adapter does not fit the weights, or lacks a scale"),
-    "lora_used": _note("how many weights an adapter changes", inspect=None, verify=None, diff=None),
+    "lora_used": _note("how many weights an adapter changes", **_NONE_FOR_LOOKERS),
     "not_resized": _warning(
         "tensors with as many rows as the vocabulary keep them", inspect=None, verify=None
     ),
@@ -233,15 +227,10 @@ CODES: Mapping[str, Code] = {
     "no_system": _error("the system is not Linux or macOS, but Windows for example"),
     "memory": _error("the work does not fit the limit of memory"),
     # outputs
-    "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
-    "target_unfit": _error(
-        "the target lists too few of the weights", inspect=None, verify=None, diff=None
-    ),
+    "target": _error("a parameter does not fit the target", **_NONE_FOR_LOOKERS),
+    "target_unfit": _error("the target lists too few of the weights", **_NONE_FOR_LOOKERS),
     "not_in_source": _warning(
-        "weights are in the target strategy and not in the source",
-        inspect=None,
-        verify=None,
-        diff=None,
+        "weights are in the target strategy and not in the source", **_NONE_FOR_LOOKERS
     ),
     "format": _note("what the format of files means for those who load them"),
     "manifest": _error("a file is missing or is not what its manifest lists"),
