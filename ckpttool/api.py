@@ -28,6 +28,7 @@ from ckpttool.concurrency import OnCount, OpenCount, OpenProgress, add_up, no_co
 from ckpttool.discovery.scan import CheckpointFiles, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.keywords import (
+    OF_ROWS,
     AllKeywords,
     AuditedKeywords,
     AverageKeywords,
@@ -111,8 +112,7 @@ _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strateg
 
 _KINDS = {name: keyword.kind for name, (keyword, _) in declared(AllKeywords).items()}
 
-_OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # not for diff
-_OF_OUTPUTS = ("rename", *_OF_ROWS, "on_overflow")  # without effect on reading
+_OF_OUTPUTS = ("rename", *OF_ROWS, "on_overflow")  # without effect on reading
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -195,7 +195,7 @@ def open(
     with open_engine("threads") as executor:
         plan, diagnostics = plans.plan_reading(
             *(catalog, of_src, of_dst, rank, resolving, executor, not_in_target)
-        )
+        ).require()
     _warn(diagnostics, diagnostics.severity_of)
     (output,) = plan.outputs([rank or 0])
     overflows = resolving.tensors.on_overflow == "inf"
@@ -565,7 +565,7 @@ def diff(
     if not isinstance(tolerance, Tolerance | None):
         raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
-    resolving = given.take(ResolveOptions, _OF_ROWS)
+    resolving = given.take(ResolveOptions, OF_ROWS)
     of_files = given.take(SourceOptions)
     given.end()
     sides = load_sides(
@@ -811,15 +811,11 @@ def _adapters_of(given: object) -> tuple[Adapter, ...]:
     from ckpttool.discovery.adapter_files import read_adapter
     from ckpttool.model.adapters import Adapter
 
-    adapters = list[Adapter]()
-    for adapter in given if isinstance(given, list | tuple) else [given]:
-        if isinstance(adapter, Adapter):
-            adapters.append(adapter)
-        elif isinstance(adapter, str | os.PathLike):
-            adapters.append(read_adapter(os.fspath(adapter)))
-        else:
-            raise ValueError(f"lora={given!r}, expected a path such as 'adapter/' or 'adapter/:2'")
-    return tuple(adapters)
+    each: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(it, Adapter | str | os.PathLike) for it in each):
+        raise ValueError(f"lora={given!r}, expected a path such as 'adapter/' or 'adapter/:2'")
+    read = (it if isinstance(it, Adapter) else read_adapter(os.fspath(it)) for it in each)
+    return tuple(read)
 
 
 def _rules_of(files: object, reverse: bool) -> tuple[Rename, ...]:

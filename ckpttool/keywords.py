@@ -260,6 +260,9 @@ class TensorKeywords(ExportKeywords, total=False):
     ]
 
 
+OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # of outputs only
+
+
 class ResolveKeywords(TypedDict, total=False):
     """Options that resolve a checkpoint to full tensors."""
 

@@ -11,6 +11,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
+from ckpttool.keywords import OF_ROWS
 from ckpttool.model.joining import join_alike
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
@@ -68,7 +69,7 @@ sides = options.OptionGroup(
 @sides()
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
-    *(name for name in options.OF_TENSORS if name not in ("on_overflow", *options.OF_ROWS)),
+    *(name for name in options.OF_TENSORS if name not in ("on_overflow", *OF_ROWS)),
     replicated=options.variant(
         "replicated",
         help="Every rank of a side without a strategy of its own holds all tensors in full.",

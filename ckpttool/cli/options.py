@@ -573,7 +573,6 @@ source_options = OptionGroup(
 )
 OF_EXPORT = keywords.names_of(keywords.ExportKeywords)
 OF_TENSORS = keywords.names_of(keywords.TensorKeywords)
-OF_ROWS = ("fused", "pad_vocab", "cut_vocab", "pad_with", "vocab", "lora")  # only of outputs
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",

@@ -43,7 +43,7 @@ from ckpttool.operations.distribution import (
     distribute_target,
     full_meta,
 )
-from ckpttool.operations.plans import PlannedSource, try_reading
+from ckpttool.operations.plans import PlannedSource, plan_reading
 from ckpttool.operations.summary import (
     Entry,
     Placement,
@@ -537,7 +537,7 @@ def explain(
     FormatError, StrategyError, PlanError
         The source cannot be explained, the rank does not exist, or a pattern matches no name.
     """
-    read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
+    read = plan_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
     diagnostics, checkpoint = read.sight.found, read.sight.checkpoint
     is_mistaken = any(it.code == "options" for it in diagnostics)
     unread = checkpoint is None or read.sight.contents.unread

@@ -55,6 +55,12 @@ class PlannedSource(Struct, frozen=True):
     target: Target
     plan: Plan | None
 
+    def require(self) -> tuple[Plan, Diagnostics]:
+        """Return the plan, and what is noted; raise all problems as one error."""
+        self.sight.found.raise_if_errors()
+        assert self.plan is not None, "else there is an error"
+        return self.plan, self.sight.found
+
 
 def plan_outputs(
     job: Job, sights: Sequence[Sight], open_progress: OpenProgress
@@ -257,30 +263,8 @@ def plan_reading(
     options: ResolveOptions,
     executor: Executor,
     not_in_target: NotInTarget | None = None,
-) -> tuple[Plan, Diagnostics]:
-    """Plan what a merge, or a reshard to a rank of ``target``, would write, in order to read it.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems of the source and of the target, in one error.
-    """
-    read = try_reading(catalog, strategy, target, rank, options, executor, not_in_target)
-    read.sight.found.raise_if_errors()
-    assert read.plan is not None, "else there is an error"
-    return read.plan, read.sight.found
-
-
-def try_reading(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Strategy | None,
-    rank: int | None,
-    options: ResolveOptions,
-    executor: Executor,
-    not_in_target: NotInTarget | None = None,
 ) -> PlannedSource:
-    """Look and plan as `plan_reading`, and collect what is wrong."""
+    """Plan what a merge, or a reshard to a rank of ``target``, would write, in order to read it."""
     ranks = None if rank is None else (rank,)
     source = Subject(catalog, strategy, options)
     if target is not None:

@@ -266,7 +266,7 @@ def read_values(
     of_files = replace(chosen, include=()) if chosen.recipe else chosen
     files, of_src, _ = load(Source.of(catalog, strategy))
     options = replace(options, tensors=of_files)
-    plan, diagnostics = plan_reading(files, of_src, None, None, options, executor)
+    plan, diagnostics = plan_reading(files, of_src, None, None, options, executor).require()
     (output,) = plan.outputs([0])
     tensors, wanted = output.tensors, chosen.included
     if chosen.recipe:  # patterns are about the names that it makes
