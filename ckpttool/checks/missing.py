@@ -26,7 +26,7 @@ from ckpttool.model.joining import format_names
 from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, covering_patterns
 from ckpttool.model.renames import rename_notes, rename_problems
-from ckpttool.model.slicing import BrokenTensor, holdings
+from ckpttool.model.slicing import BrokenTensor, find_pieces, holdings
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError, join_clauses, join_first
@@ -384,7 +384,7 @@ def _replacement_text(checkpoint: Checkpoint, contents: Contents, ranks: Sequenc
                 used.update(holding.holders[:1])
                 continue
             for box in holding.regions:
-                pieces = tensor.slicing.overlaps(box, (0,) * len(holding.shape))
+                pieces = find_pieces(tensor.slicing, box, (0,) * len(holding.shape))
                 used.update(piece.rank for piece in pieces)
         done.add(key)
     # Without layouts every rank holds everything.

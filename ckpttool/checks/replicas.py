@@ -16,7 +16,7 @@ from ckpttool.checks.layout_samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
 from ckpttool.model.plan import OutputTensor, Term
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole, find_pieces
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats, compare_tensors
@@ -45,7 +45,7 @@ class Slice(Struct, frozen=True):
             return None
         slicing, origin = self.tensor.slicing, (0,) * len(self.tensor.meta.shape)
         bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
-        for _, tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
+        for _, tensor, in_slice, in_full in find_pieces(slicing, bounds, origin):
             assert isinstance(in_slice, Region), "stored slices are boxes"
             assert isinstance(in_full, Region), "stored slices are boxes"
             if tensor == self.tensors[0] and in_slice.contains(element):

@@ -20,7 +20,7 @@ from ckpttool.formats import header_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan, Term
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import Piece, RearrangedSlicing
+from ckpttool.model.slicing import Piece, RearrangedSlicing, find_pieces
 from ckpttool.model.tensors import Reads, StoredFile
 from ckpttool.storage.counting import CountingFiles
 from ckpttool.storage.files import PARTIAL
@@ -207,7 +207,7 @@ def _pieces_read(tensor: OutputTensor, term: Term) -> Iterator[Piece]:
     slicing = term.source.slicing
     rows = slicing.averaged(tensor.region) if isinstance(slicing, RearrangedSlicing) else None
     if rows is not None:
-        yield from slicing.overlaps(rows, (0,) * rows.ndim)
+        yield from find_pieces(slicing, rows, (0,) * rows.ndim)
 
 
 def _supplies(

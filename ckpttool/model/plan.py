@@ -23,7 +23,7 @@ from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region, common
-from ckpttool.model.slicing import Box, FullTensor, LayoutSlicing, Piece, Whole
+from ckpttool.model.slicing import Box, FullTensor, LayoutSlicing, Piece, Whole, find_pieces
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
@@ -62,7 +62,7 @@ class Term(Struct, frozen=True, gc=False):
 
         They are disjoint, fill ``within`` exactly and come in C order of the slices.
         """
-        return self.source.slicing.overlaps(*self.locate(within, origin))
+        return find_pieces(self.source.slicing, *self.locate(within, origin))
 
     @property
     def is_factor(self) -> bool:

@@ -86,6 +86,12 @@ class Holding(Struct, frozen=True, gc=False):
 Slicing: TypeAlias = "LayoutSlicing | BoxSlicing | RearrangedSlicing"
 
 
+def find_pieces(slicing: Slicing, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
+    """Yield the pieces of elements of the full tensor, which are counted from ``origin``."""
+    for place, src, dst in slicing.stretches(within, origin):
+        yield Piece(*slicing.find(place), src, dst)
+
+
 class LayoutSlicing(Struct, frozen=True, gc=False):
     """Slices that follow from a layout; they fill the full tensor, and replicas are equal.
 
@@ -110,11 +116,6 @@ class LayoutSlicing(Struct, frozen=True, gc=False):
     def distribution_key(self) -> Hashable:
         """The key without the shape: equal for tensors with the same distribution over ranks."""
         return self.layout
-
-    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
-        """See `Slicing`."""
-        for place, src, dst in self.stretches(within, origin):
-            yield Piece(*self.find(place), src, dst)
 
     def stretches(
         self, within: Region, origin: tuple[int, ...]
@@ -423,11 +424,6 @@ class BoxSlicing(Struct, frozen=True):
         """See `LayoutSlicing`: the number of cells, and the owners of slices."""
         return self.slice_counts, tuple(self.owners())
 
-    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
-        """See `Slicing`."""
-        for place, src, dst in self.stretches(within, origin):
-            yield Piece(*self.find(place), src, dst)
-
     def stretches(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[int, Region, Region]]:
@@ -633,11 +629,6 @@ class RearrangedSlicing(Struct, frozen=True, dict=True):
         if region.stop[0] <= kept:
             return None
         return Region((0, *region.start[1:]), (kept, *region.stop[1:]))
-
-    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
-        """See `LayoutSlicing`."""
-        for place, src, dst in self.stretches(within, origin):
-            yield Piece(*self.find(place), src, dst)
 
     def stretches(
         self, within: Region, origin: tuple[int, ...]

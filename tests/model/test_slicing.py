@@ -22,6 +22,7 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
     fill_with_boxes,
+    find_pieces,
     follow,
     holdings,
 )
@@ -43,7 +44,7 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     described = fill_with_boxes(full(8, 2), boxes)
     assert [[box.rank for box in boxes] for boxes in described.slices] == [[3, 7], [5]]
     assert (described.slice_counts, described.is_grid) == ((2, 1), True)
-    (piece,) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
+    (piece,) = find_pieces(described, Region((0, 0), (2, 2)), (1, 0))
     assert (piece.rank, piece.tensor.file.path) == (3, "rank_3.ckpt")
     assert (piece.src, piece.dst) == (Region((1, 0), (3, 2)), Region((0, 0), (2, 2)))
 
@@ -52,7 +53,7 @@ def test_boxes_that_are_no_grid_are_found_where_they_lie():
     boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
     described = fill_with_boxes(full(2, 3), boxes)
     assert (described.slice_counts, described.is_grid) == ((2, 2), False)
-    pieces = described.overlaps(Region((0, 1), (2, 3)), (0, 0))
+    pieces = find_pieces(described, Region((0, 1), (2, 3)), (0, 0))
     assert [(rank, src, dst) for rank, _, src, dst in pieces] == [
         (0, Region((0, 1), (1, 3)), Region((0, 1), (1, 3))),
         (2, Region((0, 0), (1, 2)), Region((1, 1), (2, 3))),
@@ -64,18 +65,18 @@ def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
     described = fill_with_boxes(full(2, 3), [*boxes, box((1, 1), (2, 3), 3)])
     wanted = Region((0, 1), (2, 3))
     few = described.excerpt(wanted)
-    assert list(few.overlaps(wanted, (0, 0))) == list(described.overlaps(wanted, (0, 0)))
+    assert list(find_pieces(few, wanted, (0, 0))) == list(find_pieces(described, wanted, (0, 0)))
     assert few.count_overlaps(wanted) == 2
     assert sorted(box.rank for boxes in few.slices for box in boxes) == [0, 2]
 
 
 def test_a_scalar_and_a_tensor_without_elements_are_described():
     scalar = fill_with_boxes(full(), [box((), ())])
-    assert [one.src for one in scalar.overlaps(Region((), ()), ())] == [Region((), ())]
+    assert [one.src for one in find_pieces(scalar, Region((), ()), ())] == [Region((), ())]
     for boxes in ([box((0, 0), (0, 4))], [box((0, 0), (0, 2)), box((0, 2), (0, 4), 1)]):
         empty = fill_with_boxes(full(0, 4), boxes)
         assert len(empty.slices) == len(boxes)
-        assert list(empty.overlaps(Region((0, 0), (0, 4)), (0, 0))) == []
+        assert list(find_pieces(empty, Region((0, 0), (0, 4)), (0, 0))) == []
 
 
 def test_boxes_without_elements_among_others_take_no_part():
