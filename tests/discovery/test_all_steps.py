@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 
 import pytest
@@ -13,7 +12,7 @@ from ckpttool.discovery.scan import SourceOptions, Steps, find_steps, list_rank_
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CkptToolError
-from tests.discovery.test_folders import CASES, TEXT, expand, write
+from tests.discovery.test_folders import CASES, TEXT, lay, write
 from tests.strategies import examples
 from tests.support.transcripts import read_cases
 
@@ -73,12 +72,7 @@ def test_the_steps_of_a_folder_are_those_that_scans_find(title, tmp_path):
             if root.joinpath(*at).is_dir():
                 check(root.joinpath(*at), options)
             continue
-        seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
-        for path in (path for word in paths for path in expand(word)):
-            if seconds:
-                os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
-            else:
-                write(root, path)
+        lay(root, line)
 
 
 def rows(src, strategy=None):

@@ -15,20 +15,17 @@ from msgspec.structs import replace
 
 import ckpttool
 from ckpttool.discovery.checkpoint2 import parse_key
-from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
 from ckpttool.wording import count
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import Save, change, slice_number
-from tests.support.checkpoints import cut, noise, oracle
+from tests.support.checkpoints import noise, oracle
 from tests.support.commands import merged, message, refused, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.errors import texts_of
-from tests.support.plans import plan_merge, plan_reshard
-from tests.support.readers import entry_of, read, read_ranks
-
-SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
+from tests.support.plans import check_conversions, plan_merge
+from tests.support.readers import entry_of, read
 
 # ------------------------------------------------------------------------------ whatever is saved
 
@@ -76,27 +73,11 @@ def as_saved(move, draw):
 def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder, move, data):
     folder, save = new_folder(), as_saved(move, data.draw)
     save.write(folder / "src")
-    plan, destination = plan_merge(
-        ckpttool.scan(str(folder / "src")),
-        None,
-        str(folder / "m.ckpt"),
-        output_options=ckpttool.OutputOptions("ckpt"),
-    )
-    execute(plan, destination, options=SMALL)
-    assert read(folder / "m.ckpt") == save.entries
     dst = replace(
         move.dst,
         layouts={n: layouts for n, layouts in move.dst.layouts.items() if n in save.entries},
     )
-    plan, destination = plan_reshard(
-        ckpttool.scan(str(folder / "src")),
-        None,
-        dst,
-        str(folder / "dst"),
-        output_options=ckpttool.OutputOptions("safetensors"),
-    )
-    execute(plan, destination, options=SMALL)
-    assert read_ranks(folder / "dst") == cut(save.entries, dst)
+    check_conversions(folder, save.entries, dst, "safetensors")
 
 
 @pytest.mark.slow

@@ -75,6 +75,16 @@ def write(root, word):
         os.utime(path, (SECONDS, SECONDS))
 
 
+def lay(root, line):
+    """Write the files of a line, or set the time of those that are there: ``@SECONDS FILE``."""
+    seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
+    for path in (path for word in paths for path in expand(word)):
+        if seconds:
+            os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
+        else:
+            write(root, path)
+
+
 def describe(root, words):
     """What a scan finds: files by rank, ranks that lack them, step, and notes; or its problems."""
     at = [word for word in words if "=" not in word]
@@ -109,12 +119,7 @@ def test_what_lies_in_a_folder_is_found(title, tmp_path):
             for answer in describe(root, shlex.split(line[1:])):
                 yield answer.replace(str(root), "RUN").replace(str(tmp_path), "UP")
             return
-        seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
-        for path in (path for word in paths for path in expand(word)):
-            if seconds:
-                os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
-            else:
-                write(root, path)
+        lay(root, line)
 
     check_case(TEXT, title, act)
 

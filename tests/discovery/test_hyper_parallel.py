@@ -21,23 +21,18 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.discovery import hyper_parallel
 from ckpttool.discovery.hyper_parallel import read_metadata
-from ckpttool.execution.copy import CopyOptions
-from ckpttool.execution.execute import execute
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CombinedError, FormatError, PlanError, UnsupportedError
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
-from tests.support.checkpoints import cut, noise
+from tests.support.checkpoints import noise
 from tests.support.commands import SUFFIXES, refused, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.hyper_parallel import HyperSave, classes
-from tests.support.plans import plan_merge, plan_reshard
-from tests.support.readers import SAFETENSORS_TYPES, Entry, entry_of, read, read_ranks
+from tests.support.plans import check_conversions, plan_merge
+from tests.support.readers import SAFETENSORS_TYPES, Entry, entry_of, read
 from tests.support.spin import spin
-
-SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
-
 
 # ------------------------------------------------------- what hyper-parallel itself has written
 
@@ -161,23 +156,7 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
         return
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
-    plan, destination = plan_merge(
-        ckpttool.scan(str(folder / "src")),
-        None,
-        str(folder / "m.ckpt"),
-        output_options=ckpttool.OutputOptions("ckpt"),
-    )
-    execute(plan, destination, options=SMALL)
-    assert read(folder / "m.ckpt") == entries
-    plan, destination = plan_reshard(
-        ckpttool.scan(str(folder / "src")),
-        None,
-        move.dst,
-        str(folder / "dst"),
-        output_options=ckpttool.OutputOptions("ckpt"),
-    )
-    execute(plan, destination, options=SMALL)
-    assert read_ranks(folder / "dst") == cut(entries, move.dst)
+    check_conversions(folder, entries, move.dst)
 
 
 @examples(60)

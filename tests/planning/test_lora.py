@@ -173,10 +173,8 @@ def is_adapted(name: str) -> bool:
     return "emb" not in name and "head" not in name
 
 
-@pytest.mark.parametrize(("model", "recipe", "choices"), MODELS_AND_RECIPES)
-def test_an_adapter_of_hugging_face_goes_through_a_recipe_both_ways(
-    tmp_path, model, recipe, choices
-):
+def write_adapted(tmp_path, model):
+    """Write a model and an adapter; return its folder, what is in it, the sum, and --lora."""
     config, tensors = finite_model(model)
     result, adapter = adapted(tensors, is_adapted)
     folder = tmp_path / "hf"
@@ -184,6 +182,14 @@ def test_an_adapter_of_hugging_face_goes_through_a_recipe_both_ways(
     write_file(folder / "model.safetensors", tensors, "safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     lora = f"{write_adapter(tmp_path / 'ad', adapter)}:{SCALE}"
+    return folder, config, tensors, result, lora
+
+
+@pytest.mark.parametrize(("model", "recipe", "choices"), MODELS_AND_RECIPES)
+def test_an_adapter_of_hugging_face_goes_through_a_recipe_both_ways(
+    tmp_path, model, recipe, choices
+):
+    folder, config, tensors, result, lora = write_adapted(tmp_path, model)
     words = option(recipe, choices)
     before, after = (to_mindformers(config, it, recipe, choices) for it in (tensors, result))
     path = write_strategy(tmp_path / "s.json", before, 2)
@@ -757,13 +763,7 @@ def test_a_resumed_run_knows_the_adapter(tmp_path):
 
 @pytest.mark.parametrize("engine", ["processes:2", "threads:2"])
 def test_workers_take_what_they_need_of_a_recipe(tmp_path, engine):
-    config, tensors = finite_model("qwen3-moe")
-    result, adapter = adapted(tensors, is_adapted)
-    folder = tmp_path / "hf"
-    folder.mkdir()
-    write_file(folder / "model.safetensors", tensors, "safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    lora = f"{write_adapter(tmp_path / 'ad', adapter)}:{SCALE}"
+    folder, config, _, result, lora = write_adapted(tmp_path, "qwen3-moe")
     recipe, choices = next(it[1:] for it in VARIANTS if it[0] == "qwen3-moe")
     after = to_mindformers(config, result, recipe, choices)
     path = write_strategy(tmp_path / "s.json", after, 2)
