@@ -22,7 +22,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -50,6 +50,8 @@ from ckpttool.storage.files import (
     create,
     is_there,
     name_attempt,
+    new_folders,
+    remove_empty,
     rename_durably,
     require_name,
     verify_header,
@@ -237,7 +239,7 @@ def _check_each(
 @contextmanager
 def _temporary_marker(folder: str) -> Iterator[str]:
     """Create a file in a folder, and remove it; after an error, also remove new folders."""
-    made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
+    made = new_folders([Path(folder)])
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f".ckpttool-{os.urandom(8).hex()}")
     try:
@@ -245,9 +247,7 @@ def _temporary_marker(folder: str) -> Iterator[str]:
         yield str(path)
     except BaseException:
         path.unlink(missing_ok=True)
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
+        remove_empty(made)
         raise
     path.unlink(missing_ok=True)
 

@@ -276,10 +276,23 @@ def rename_durably(path: Path, target: str) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents, and sync their names."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = new_folders([folder])
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
         sync_folder(path.parent)
+
+
+def new_folders(folders: Iterable[Path]) -> list[Path]:
+    """Return which of the folders and their parents are not there, the deepest first."""
+    paths = {path for folder in folders for path in (folder, *folder.parents)}
+    return sorted((path for path in paths if not path.exists()), reverse=True)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the folders that are empty; if one cannot be removed, it stays."""
+    for path in folders:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def is_within(folder: Path, name: str) -> bool:

@@ -25,6 +25,8 @@ from ckpttool.storage.files import (
     is_open_as,
     is_there,
     is_within,
+    new_folders,
+    remove_empty,
     remove_stale,
     sync_folder,
     write_document,
@@ -88,6 +90,7 @@ class Claim:
         self.half_written: Mapping[str, list[LoggedOutput]] = {}
         if run.is_finished:
             return
+        self._new_folders = new_folders({(record.folder / name).parent for name in run.outputs})
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
@@ -175,7 +178,7 @@ class Claim:
             self._log_lock.release()
 
     def abandon(self) -> None:
-        """Release the log, and remove what runs have recorded if it is of no use."""
+        """Release the log; remove new folders without an output, and records of no use."""
         record = self._record
         if self._run.is_finished:
             return
@@ -192,6 +195,7 @@ class Claim:
                     forget_run(record)
         finally:
             self.release()
+            remove_empty(self._new_folders)
 
     def _is_of_others(self, destination: Destination) -> bool:
         if self._has_locks:
@@ -261,8 +265,7 @@ def _remove_replaced(record: Record) -> Iterator[Diagnostic]:
                 removed.append(str(path))
         except OSError as error:
             left.append(f"{path}: {describe_os_error(error)}")
-        with suppress(OSError):  # other files are in it
-            path.parent.rmdir()
+        remove_empty([path.parent])
     for older in record.replaced():
         Record.stamps_of(older).unlink(missing_ok=True)
         older.unlink()
@@ -327,6 +330,5 @@ def forget_run(record: Record) -> None:
         return
     record.stamps.unlink(missing_ok=True)
     record.lock.unlink(missing_ok=True)
-    with suppress(OSError):  # somebody has put other files there
-        record.home.rmdir()
+    remove_empty([record.home])  # unless somebody has put other files there
     sync_folder(record.folder)

@@ -137,6 +137,7 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
     ]
     names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
     assert files_below(tmp_path) == [*UNFINISHED, *names]
+    assert not any(tmp_path.glob("rank_[2-9]"))
 
 
 def test_a_removed_output_stays_open_until_no_task_can_write_to_it(tmp_path, monkeypatch):
@@ -171,10 +172,14 @@ def open_inodes():
     return inodes
 
 
-def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("folders", [[], ["out"], ["out", "out/deep"]])
+def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch, folders):
     source = tmp_path / "m.ckpt"
+    for folder in folders:
+        (tmp_path / folder).mkdir()
     sparse_checkpoint(source, 1 << 20)
-    plan, destination = plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    out = str(tmp_path / "out/deep/m.h5")
+    plan, destination = plan_merge(ckpttool.scan(str(source)), None, out)
 
     def shrink(task):
         os.truncate(source, 1 << 19)
@@ -186,7 +191,7 @@ def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, mon
     assert told.value.facts == (
         f"{source}: changed since its header was read; outputs may mix old and new data"
     )
-    assert files_below(tmp_path) == ["m.ckpt"]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"m.ckpt", *folders}
 
 
 @pytest.mark.parametrize("output_format", ["ckpt", "hdf5", "safetensors"])

@@ -130,9 +130,10 @@ class SmallSet:
         with while_filling(path, fail):
             assert self.run(*more).exit_code == 6
         if not self.record.exists():  # a run that fails removes it, if nothing is complete
-            self.record.mkdir()
+            self.record.mkdir(parents=True)
             for one, data in record.items():
                 one.write_bytes(data)
+        Path(path).parent.mkdir(exist_ok=True)
         Path(f"{path}.partial").write_bytes(b"half of an output")
 
     def stop_inside(self) -> None:
@@ -161,6 +162,7 @@ class SmallSet:
             words = self.words("--engine", "inline")
             del words[(at := words.index("-j")) : at + 2]
             assert run(*words).exit_code == 6
+        partial.parent.mkdir(exist_ok=True)
         partial.write_bytes(filled[-1])
 
     def wait_for(self, *outputs: int) -> None:

@@ -91,6 +91,7 @@ def fail(task):
 
 
 def failed_at_once(small):
+    small.out.mkdir()  # else the run would remove it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execute_module, "fill", fail)
         assert small.run().exit_code == 6
