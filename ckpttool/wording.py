@@ -221,6 +221,19 @@ def fold_members(
             yield join_numbers(members[0], ways, most), members
 
 
+def shorten_folded(names: Iterable[str], most: int) -> str:
+    """Return names for a message: the first ``most`` as folded, and the number of other names.
+
+    Examples
+    --------
+    >>> shorten_folded(["l.0.w", "l.1.w", "a", "l.0.b", "l.1.b"], 2)
+    'l.{0,1}.w, a and 2 more'
+    """
+    folded = [*fold_members(dict.fromkeys(names, ""))]
+    more = sum(len(members) for _, members in folded[most:])
+    return ", ".join(name for name, _ in folded[:most]) + (f" and {more} more" if more else "")
+
+
 def fold_subtrees(names: Collection[str], among: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield names as patterns, and how many of them each stands for.
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ckpttool.model.names import parse_name
 from ckpttool.problems import MOST, Diagnostic, join_clauses
-from ckpttool.wording import fold_names, format_ranks, shorten
+from ckpttool.wording import format_ranks, shorten, shorten_folded
 
 
 def format_names(names: Iterable[str], most: int = 3) -> str:
@@ -29,9 +29,8 @@ def format_names(names: Iterable[str], most: int = 3) -> str:
     parameters = {name: parse_name(name).parameter for name in names}
     others = [name for name, parameter in parameters.items() if parameter not in parameters]
     others.sort(key=lambda name: parameters[name] is not None)
-    folded = (name for name, _ in fold_names(dict.fromkeys(others, "")))
     states = ", with their states" if len(others) < len(parameters) else ""
-    return f"{shorten(folded, most)}{states}"
+    return f"{shorten_folded(others, most)}{states}"
 
 
 def format_states(parameters: Mapping[str, str]) -> str:

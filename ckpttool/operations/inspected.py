@@ -56,10 +56,9 @@ from ckpttool.wording import (
     NUMBER,
     count,
     fold_members,
-    fold_names,
     format_bytes,
     format_shape,
-    shorten,
+    shorten_folded,
 )
 
 Ranks = tuple[Count, ...]
@@ -757,8 +756,7 @@ def fold_made(
     }
     for folded, names in ((name, [name]) for name in kinds) if show_all else fold_members(kinds):
         sources = dict.fromkeys(chain.from_iterable(stored[name] for name in names))
-        made_of = shorten((old for old, _ in fold_names(sources)), 2)
-        yield folded, len(names), metas[names[0]], made_of
+        yield folded, len(names), metas[names[0]], shorten_folded(sources, 2)
 
 
 def _made(inspected: Inspected) -> Sequence[TensorOfFile]:
