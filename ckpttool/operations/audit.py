@@ -317,7 +317,7 @@ def audit_checkpoint(
     elif audit.card is not None:
         from ckpttool.operations.card import describe
 
-        command = join((*_words(sight), "--card", audit.card))
+        command = join((*_words(sight), *_words_of_sizes(sight, audit), "--card", audit.card))
         metas_of_card = (it.meta for it in outputs.values())
         card = describe(checkpoint.catalog, metas_of_card, digests, command)
     return None if like is None else tuple(differences), card
@@ -332,6 +332,19 @@ def _words(sight: Sight) -> Iterator[str]:
     yield from ("--step", step) if step else ()
     yield from options.tensors.words
     yield from ("--replicated",) if options.replicated else ()
+
+
+def _words_of_sizes(sight: Sight, audit: Audit) -> Iterator[str]:
+    """Yield the option with the sizes of a recipe, which are those of the other side."""
+    from ckpttool.strategy_files.config_files import find_config
+
+    recipe, root = sight.source.options.tensors.recipe, sight.catalog.root
+    if recipe is None or recipe.folder or find_config(root):
+        return
+    if audit.like is not None and (beside := find_config(audit.like.path)):
+        yield from ("--hf-config", os.fspath(Path(beside).parent))
+    elif audit.config is not None:
+        yield from ("--config", audit.config.path)
 
 
 def _metas_of(checkpoint: Checkpoint) -> Metas:

@@ -87,12 +87,15 @@ def test_who_looks_sees_what_merge_would_write(tmp_path, model, recipe, choices)
     assert cards[0]["digest"] == cards[1]["digest"]
     assert f"--recipe {given['recipe']} --hf-config {tmp_path / 'hf'}" in cards[0]["command"]
     # The sizes are those of the configuration beside the other side.
-    assert ckpttool.verify(*ranks, like=export, recipe=given["recipe"]).clean
+    sizes = {"recipe": given["recipe"], "card": tmp_path / "sizes.json"}
+    assert ckpttool.verify(*ranks, like=export, **sizes).clean
+    assert_runs_again(sizes["card"])
     named = tmp_path / "named" / "model.json"
     named.parent.mkdir()
     named.write_bytes((export / "config.json").read_bytes())
     (named.parent / "config.json").write_text('{"num_hidden_layers": 1}')  # of another model
-    assert ckpttool.verify(*ranks, config=named, recipe=given["recipe"]).clean
+    assert ckpttool.verify(*ranks, config=named, **sizes).clean
+    assert_runs_again(sizes["card"])
     assert ckpttool.diff(ranks[0], export, strategy, recipe=given["recipe"]).equal
     seen = ckpttool.inspect(*ranks, **given)
     shown = {it.name: (it.dtype, it.shape) for it in seen.tensors}
@@ -102,6 +105,17 @@ def test_who_looks_sees_what_merge_would_write(tmp_path, model, recipe, choices)
     assert ckpttool.verify(export, strategy, like=ranks[0], **deep, **other_way).clean
     shown = {it.name: (it.dtype, it.shape) for it in ckpttool.inspect(export, **other_way).tensors}
     assert shown == {name: (it.dtype, it.shape) for name, it in made.items()}
+
+
+def assert_runs_again(card):
+    """Type the command of a card where neither it nor its page is; remove both."""
+    written, both = card.read_text(), (card, card.with_suffix(".html"))
+    for path in both:
+        path.unlink()
+    run_well(*split(json.loads(written)["command"])[1:])
+    assert card.read_text() == written
+    for path in both:
+        path.unlink()
 
 
 def ranks_of_qwen3(folder, ranks=3):
