@@ -105,6 +105,7 @@ class RowChanges:
         done = checkpoint.rearranged
         self._called = {} if done is None else done.called
         self.regrouped_by: set[str] = set() if done is None else {*done.regrouped_by}
+        self._effective = {*self.regrouped_by}
 
     def resized(self, tensor: FullTensor) -> FullTensor:
         """Return a tensor with the rows that the user wants of a vocabulary; others as they are."""
@@ -150,6 +151,8 @@ class RowChanges:
         before = (1,) * len(axes) if is_made else tensor.layout.count_cuts(axes)
         after = layouts[0].count_cuts(axes)
         changed = [it for it in zip(axes, before, after, strict=True) if it[1] != it[2]]
+        if changed:
+            self._effective.update(fusion.name for fusion in fusions)
         if is_made and tensor.name in self._resized:
             reason, hint = "it is one of the vocabulary, too", "--vocab with other names"
             self._unlike[tensor.name] = reason, hint
@@ -196,6 +199,11 @@ class RowChanges:
         if lacking := [it.name for it in self._fusions if it.name not in self.regrouped_by]:
             message = f"no fused weight is called {shorten(lacking)}"
             yield self._problem(message, "", "--fused with another name")
+        idle = self.regrouped_by - self._effective
+        if (names := [it.name for it in self._fusions if it.name in idle]) and not self._unlike:
+            message = f"--fused changes nothing of {shorten(names)}"
+            facts = "source and target have as many slices of these weights"
+            yield Diagnostic("doubt", message, facts=facts, where=self._where)
         if self._wanted is not None:
             yield from self._found_of_vocabulary(*self._wanted)
 

@@ -50,7 +50,9 @@ def test_what_each_rank_fused_is_regrouped(tmp_path, typed, before, after):
     source = cut(stored(before), ckpttool.read_strategy(src))
     write_ranks(tmp_path / "src", source, "ckpt")
     options = {"fused": [typed], "format": "ckpt"}
-    ckpttool.reshard(tmp_path / "src", src, dst, tmp_path / "dst", **options)
+    done = ckpttool.reshard(tmp_path / "src", src, dst, tmp_path / "dst", **options)
+    is_idle = any(note.message.startswith("--fused changes nothing") for note in done.notes)
+    assert is_idle == (before == after)
     assert read_ranks(tmp_path / "dst") == cut(stored(after), ckpttool.read_strategy(dst))
     ckpttool.merge(tmp_path / "src", src, tmp_path / "m.ckpt", fused=[typed])
     assert read(tmp_path / "m.ckpt") == full
