@@ -60,9 +60,10 @@ YAML 1.1, as PyYAML composes it; none of its constructors is used.
 from __future__ import annotations
 
 import math
+import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -71,12 +72,12 @@ from unicodedata import normalize
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpttool.formats.local import read_file, stat_file
+from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.lazy import compile_late
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy, escape_pattern
-from ckpttool.problems import CombinedError, StrategyError, raise_all
+from ckpttool.problems import CombinedError, RulesError, StrategyError, raise_all
 from ckpttool.strategy_files.folders import KEY, YAML_SUFFIXES
 from ckpttool.wording import count, nearest
 
@@ -530,6 +531,34 @@ def parse_yaml(data: bytes, path: str) -> Node:
     except yaml.YAMLError as error:
         raise StrategyError(path, f"not valid YAML: {str(error).splitlines()[0]}") from error
     return Node(None, path) if root is None else _from_yaml(root, path, root.start_mark)
+
+
+def read_rules(
+    path: str, shipped: Collection[str], folder: Path, what: str, hint: str = ""
+) -> Node:
+    """Return the document of a file of rules, or of one of ``folder`` that comes with the package.
+
+    ``what`` is in it, and ``hint`` is for a document that is malformed.
+
+    Raises
+    ------
+    RulesError
+        It is not a file, too large, or malformed.
+    OSError
+        The file cannot be read.
+    """
+    is_shipped = path in shipped and not is_file(path)
+    file = os.fspath(folder / f"{path}.yaml") if is_shipped else path
+    if (size := stat_file(file).nbytes) > MAX_BYTES:
+        reason = f"{size} bytes are too many for {what}"
+        raise RulesError(path, reason, facts=f"at most {MAX_BYTES}")
+    if not is_file(file):
+        raise RulesError(path, "not a file", "the rules saved as a file")
+    try:
+        return parse_yaml(read_file(file), path)
+    except StrategyError as error:
+        where, reason, given, facts = error.args
+        raise RulesError(where, reason, given or hint, facts) from error
 
 
 def nodes_of_json(data: bytes, path: str) -> Node:

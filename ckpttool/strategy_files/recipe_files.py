@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from ckpttool.formats.local import is_file, read_file, stat_file
+from ckpttool.formats.local import is_file
 from ckpttool.model.recipes import Recipe, UsedRecipe, Value
-from ckpttool.problems import RulesError, StrategyError
+from ckpttool.problems import RulesError
 from ckpttool.strategy_files.config_files import CONFIG, read_config
-from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
+from ckpttool.strategy_files.handwritten import Node, read_rules
 from ckpttool.wording import any_of, nearest
 
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
@@ -102,18 +102,10 @@ def _read_values(text: str, path: str, recipe: Recipe, pairs: Sequence[str]) -> 
 
 
 def _read(path: str) -> Recipe:
-    is_shipped = path in (*SHIPPED, *_BASES) and not is_file(path)
-    file = os.fspath(_FOLDER / f"{path}.yaml") if is_shipped else path
-    if not is_file(file):
+    shipped = (*SHIPPED, *_BASES)
+    if path not in shipped and not is_file(path):
         raise RulesError(path, "no such recipe", f"{any_of(SHIPPED)}, or a YAML file")
-    if (size := stat_file(file).nbytes) > MAX_BYTES:
-        raise RulesError(
-            path, f"{size} bytes are too many for a recipe", facts=f"most: {MAX_BYTES}"
-        )
-    try:
-        document = parse_yaml(read_file(file), path)
-    except StrategyError as error:
-        raise RulesError(*error.args) from error
+    document = read_rules(path, shipped, _FOLDER, "a recipe")
     try:
         recipe = msgspec.convert(_plain(document), Recipe, strict=False)
     except msgspec.ValidationError as error:
@@ -125,12 +117,9 @@ def _read(path: str) -> Recipe:
         raise RulesError(path, str(error), "`ckpttool help writing-recipes`") from error
     if not recipe.extends:
         return recipe
-    if recipe.extends not in (*SHIPPED, *_BASES):
-        raise RulesError(
-            path,
-            f"extends {recipe.extends}, which does not come with ckpttool",
-            f"extends: {any_of(SHIPPED)}",
-        )
+    if recipe.extends not in shipped:
+        reason = f"extends {recipe.extends}, which does not come with ckpttool"
+        raise RulesError(path, reason, f"extends: {any_of(SHIPPED)}")
     return recipe.over(_read(recipe.extends))
 
 

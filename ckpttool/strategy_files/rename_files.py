@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from ckpttool.formats.local import is_file, read_file, stat_file
+from ckpttool.formats.local import is_file
 from ckpttool.model.patterns import Pattern
 from ckpttool.model.renames import WANTED, WILDCARD, Names, Rename
-from ckpttool.problems import RulesError, StrategyError, raise_all
-from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, parse_yaml
+from ckpttool.problems import RulesError, raise_all
+from ckpttool.strategy_files.handwritten import Node, read_rules
 
 _FOLDER = Path(__file__).with_name("renames")
 _EXAMPLE = 'lines such as "*.gamma": "*.weight"'
@@ -48,21 +48,10 @@ def read_renames(path: str | os.PathLike[str], reverse: bool = False) -> tuple[R
         The file cannot be read.
     """
     path = os.fspath(path)
-    is_shipped = path in SHIPPED and not is_file(path)
-    file = os.fspath(_FOLDER / f"{path}.yaml") if is_shipped else path
-    if (size := stat_file(file).nbytes) > MAX_BYTES:
-        raise RulesError(path, f"{size} bytes are too many for rules", facts=f"at most {MAX_BYTES}")
-    if not is_file(file):
-        raise RulesError(path, "not a file", "the rules saved as a file")
-    data = read_file(file)
-    try:
-        top = parse_yaml(data, path).value
-    except StrategyError as error:
-        _, reason, hint, facts = error.args
-        raise RulesError(error.args[0], reason, hint or _EXAMPLE, facts) from error
+    top = read_rules(path, SHIPPED, _FOLDER, "rules", _EXAMPLE).value
     if not isinstance(top, dict) or not top:
         raise RulesError(path, "no mapping of old names to new ones", _EXAMPLE)
-    if reverse and is_shipped:
+    if reverse and path in SHIPPED and not is_file(path):
         other = SHIPPED[path == SHIPPED[0]]
         raise RulesError(path, "the rules have no inverse", f"--rename-file {other}")
     rules: list[Rename] = []
