@@ -31,7 +31,7 @@ from ckpttool.lazy import compile_late
 from ckpttool.model.choices import Fusion
 from ckpttool.model.dtypes import CASTABLE, DTYPES, find_word
 from ckpttool.model.region import Arrangement, Region, common
-from ckpttool.wording import format_shape, shorten
+from ckpttool.wording import shorten
 
 Value = object  # of an expression: a number, a text, a truth value, a range, or None
 SIDES = ("MindSpore", "Hugging Face")
@@ -517,10 +517,6 @@ def arrange(
         {name: _arrangement(name, text, sizes, relation.values) for name, text in of_side.items()}
         for of_side in (given, wanted)
     )
-    for name, arrangement in arranged[0].items():
-        if arrangement.shape != shapes[name]:
-            expected = format_shape(arrangement.shape)
-            raise ValueError(f"{name} is {format_shape(shapes[name])}, expected {expected}")
     for of_side in arranged:
         _require_tiles(of_side, prod(sizes.values()))
     return arranged[0], arranged[1]
