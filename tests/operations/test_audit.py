@@ -51,6 +51,7 @@ OF_KINDS = {  # what tells the dense layers, the first two, from the others
     "mlp_only_layers": {"num_experts": EXPERTS, "mlp_only_layers": [0, 1]},
     "moe_layer_freq": {"n_routed_experts": EXPERTS, "moe_layer_freq": [0, 0, 1, 1, 1, 1]},
     "layer_types": {"num_local_experts": EXPERTS, "layer_types": [*("abcccc")]},
+    "hybrid_override_pattern": {"num_experts": EXPERTS, "hybrid_override_pattern": "--EEEE"},
 }
 
 
@@ -180,6 +181,8 @@ def test_a_model_of_each_family_is_as_its_configuration_says(name):
         ),
         (without(".q_proj.weight"), {}, ["{0-6}.self_attn.q_proj.weight: 7 tensors are missing"]),
         (FUSED_DOWN, {}, ["{2-6}.mlp.experts.gate_up_proj: 5 tensors are missing"]),
+        (FUSED_DOWN, {"n_routed_experts": 3}, ["down_proj: axis 0 does not hold the experts"]),
+        (model_of(dense=9), {}, ["no expert is there"]),
         (without("mlp.gate.weight"), {}, ["no router of the experts"]),
         (transposed(FULL, "4.mlp.experts.2.down_proj.weight"), {}, ["1 tensor has another shape"]),
         (transposed(FULL, "down_proj.weight"), WIDTHS, ["20 tensors have", "2 tensors have"]),

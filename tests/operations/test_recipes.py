@@ -19,6 +19,7 @@ from msgspec.structs import replace
 import ckpttool
 from ckpttool.checkpoint.rearrange import rearrange
 from ckpttool.formats import get_format
+from ckpttool.model.recipes import Relation, arrange
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.recipe_files import SHIPPED, read_recipe
@@ -489,6 +490,8 @@ MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3-moe": (5, "config.json says qwen3 Try: --recipe qwen3"),
     "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
     "llama": (5, "no tensor has a name of the recipe llama"),
+    "qwen3:num_hidden_layers=x": (5, "L is 'x', and no number"),
+    "qwen3:tie_word_embeddings=x": (5, "'x' is a text, and neither true nor false"),
     "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (
         5,
         "layers.{0-2}.self_attention.linear_qkv.weight: an axis of 80, expected g=4",
@@ -507,6 +510,21 @@ def test_what_does_not_fit_is_said_before_the_first_byte(tmp_path, typed):
     code, said = MISTAKES[typed]
     assert (result.exit_code, out.exists()) == (code, False), message(result)
     assert said in message(result)
+
+
+def test_parts_of_one_tensor_get_one_type(tmp_path):
+    write_model(tmp_path / "hf", "qwen3")
+    words = ["merge", tmp_path / "hf", "-o", tmp_path / "m.ckpt", "--dtype", "fp16:*q_proj*"]
+    result = run(*words, "--recipe", "qwen3:fc1=interleaved,attention=grouped")
+    assert result.exit_code == 5
+    assert "parts of one tensor get several types" in message(result)
+
+
+def test_no_element_goes_to_two_tensors():
+    both = {"b": "g[0:1] d", "c": "g[0:1] d"}
+    relation = Relation(({"a": "g d"}, both), {"g": 2, "d": 3})
+    with pytest.raises(ValueError, match="b and c have the same elements"):
+        arrange(relation, 0, {"a": (2, 3)})
 
 
 def test_the_configuration_says_why_no_rule_knows_a_tensor(tmp_path):
