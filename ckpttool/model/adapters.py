@@ -57,8 +57,9 @@ _SPELLINGS = tuple(
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FUSED_SINCE = (0, 19, 1), True  # True: released; snapshots before it have either
 
-# Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base.
-_TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq")
+# Beginnings of ``init_lora_weights`` with which PEFT takes the first product out of the base; it
+# takes "OLoRA" for "olora".  Source: PEFT 0.21.2 ``LoraLayer.update_layer``.
+_TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 # Keys with which an adapter is more than the product of two tensors.
@@ -113,7 +114,7 @@ def more_of(document: Mapping[str, object]) -> str:
     kind, start = document.get("peft_type", "LORA"), document.get("init_lora_weights")
     if kind != "LORA":
         return f"peft_type is {kind}"
-    if str(start).startswith(_TAKEN_FROM_BASE):
+    if str(start).lower().startswith(_TAKEN_FROM_BASE):
         return f"init_lora_weights is {start}, which changes the base"
     return next((f"it has {key}" for key in _MORE if document.get(key)), "")
 
