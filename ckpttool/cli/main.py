@@ -174,7 +174,8 @@ def _diagnose(error: BaseException, words: Sequence[str]) -> tuple[Sequence[Diag
 
     match error:
         case click.ClickException():
-            return (_diagnose_usage(error, words),), error.exit_code
+            errors = (error, *getattr(error, "others", ()))
+            return [_diagnose_usage(each, words) for each in errors], error.exit_code
         case Terminated():
             problem = Diagnostic("stopped", str(error), hint=error.hint, facts=error.facts)
             return (problem,), error.exit_code
@@ -208,8 +209,8 @@ def _diagnose_usage(error: click.ClickException, words: Sequence[str]) -> Diagno
             message, hint, facts = error.message, error.hint or hint, error.facts
             if error.param is not None:
                 where, hint = _names_of(error.param), error.hint  # --help would add nothing
-                source = context and context.get_parameter_source(str(error.param.name))
-                if source is ParameterSource.ENVIRONMENT:
+                here = context and context.get_parameter_source(str(error.param.name))
+                if (error.source or here) is ParameterSource.ENVIRONMENT:
                     where = str(error.param.envvar)
         case click.MissingParameter(param=click.Option() as option):
             message = f"{name} needs {name_with_value(option)}"

@@ -34,6 +34,7 @@ from ckpttool.cli.groups import (
 from ckpttool.cli.params import (
     JOBS,
     KINDS,
+    WRONG,
     Choice,
     Existing,
     OutputPath,
@@ -214,16 +215,27 @@ class GroupedCommand(click.Command):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; refuse too many paths, since click would print them all."""
+        """Parse the arguments; raise all problems at once, and too many paths as one."""
         ctx.allow_extra_args = True
-        with augment_usage_errors(ctx):  # click forgets it where a value is missing
-            extra = super().parse_args(ctx, args)
+        wrong: list[click.UsageError] = []
+        ctx.meta[WRONG], extra = wrong, list[str]()
+        try:
+            with augment_usage_errors(ctx):  # click forgets it where a value is missing
+                extra = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not wrong:
+                raise
+            wrong.append(error)
         if extra and not ctx.resilient_parsing:
             wanted = [param for param in self.params if isinstance(param, click.Argument)]
             names = [argument.human_readable_name for argument in wanted]
             few = f"one {names[0]}" if len(names) == 1 else "no path"
             paths = [*(str(ctx.params[str(argument.name)]) for argument in wanted), *extra]
-            raise too_many_paths(" and ".join(names) if names[1:] else few, paths, len(wanted))
+            wrong += [too_many_paths(" and ".join(names) if names[1:] else few, paths, len(wanted))]
+        if wrong and not ctx.resilient_parsing:
+            assert isinstance(wrong[0], UsageProblem), "another error is behind one of these"
+            wrong[0].others += wrong[1:]
+            raise wrong[0]
         return extra
 
 

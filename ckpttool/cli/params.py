@@ -63,6 +63,8 @@ class UsageProblem(click.BadParameter):
         ctx: click.Context | None = None,
     ) -> None:
         super().__init__(message, ctx)
+        self.others: list[click.UsageError] = []  # of the same command line
+        self.source: click.core.ParameterSource | None = None  # of the value, when it was read
         self.facts = facts
         self.example = example
         self._hint = hint
@@ -74,6 +76,22 @@ class UsageProblem(click.BadParameter):
             return self._hint
         value = shlex.quote(self.example)
         return f"{self.param.opts[0]} {value}" if isinstance(self.param, click.Option) else value
+
+
+WRONG = "ckpttool.wrong"  # key of the list, in click's context, of problems with values
+
+
+def collect(
+    problem: UsageProblem, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    """Keep the problem of a value until all values were read; raise it if nobody collects."""
+    wrong: list[UsageProblem] | None = None if ctx is None else ctx.meta.get(WRONG)
+    if wrong is None:
+        raise problem
+    problem.param, problem.ctx = param, ctx
+    if ctx is not None and param is not None:
+        problem.source = ctx.get_parameter_source(str(param.name))
+    wrong.append(problem)
 
 
 def excluding(
@@ -111,7 +129,8 @@ class Choice(ChoiceType):
             names, number = ", ".join(self.choices), len(self.choices)
             some, facts = (f"{number} words", names) if number > 8 else (names, "")
             hint = MEANT.get((param.opts[0], value), "") if param is not None else ""
-            raise UsageProblem(f"{value!r} is not one of {some}", hint, facts)
+            problem = UsageProblem(f"{value!r} is not one of {some}", hint, facts)
+            collect(problem, param, ctx)
         return str(value)
 
 
@@ -126,10 +145,14 @@ class PathName(click.Path):
     ) -> str:
         """Return the path."""
         name = str(value)
-        if not name:
-            raise UsageProblem("the path is empty", facts="A variable of the shell may be unset.")
-        refuse_url(name)
-        self.check(name)
+        try:
+            if not name:
+                facts = "A variable of the shell may be unset."
+                raise UsageProblem("the path is empty", facts=facts)
+            refuse_url(name)
+            self.check(name)
+        except UsageProblem as problem:
+            collect(problem, param, ctx)
         return name
 
     def check(self, name: str) -> None:
@@ -259,10 +282,14 @@ class Parsed(ParsedType):
         """Return the value."""
         try:
             return self.parse(str(value))
+        except UsageProblem as error:
+            problem = error
         except TypedError as error:
-            raise UsageProblem(error.message, "", error.facts, error.example) from error
+            problem = UsageProblem(error.message, "", error.facts, error.example)
         except ValueError as error:
-            raise UsageProblem(str(error), example=self.example) from error
+            problem = UsageProblem(str(error), example=self.example)
+        collect(problem, param, ctx)
+        return value
 
 
 def parse_pattern(value: str) -> str:
