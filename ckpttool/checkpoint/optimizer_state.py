@@ -241,11 +241,9 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
         by_stage = {layout.ranks: layout for layout in strategy.layouts[parameter]}
         for state_layout in strategy.layouts[name]:
             layout = by_stage.get(state_layout.ranks, state_layout)
-            shapes = (
-                None
-                if layout == state_layout
-                else _mismatched_full_shapes(catalog, parameter, layout, name, state_layout)
-            )
+            if layout == state_layout:
+                continue
+            shapes = _mismatched_full_shapes(catalog, parameter, layout, name, state_layout)
             if shapes is None:
                 continue
             if shapes[0] != shapes[1] and parse_name(name).parameter is not None:

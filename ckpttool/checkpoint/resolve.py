@@ -293,9 +293,8 @@ def choose_strategy(
             if strategy is None:
                 message = "the checkpoint describes itself, so its ranks are not replicas"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
-            raise PlanError(
-                [Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)]
-            )
+            problem = Diagnostic("strategy", message, hint=hint, facts=facts, where=catalog.root)
+            raise PlanError([problem])
         return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
     if strategy is not None and replicated:
         message = f"--replicated and {option} exclude each other"

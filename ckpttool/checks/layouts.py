@@ -294,8 +294,6 @@ def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         message = "it corrects a strategy, and none is read"
         yield Diagnostic("options", message, hint=hint, where=where)
     elif shard is not None and checkpoint.options.trust_strategy:
-        message, hint = (
-            "a trusted strategy is not corrected",
-            f"{hint}, or without --trust-strategy",
-        )
+        message = "a trusted strategy is not corrected"
+        hint = f"{hint}, or without --trust-strategy"
         yield Diagnostic("options", message, hint=hint, where=where)

@@ -79,9 +79,8 @@ def check_source(
         except FormatError as error:
             message, facts = "no file was compared with this manifest", error.reason
             hint = remedy_for(error)
-            diagnostics.add(
-                Diagnostic("not_compared", message, hint=hint, facts=facts, where=str(path))
-            )
+            problem = Diagnostic("not_compared", message, hint=hint, facts=facts, where=str(path))
+            diagnostics.add(problem)
             continue
         cut_short = {error.path for error in catalog.cut_short.values()}
         comparison = _Comparison(path.parent, outputs, executor, cut_short)

@@ -533,10 +533,8 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
     options, whole = checkpoint.options.tensors, checkpoint.whole
     if options.on_overflow != "error" and not (options.casts or options.lora):
-        message, hint = (
-            "no cast was requested, so no number overflows",
-            "--dtype, or no --on-overflow",
-        )
+        message = "no cast was requested, so no number overflows"
+        hint = "--dtype, or no --on-overflow"
         yield Diagnostic("options", message, hint=hint, where=whole.catalog.root)
     if options.casts and not options.is_shared:
         metas = {

@@ -188,10 +188,8 @@ class Hdf5(Format):
         if unread:
             first, *others = unread.values()
             more = shorten((error.reason for error in others), 2)
-            facts, remains = (
-                join_clauses(first.facts, more),
-                Remains(index, {**dict.fromkeys(unread)}, True),
-            )
+            facts = join_clauses(first.facts, more)
+            remains = Remains(index, {**dict.fromkeys(unread)}, True)
             raise PartlyReadError(path, None, first.reason, first.hint, facts, remains)
         return index
 

@@ -141,10 +141,8 @@ def select_steps(
     problems = []
     for number in wanted:
         if len(of_number[number]) > 1:
-            message, facts = (
-                f"{number} is the number of several steps",
-                shorten(of_number[number], 3),
-            )
+            message = f"{number} is the number of several steps"
+            facts = shorten(of_number[number], 3)
             hint = "the inputs one by one, as RUN,step=STEP"
             problem = Diagnostic("missing_step", message, hint=hint, facts=facts, where=steps.path)
             problems.append(problem)

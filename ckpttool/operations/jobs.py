@@ -371,11 +371,9 @@ def _full_tensors(path: str, format: str, options: OutputOptions, is_numbered: b
     attrs = header_attrs(options.crc, format, path)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
-    return (
-        numbered_target(path, format, attrs)
-        if is_numbered
-        else Target(format, {0: path}, attrs=attrs)
-    )
+    if is_numbered:
+        return numbered_target(path, format, attrs)
+    return Target(format, {0: path}, attrs=attrs)
 
 
 def split_source(catalog: Catalog, options: ResolveOptions) -> Subject:
@@ -525,10 +523,8 @@ def _conversion_problems(
         message, hint = "a merged checkpoint has no ranks", "the same command without --rank"
         yield Diagnostic("options", message, hint=hint, where=catalog.root)
     elif absent:
-        message, hint = (
-            f"{format_ranks(absent)}: not in the source",
-            f"--rank {format_numbers(there, separator=',')}",
-        )
+        message = f"{format_ranks(absent)}: not in the source"
+        hint = f"--rank {format_numbers(there, separator=',')}"
         yield Diagnostic("options", message, hint=hint, ranks=tuple(absent), where=catalog.root)
     if not _is_folder(catalog, options):
         return

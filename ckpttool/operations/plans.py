@@ -93,11 +93,9 @@ def plan_source(
     open_progress: OpenProgress = no_progress,
 ) -> PlannedSource:
     """Plan the transfer of a source to a target; what is wrong is added to ``sight.found``."""
-    diagnostics, of_target, plan = (
-        sight.found,
-        Diagnostics(strict=sight.source.options.strict),
-        None,
-    )
+    diagnostics = sight.found
+    of_target = Diagnostics(strict=sight.source.options.strict)
+    plan = None
     if sight.checkpoint is not None:
         checkpoint = sight.checkpoint
         # Samples take as much memory as the checkpoint, and only checks need them.
@@ -171,10 +169,8 @@ def _name_adapters(plan: Plan, texts: list[str], diagnostics: Diagnostics) -> st
                     state.update(data)
         digest = f"sha256:{state.hexdigest()}"
         if any(digest in text for text in texts):
-            message, where = (
-                "this adapter was added before, and is added again",
-                adapter.catalog.root,
-            )
+            message = "this adapter was added before, and is added again"
+            where = adapter.catalog.root
             diagnostics.add(Diagnostic("lora_used", message, where=where))
         terms = chain.from_iterable(transfer.terms for transfer in plan.transfers)
         scales = {it.weight for it in terms if it.input == number and it.role != "rows"}

@@ -128,11 +128,9 @@ def _hash_inline(page: str, tag: str) -> str:
 
 def _describe(inspected: Inspected, facts: Mapping[str, Iterable[str]]) -> Json:
     """Return the data of the page."""
-    catalog, done, distributions = (
-        inspected.catalog,
-        inspected.completeness,
-        _Distributions(inspected),
-    )
+    catalog = inspected.catalog
+    done = inspected.completeness
+    distributions = _Distributions(inspected)
     rows: list[Json] = []
     tensors: list[list[object]] = []
     for row in (*fold_rows(_incomplete(inspected)), *inspected.summary.rows):

@@ -176,10 +176,8 @@ def files_to_fetch(
     folder = os.fspath(folder)
     relative = [posixpath.relpath(path, folder or ".") for path in paths]
     if any(path.startswith("../") for path in relative):
-        message, hint = (
-            f"the files are not below {folder}",
-            "--relative-to with the folder above them",
-        )
+        message = f"the files are not below {folder}"
+        hint = "--relative-to with the folder above them"
         raise PlanError([Diagnostic("options", message, hint=hint, facts=paths[0])])
     return tuple(relative)
 

@@ -113,9 +113,8 @@ def draft_strategy(
     if not catalog.needs_strategy:
         facts, hint = catalog.one_of_several, f"ckpttool inspect {quote(catalog.root)}"
         message = "the checkpoint needs no strategy"
-        raise PlanError(
-            [Diagnostic("options", message, hint=hint, facts=facts, where=catalog.root)]
-        )
+        refusal = Diagnostic("options", message, hint=hint, facts=facts, where=catalog.root)
+        raise PlanError([refusal])
     problem = document_problem(path, "-o", (), overwrite)
     if not path.endswith(YAML_SUFFIXES):
         problem = Diagnostic("destination", "a draft is YAML", hint="-o draft.yaml", where=path)

@@ -616,12 +616,8 @@ def _compare(
     stats_of = dict(compare_tensors(compared, executor, options, on_progress))
     differences = []
     for i, pair in enumerate(pairs):
-        delta = (
-            stats_of[i].differences[0]
-            if i in stats_of and stats_of[i].differences[0].count
-            else None
-        )
-        kind = pair.kind or ("values" if delta is not None else None)
+        delta = stats_of[i].differences[0] if i in stats_of else None
+        kind = pair.kind or ("values" if delta is not None and delta.count else None)
         if kind is not None:
             a, b = (
                 None if side is None else ComparedTensor.of(side.meta) for side in (pair.a, pair.b)

@@ -256,9 +256,8 @@ class _Adapting:
             sides = format_names(self._stored, 1), format_names(unmet, 1)
             has_names = self._met or self._has_recipe
             hint = _OTHER if has_names else f"--recipe of the family, or {_OTHER}"
-            refused.append(
-                self._refusal(message, "the source has {}, the adapter {}".format(*sides), hint)
-            )
+            facts = "the source has {}, the adapter {}".format(*sides)
+            refused.append(self._refusal(message, facts, hint))
         if not is_adapter:
             message = "no tensor is called as those of an adapter"
             refused.append(self._refusal(message, format_names(self._others)))

@@ -196,10 +196,8 @@ def _differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Diagnostic]:
             one, last = checkpoints[number], checkpoints[-1]
             if one.wanted_dtype(other) != last.wanted_dtype(meta):
                 facts = f"{other.dtype} in {labels[number]}, {meta.dtype} in {labels[-1]}"
-                message, is_cast = (
-                    "inputs of different types",
-                    {other.dtype, meta.dtype} <= CASTABLE,
-                )
+                message = "inputs of different types"
+                is_cast = {other.dtype, meta.dtype} <= CASTABLE
                 if is_cast and last.belonging(meta.name).is_trained:
                     hint = "--dtype fp32, to which both are cast"
                 yield Diagnostic("unlike_inputs", message, hint=hint, facts=facts, tensor=name)

@@ -104,11 +104,9 @@ def find_needs(
     if target is None:
         outputs = Target("hdf5", {0: ""})
     else:
-        wanted = (
-            target.ranks
-            if ranks is None
-            else sorted({require_rank("ranks", rank) for rank in ranks})
-        )
+        wanted: Sequence[int] = target.ranks
+        if ranks is not None:
+            wanted = sorted({require_rank("ranks", rank) for rank in ranks})
         outputs = Target("hdf5", dict.fromkeys(wanted, ""), len(target.ranks), target)
     diagnostics = Diagnostics()
     transfers = _transfers(Catalog("", {}), strategy, tensors, undecided, outputs, diagnostics)

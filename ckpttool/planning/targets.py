@@ -395,11 +395,9 @@ class _LayoutChooser:
         if self.corrected:
             message = "the target strategy lacks their optimizer shard; sharded like the parameters"
             yield Diagnostic("corrected", f"{message}: {_name(self.corrected, 'optimizer state')}")
-        followed, full, dropped = (
-            self.not_listed.followed,
-            self.not_listed.full,
-            self.not_listed.dropped,
-        )
+        followed = self.not_listed.followed
+        full = self.not_listed.full
+        dropped = self.not_listed.dropped
         states = format_states({name: self.owners[name] for name in followed})
         kinds = (
             ("follows", "sharded like their parameters", states, "optimizer state"),
@@ -456,9 +454,8 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
         message = "no parameter in common with the source"
         hint = "-d with a strategy of this model"
         hint += ", or --recipe NAME" if checkpoint.rearranged is None else ""
-        diagnostics.add(
-            Diagnostic("target", message, hint=hint, facts=facts, where=strategy.origin)
-        )
+        problem = Diagnostic("target", message, hint=hint, facts=facts, where=strategy.origin)
+        diagnostics.add(problem)
         return
     absent = [name for name in strategy.layouts if name not in names]
     if not absent:
@@ -634,9 +631,8 @@ class ShardedOutput(Struct, frozen=True):
             facts = (
                 f"metadata takes {format_bytes(every)} in each, {format_bytes(self.limit)} allowed"
             )
-            diagnostics.add(
-                Diagnostic("options", message, hint=hint, facts=facts, where=self.folder)
-            )
+            problem = Diagnostic("options", message, hint=hint, facts=facts, where=self.folder)
+            diagnostics.add(problem)
             return None
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
@@ -650,9 +646,8 @@ class ShardedOutput(Struct, frozen=True):
             message = "too many tensors for one index"
             hint = f"-o {quote(f'{self.folder}.ckpt')} without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
-            diagnostics.add(
-                Diagnostic("destination", message, hint=hint, facts=facts, where=self.folder)
-            )
+            problem = Diagnostic("destination", message, hint=hint, facts=facts, where=self.folder)
+            diagnostics.add(problem)
             return None
         documents = tuple(Document(path, data) for path in self.documents)
         if self.limit is not None and (large := [*self._too_large(plan, self.limit)]):

@@ -116,9 +116,8 @@ def write_strategy(
     data = encode_strategy(read_strategy(strategy), path)
     if is_there(path) and not overwrite:
         message = "the strategy file exists already"
-        raise PlanError(
-            [Diagnostic("destination", message, hint="overwrite=True", path=path, where=path)]
-        )
+        refusal = Diagnostic("destination", message, hint="overwrite=True", path=path, where=path)
+        raise PlanError([refusal])
     write_document(path, data)
 
 

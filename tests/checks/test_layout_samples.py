@@ -155,10 +155,8 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
 
     def take(one, rank, change=0):
         part = array[one.region(rank, array.shape).start[0] :][: one.slice_shape(rank, (40, 40))[0]]
-        start, stop = (
-            one.region(rank, array.shape).start[1],
-            one.region(rank, array.shape).stop[1],
-        )
+        start = one.region(rank, array.shape).start[1]
+        stop = one.region(rank, array.shape).stop[1]
         part = part[:, start:stop] + change
         return type(full)("Int32", part.shape, part.tobytes())
 

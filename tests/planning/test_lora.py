@@ -230,10 +230,8 @@ def test_an_adapter_with_names_of_mindformers_is_added_before_a_recipe(tmp_path,
         rank = 1 + number % 3
         if name.endswith(("weight1", "weight2")):
             experts, rows, columns = entry.shape
-            a, b = (
-                some(f"{name} a", (experts, rows, rank)),
-                some(f"{name} b", (experts, rank, columns)),
-            )
+            a = some(f"{name} a", (experts, rows, rank))
+            b = some(f"{name} b", (experts, rank, columns))
             adapter |= {f"{name}_lora_a": a, f"{name}_lora_b": b}
             result[name] = added_to_experts(entry, a, b)
         elif len(entry.shape) == 2:
@@ -431,11 +429,9 @@ def test_copies_of_a_weight_get_what_the_weight_gets(tmp_path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_master_copies_on_ranks_get_what_their_weights_get(tmp_path, layout):
-    weight, master, state = (
-        some("w", (40, 24), "BFloat16"),
-        some("m", (40, 24)),
-        some("s", (40, 24)),
-    )
+    weight = some("w", (40, 24), "BFloat16")
+    master = some("m", (40, 24))
+    state = some("s", (40, 24))
     a, b = pair("layer", (40, 24), 3)
     names = ("layer.weight", "main_param.layer.weight", "adam_m.layer.weight")
     source = dict(zip(names, (weight, master, state), strict=True))
