@@ -216,14 +216,12 @@ class RowChanges:
         names = self._resized
         for pattern in self._patterns:
             if not any(map(pattern.matches, names)):
-                yield self._problem(
-                    f"{pattern.text!r} is no tensor", "", "--vocab with another name"
-                )
+                message = f"{pattern.text!r} is no tensor"
+                yield self._problem(message, "", "--vocab with another name")
         if not names and not self._patterns:
             facts = f"looked for {shorten(VOCABULARY)}"
-            yield self._problem(
-                "no tensor is known as one of the vocabulary", facts, "--vocab NAME"
-            )
+            message = "no tensor is known as one of the vocabulary"
+            yield self._problem(message, facts, "--vocab NAME")
         sizes = {*names.values()}
         if len(sizes) > 1:
             facts = shorten((f"{name}: {rows}" for name, rows in names.items()), 3)

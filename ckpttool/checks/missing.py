@@ -672,9 +672,8 @@ def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
         ignored = (note for note in catalog.diagnostics if note.code == "skipped")
         facts = join_clauses(message, *(join_clauses(note.fact, note.facts) for note in ignored))
         hint = "copy the files again; `ckpttool help nothing` explains"
-        yield Diagnostic(
-            "nothing", "no tensor was found", hint=hint, facts=facts, where=catalog.root
-        )
+        message = "no tensor was found"
+        yield Diagnostic("nothing", message, hint=hint, facts=facts, where=catalog.root)
     shapes = (
         tensor.meta.shape for header in catalog.headers.values() for tensor in header.values()
     )

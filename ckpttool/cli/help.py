@@ -269,9 +269,8 @@ def help(name: tuple[str, ...], examples: Path | None) -> None:
 def write_examples(folder: Path) -> None:
     """Write the folders that the pages name."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageProblem(
-            f"{folder} is there already, and is not an empty folder", "--examples NEW"
-        )
+        message = f"{folder} is there already, and is not an empty folder"
+        raise UsageProblem(message, "--examples NEW")
     with tarfile.open(EXAMPLES) as archive:
         for member in archive:
             content = archive.extractfile(member)

@@ -85,9 +85,8 @@ def _print(done: Conversion, verbose: bool, averaged: str) -> None:
         rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *sidecars))
         tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
     if done.shapes_to_check:
-        tables.print_text(
-            f"Check the full shapes, which only the strategy shows: {done.shapes_to_check}"
-        )
+        shapes = f"Check the full shapes, which only the strategy shows: {done.shapes_to_check}"
+        tables.print_text(shapes)
     if done.cast is not None:
         tables.print_text(f"Cast {done.cast}")
     if done.averaged is not None:

@@ -482,9 +482,8 @@ class _Location(Struct, frozen=True):
         if BARE_NAME.fullmatch(self.file_name) is None:
             raise ValueError(f"file_name {short(self.file_name)} is not a file name")
         if not 0 <= self.storage_rank < MAX_RANKS:
-            raise ValueError(
-                f"storage_rank {short(self.storage_rank)} is not a rank below {MAX_RANKS}"
-            )
+            message = f"storage_rank {short(self.storage_rank)} is not a rank below {MAX_RANKS}"
+            raise ValueError(message)
         if min(self.rank_group or (0,)) < 0:
             raise ValueError(f"rank_group {short(self.rank_group)} has a rank below 0")
 

@@ -575,9 +575,8 @@ def _read_tensor(
         chunk = _read(_ChunkStorageMetadata, item)
         start, sizes = chunk.offsets, chunk.sizes
         if not len(start) == len(sizes) == len(spelled.size):
-            raise ValueError(
-                f"a chunk of {len(sizes)} axes at {start}, expected {len(spelled.size)}"
-            )
+            message = f"a chunk of {len(sizes)} axes at {start}, expected {len(spelled.size)}"
+            raise ValueError(message)
         region = Region(start, tuple(a + n for a, n in zip(start, sizes, strict=True)))
         if (other := regions.setdefault(start, region)) != region:
             raise ValueError(f"chunks {other} and {region} begin at the same element")
@@ -588,9 +587,8 @@ def _read_box(
     index: _MetadataIndex, regions: Mapping[tuple[int, ...], Region], info: _StorageInfo
 ) -> _StoredBox:
     if index.offset is None or index.offset not in regions:
-        raise ValueError(
-            f"storage_data has a chunk at {index.offset}, state_dict_metadata has none"
-        )
+        message = f"storage_data has a chunk at {index.offset}, state_dict_metadata has none"
+        raise ValueError(message)
     file = info.relative_path
     if BARE_NAME.fullmatch(file) is None:
         raise ValueError(f"relative_path {file[:100]!r} is not a file name")

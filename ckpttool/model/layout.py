@@ -175,9 +175,8 @@ class Layout(Struct, frozen=True, dict=True):
                     f"matrix {list(self.device_matrix)} has axes 0 to {len(self.device_matrix) - 1}"
                 )
             if used.count(axis) > 1:
-                raise ValueError(
-                    f"tensor map {_lists(self.tensor_map)} uses device axis {axis} twice"
-                )
+                message = f"tensor map {_lists(self.tensor_map)} uses device axis {axis} twice"
+                raise ValueError(message)
         if self.optimizer_shard < 1 or self.replicas % self.optimizer_shard:
             raise ValueError(
                 f"optimizer shard of {self.optimizer_shard} does not divide the replica group of "
@@ -207,13 +206,11 @@ class Layout(Struct, frozen=True, dict=True):
     def _check_embedding(self) -> None:
         slices = math.prod(map(self._size, self.tensor_map[0])) if self.tensor_map else 0
         if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not slices):
-            raise ValueError(
-                f"field-sliced ({self.fields} fields) and sharded along axis 0 in another way"
-            )
+            message = f"field-sliced ({self.fields} fields) and sharded along axis 0 in another way"
+            raise ValueError(message)
         if self.rows and (len(self.rows) != slices or min(self.rows) < 0):
-            raise ValueError(
-                f"a manual split of {list(self.rows)} rows, expected {slices} numbers of rows"
-            )
+            message = f"a manual split of {list(self.rows)} rows, expected {slices} numbers of rows"
+            raise ValueError(message)
 
     @staticmethod
     def unsharded(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:

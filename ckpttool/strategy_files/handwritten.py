@@ -365,9 +365,8 @@ def _unknown_keys(entries: Mapping[str, Node], keys: Sequence[str]) -> Iterator[
         if key not in keys:
             near = nearest(key, keys)
             hint = f"{near} in place of {key}" if near else _EXAMPLE_HINT
-            yield StrategyError(
-                node.place, f"unknown key {key}", hint, f"known keys: {', '.join(keys)}"
-            )
+            facts = f"known keys: {', '.join(keys)}"
+            yield StrategyError(node.place, f"unknown key {key}", hint, facts)
 
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:

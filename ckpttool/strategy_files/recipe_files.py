@@ -50,9 +50,8 @@ def read_recipe(text: str, folder: str | os.PathLike[str] | None = None) -> Used
     if folder is not None and Path(folder).name == CONFIG and is_file(folder):
         folder = Path(folder).parent
     if folder is not None and not is_file(Path(folder, CONFIG)):
-        raise RulesError(
-            os.fspath(folder), f"no {CONFIG}", "--hf-config with the folder of a model"
-        )
+        hint = "--hf-config with the folder of a model"
+        raise RulesError(os.fspath(folder), f"no {CONFIG}", hint)
     config = {} if folder is None else read_config(Path(folder, CONFIG))
     home = "" if folder is None else os.fspath(folder)
     return UsedRecipe(recipe, path, values, config, home)

@@ -422,9 +422,8 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
         message, by = "a run of ckpttool is writing here", next(iter(destination.running.values()))
         return diagnostic("unfinished", message, "wait until it ends", f"{by}; {MAY_LACK}")
     if destination.runs and all(log.is_done for log in destination.runs):
-        return diagnostic(
-            "unfinished", "its parts are not finalized", *describe_missing(destination)
-        )
+        message = "its parts are not finalized"
+        return diagnostic("unfinished", message, *describe_missing(destination))
     hint = ANEW if destination.damaged else RESUME
     if is_held(destination.record.lock) is None:
         hint = f"when it has ended, {hint} {NO_LOCKS}"
