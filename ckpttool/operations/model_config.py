@@ -50,6 +50,10 @@ _TOGETHER = (
     (("w1", "w3"), ("w2",)),
     (("k_proj", "v_proj"), ("q_proj",)),
     (("q_proj", "v_proj"), ("k_proj",)),
+    (("enorm", "hnorm", "h_proj"), ("e_proj",)),
+    (("enorm", "hnorm", "e_proj"), ("h_proj",)),
+    (("e_proj", "h_proj", "hnorm"), ("enorm",)),
+    (("e_proj", "h_proj", "enorm"), ("hnorm",)),
 )
 
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.

@@ -157,6 +157,15 @@ def test_a_model_of_each_family_is_as_its_configuration_says(name):
         assert found(metas, config) == []
 
 
+@pytest.mark.parametrize("name", ["e_proj", "h_proj", "enorm", "hnorm"])
+def test_a_lost_part_of_a_stack_of_its_own_that_predicts_tokens_is_named(name):
+    config, tensors = load_model("deepseek-v4-mtp")
+    metas = {key: TensorMeta(key, it.dtype, it.shape) for key, it in tensors.items()}
+    del metas[f"mtp.0.{name}.weight"]
+    (said,) = found(metas, {**config, "num_nextn_predict_layers": 1})
+    assert f"mtp.0.{name}.weight: 1 tensor is missing" in said
+
+
 @pytest.mark.parametrize(
     ("metas", "config", "expected"),
     [
