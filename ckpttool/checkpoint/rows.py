@@ -18,6 +18,7 @@ from ckpttool.model.choices import VOCABULARY, Fusion, fused_axes
 from ckpttool.model.dtypes import CASTABLE
 from ckpttool.model.joining import format_names
 from ckpttool.model.layout import Layout
+from ckpttool.model.patterns import unmatched_problem
 from ckpttool.model.region import Arrangement, Region
 from ckpttool.model.slicing import BoxSlicing, FullTensor, Part, RearrangedSlicing
 from ckpttool.problems import Diagnostic
@@ -197,8 +198,8 @@ class RowChanges:
         """Yield what is wrong, and what was done."""
         yield from self.refused()
         if lacking := [it.name for it in self._fusions if it.name not in self.regrouped_by]:
-            message = f"no fused weight is called {shorten(lacking)}"
-            yield self._problem(message, "", "--fused with another name")
+            what = shorten(map(repr, lacking))
+            yield unmatched_problem(what, self._checkpoint.metas, self._where)
         idle = self.regrouped_by - self._effective
         if (names := [it.name for it in self._fusions if it.name in idle]) and not self._unlike:
             message = f"--fused changes nothing of {shorten(names)}"
@@ -216,8 +217,7 @@ class RowChanges:
         names = self._resized
         for pattern in self._patterns:
             if not any(map(pattern.matches, names)):
-                message = f"{pattern.text!r} is no tensor"
-                yield self._problem(message, "", "--vocab with another name")
+                yield unmatched_problem(repr(pattern.text), self._checkpoint.metas, self._where)
         if not names and not self._patterns:
             facts = f"looked for {shorten(VOCABULARY)}"
             message = "no tensor is known as one of the vocabulary"

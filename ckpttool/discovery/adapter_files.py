@@ -41,7 +41,7 @@ def read_adapter(text: str) -> Adapter:
         message = f"the scale {scale:g} is not finite"
         raise PlanError([Diagnostic("lora", message, hint="another number", where=path)])
     folder = Path(path if is_folder(path) else Path(path).parent)
-    if is_folder(path):
+    if is_folder(path) or Path(path).name == CONFIG:
         path = _file_in(folder)
     try:
         catalog = find(path)

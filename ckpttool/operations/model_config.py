@@ -24,7 +24,7 @@ from ckpttool.model.dtypes import FLOAT8
 from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.tensor_diff import Metas, fold_alike
-from ckpttool.problems import Diagnostic, PlanError, join_clauses
+from ckpttool.problems import Diagnostic, FormatError, PlanError, join_clauses
 from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.wording import MOST_RANGES, count, format_numbers, format_shape
 
@@ -99,7 +99,10 @@ def load_config(path: str, is_typed: bool = True) -> Config:
     file = os.fspath(Path(path, CONFIG)) if is_folder(path) else path
     message, facts, hint = f"no {CONFIG}", "", f"the {CONFIG} of the model"
     if is_file(file):
-        config = Config(file, read_config(file), is_typed)
+        try:
+            config = Config(file, read_config(file), is_typed)
+        except FormatError as error:
+            raise error.with_hint(hint) from error
         sizes = (config.number(*_LAYERS) or 0, (config.number(*_EXPERTS) or 0) + 1)
         if all(0 < number <= MAX_NUMBER for number in sizes):
             return config

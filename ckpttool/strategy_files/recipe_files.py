@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -22,6 +23,7 @@ from ckpttool.strategy_files.handwritten import Node, read_rules
 from ckpttool.wording import any_of, nearest
 
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
+_WRITING = "`ckpttool help writing-recipes`"
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = (
@@ -104,16 +106,19 @@ def _read(path: str) -> Recipe:
     shipped = (*SHIPPED, *_BASES)
     if path not in shipped and not is_file(path):
         raise RulesError(path, "no such recipe", f"{any_of(SHIPPED)}, or a YAML file")
-    document = read_rules(path, shipped, _FOLDER, "a recipe")
+    if Path(path).name == CONFIG:
+        hint = f"--recipe with a name, and --hf-config {quote(path)}"
+        raise RulesError(path, "a configuration is no recipe", hint)
+    document = read_rules(path, shipped, _FOLDER, "a recipe", _WRITING)
     try:
         recipe = msgspec.convert(_plain(document), Recipe, strict=False)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$")
-        raise RulesError(_place(document, at), reason, "`ckpttool help writing-recipes`") from error
+        raise RulesError(_place(document, at), reason, _WRITING) from error
     try:
         recipe.check()
     except ValueError as error:
-        raise RulesError(path, str(error), "`ckpttool help writing-recipes`") from error
+        raise RulesError(path, str(error), _WRITING) from error
     if not recipe.extends:
         return recipe
     if recipe.extends not in shipped:

@@ -280,10 +280,10 @@ MISTAKES = {
     ("--pad-vocab", "40"): "has 61 rows, and 40 are wanted",
     ("--cut-vocab", "64"): "has 61 rows, and 64 are wanted",
     ("--pad-vocab", "64", "--vocab", "*.weight"): "several sizes",
-    ("--pad-vocab", "64", "--vocab", "wte.*"): "'wte.*' is no tensor",
+    ("--pad-vocab", "64", "--vocab", "wte.*"): "no tensor matches 'wte.*'",
     ("--pad-vocab", "64", "--pad-with", "mean", "--vocab", "count"): "rows in Int32 have no mean",
     ("--fused", "*.weight=2", "--fused", "lm_head=2"): "several --fused are about it",
-    ("--fused", "linear_fc1=2"): "no fused weight is called linear_fc1",
+    ("--fused", "linear_fc1=2"): "no tensor matches 'linear_fc1'",
 }
 
 

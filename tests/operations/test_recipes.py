@@ -192,6 +192,17 @@ def test_a_type_that_a_rule_gives_is_that_of_both_sides(tmp_path, dtype):
     assert ckpttool.diff(tmp_path / "export", back, **given | {"dtype": "fp16"}).equal
 
 
+def test_what_is_no_recipe_and_no_configuration_is_told_with_a_remedy(tmp_path):
+    write_model(tmp_path / "hf", "qwen3")
+    config, file = tmp_path / "hf" / "config.json", tmp_path / "hf" / "model.safetensors"
+    said = message(run("inspect", tmp_path / "hf", "--recipe", config))
+    assert said.endswith(f"Try: --recipe with a name, and --hf-config {config}")
+    said = message(run("inspect", tmp_path / "hf", "--recipe", file))
+    assert said.endswith("Try: `ckpttool help writing-recipes`")
+    said = message(run("verify", tmp_path / "hf", "--config", file))
+    assert said.endswith("Try: the config.json of the model")
+
+
 def test_no_card_is_written_of_an_export_that_merge_refuses(tmp_path):
     source, words = ranks_of_qwen3(tmp_path)
     card = tmp_path / "card.json"
@@ -893,7 +904,7 @@ def test_what_each_rank_fused_is_regrouped_with_a_recipe(tmp_path, by, name):
     said = run(
         "merge", tmp_path / "ms", "-s", strategy, "-o", tmp_path / "b", *words, "--fused", "x=2"
     )
-    assert (said.exit_code, "no fused weight is called x" in message(said)) == (5, True)
+    assert (said.exit_code, "no tensor matches 'x'" in message(said)) == (5, True)
 
 
 def quantize(tensors, block):

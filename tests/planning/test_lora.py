@@ -643,7 +643,6 @@ def test_a_wrong_path_of_an_adapter_is_told_as_one(tmp_path):
     (none / "adapter_model.bin").write_bytes(b"PK")
     of_adapter = "Try: --lora with a .safetensors, .ckpt or .h5 file of the adapter"
     for path, says in (
-        (folder / "adapter_config.json", of_adapter),
         (none, of_adapter),
         (none / "adapter_model.bin", of_adapter),
         (f"{one}:2", f"it holds a.safetensors {of_adapter}"),
@@ -699,7 +698,7 @@ def test_header_manifest_and_note_say_what_was_added(tmp_path):
     adapter = write_adapter(tmp_path / "ad", named("a", *pair("a", (6, 4), 2)), r=2, lora_alpha=3)
     write_file(tmp_path / "base.ckpt", BASE, "ckpt")
     out = tmp_path / "out.safetensors"
-    done = ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=adapter)
+    done = ckpttool.merge(tmp_path / "base.ckpt", None, out, lora=adapter / "adapter_config.json")
     (note,) = [note for note in done.notes if note.code == "lora_used"]
     assert note.message == "added to 1 weight, times 1.5"
     file = adapter / "adapter_model.safetensors"
