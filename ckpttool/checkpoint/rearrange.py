@@ -153,6 +153,8 @@ class _Rearranging:
         if not self._is_of_family:
             message = f"no tensor has a name of the recipe {recipe.recipe}"
             facts, hint = f"found {shorten(self._stored, 2)}", "--recipe of this model's family"
+            if family := _other_family(self._used):
+                facts, hint = f"{facts}; config.json says {family}", f"--recipe {family}"
             raise PlanError([_problem(checkpoint, message, facts, hint)])
         missing: list[str] = []
         for relation in self._used.relations:

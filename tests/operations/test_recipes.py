@@ -500,7 +500,7 @@ MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:use_interleaved_weight_layout_mlpp=false": (4, "Try: --recipe 'qwen3:fc1=contiguous"),
     "qwen3-moe": (5, "config.json says qwen3 Try: --recipe qwen3"),
     "qwen3:num_hidden_layers=99999999": (5, "at most 65536"),
-    "llama": (5, "no tensor has a name of the recipe llama"),
+    "llama": (5, "and 25 more; config.json says qwen3 Try: --recipe qwen3"),
     "qwen3:num_hidden_layers=x": (5, "L is 'x', and no number"),
     "qwen3:tie_word_embeddings=x": (5, "'x' is a text, and neither true nor false"),
     "qwen3:fc1=interleaved,attention=grouped,num_key_value_heads=4": (
