@@ -175,7 +175,7 @@ def test_the_examples_of_the_page_are_what_the_commands_print(page):
     assert printed["seconds"] >= 0
     printed["seconds"] = 0.06
     del printed["largest_sharded"][1:]
-    refused = json.loads(run(*inspect.split()).stdout)
+    refused = json.loads(run(*shlex.split(inspect, comments=True)).stdout)
     if os.environ.get(UPDATE):
         text = page.replace(merged, fold(printed) + "\n").replace(failed, fold(refused) + "\n")
         (REFERENCE / "json.md").write_text(text, encoding="utf-8")
