@@ -28,10 +28,14 @@ from ckpttool.problems import Diagnostic, FormatError, PlanError, join_clauses
 from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.wording import MOST_RANGES, count, format_numbers, format_shape
 
-MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
+MAX_NUMBER = 100_000  # of layers, and of experts; stops hostile files
 
 # Keys of one meaning; the first that the configuration has counts.
-_LAYERS = ("num_hidden_layers", "num_decoder_layers", "n_layer", "num_layers", "n_layers")
+_LAYERS = (
+    *("num_hidden_groups", "num_hidden_layers", "num_decoder_layers", "n_layer", "num_layers"),
+    *("n_layers", "decoder_layers"),
+)
+_LISTS_OF_LAYERS = ("layers_block_type", "layer_types")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
@@ -46,7 +50,7 @@ _TOGETHER = (
     (("gate_proj", "up_proj"), ("down_proj",)),
     (("gate_proj", "down_proj"), ("up_proj",)),
     (("gate_up_proj",), ("down_proj",)),
-    (("down_proj",), ("gate_up_proj", "up_proj", "gate_proj")),
+    (("down_proj",), ("gate_up_proj", "up_gate_proj", "up_proj", "gate_proj")),
     (("w1", "w3"), ("w2",)),
     (("k_proj", "v_proj"), ("q_proj",)),
     (("q_proj", "v_proj"), ("k_proj",)),
@@ -58,16 +62,19 @@ _TOGETHER = (
 
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.
 _EVERY = compile_late(r"_(step|freq|interval|period)$")
+_BORDER = compile_late(r"^first_k_|layer.*_(start|end)(_|$)")
 _BY_LAYER = compile_late(r"layer|block|ratio|pattern|freq|idx|indices")
 
 _LAYER = compile_late(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
 _EXPERT = compile_late(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
 _ROUTER = compile_late(r"(?:^|\.)(?!shared)\w*(?:gate|router)\.(?:.*\.)?weight$")
 _EMBEDDING = compile_late(
-    r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding_)?w\w*$"
+    r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding$|(?:embedding_)?w\w*$)"
 )
-_HEAD = compile_late(r"(?:^|\.)(?:lm_head|output_layer|embed_out|head|output)\.weight$")
-_OTHER_STACKS = compile_late(r"vis|audio|image|encoder")
+_HEAD = compile_late(r"(?:^|\.)(?:\w*lm_head|output_layer|embed_out|head|output)\.weight$")
+_NORM = compile_late(r"norm|(?:^|[._])ln(?:[._]|$)")
+_OTHER_STACKS = compile_late(r"mtp|vis|audio|image|speech|codec|vq|qformer")
+_LOOPS = compile_late(r"loop|cycle")  # of keys of models that run a layer several times
 _OF_MTP = ("enorm.weight", "hnorm.weight", "eh_proj.weight")  # beside those of a decoder layer
 
 
@@ -87,6 +94,18 @@ class Config(Struct, frozen=True):
         value = self.values.get(self.key(*keys))
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
+    @property
+    def layers(self) -> int:
+        """The number of layers, or of the items in a list of them; 0 if neither is there."""
+        kinds = self.values.get(self.key(*_LISTS_OF_LAYERS))
+        return self.number(*_LAYERS) or (len(kinds) if isinstance(kinds, list) else 0)
+
+    @property
+    def experts(self) -> int:
+        """The number of experts, for each modality that has its own; 0 for none."""
+        sizes = self.values.get("moe_intermediate_size")
+        return (self.number(*_EXPERTS) or 0) * (len(sizes) if isinstance(sizes, list) else 1)
+
 
 def load_config(path: str, is_typed: bool = True) -> Config:
     """Read a configuration, a file or that of a folder.
@@ -103,11 +122,10 @@ def load_config(path: str, is_typed: bool = True) -> Config:
             config = Config(file, read_config(file), is_typed)
         except FormatError as error:
             raise error.with_hint(hint) from error
-        sizes = (config.number(*_LAYERS) or 0, (config.number(*_EXPERTS) or 0) + 1)
-        if all(0 < number <= MAX_NUMBER for number in sizes):
+        if all(0 < number <= MAX_NUMBER for number in (config.layers, config.experts + 1)):
             return config
-        message = "no number of layers"
-        facts = f"expected {_LAYERS[0]}, a number from 1 to {MAX_NUMBER}, and no more experts"
+        message, hint = "no number of layers", "--like REFERENCE, which needs no configuration"
+        facts = f"expected num_hidden_layers, a number from 1 to {MAX_NUMBER}, and no more experts"
     raise PlanError([Diagnostic("source", message, hint, (), facts, where=path)])
 
 
@@ -145,7 +163,7 @@ class _Model:
         for name in metas:
             if match := _LAYER.fullmatch(name):
                 stacks[match[1]][int(match[2])].add(match[3])
-        self.layers_wanted = config.number(*_LAYERS) or 0
+        self.layers_wanted = config.layers
         self.mtp_wanted = config.number(*_MTP) or 0
         self.stack = max(stacks, key=lambda it: self._rank(it, stacks[it]), default="")
         self.layers: Mapping[int, set[str]] = stacks.get(self.stack, {})
@@ -156,9 +174,10 @@ class _Model:
         self.quantized = quantized if isinstance(quantized, dict) else {}
         self.is_packed = self.quantized.get("quant_method", "fp8") != "fp8"
 
-    def _rank(self, stack: str, layers: Mapping[int, set[str]]) -> tuple[bool, int]:
-        is_other = "mtp" in stack or _OTHER_STACKS.search(stack.removesuffix("encoder.layer."))
-        return not is_other, sum(map(len, layers.values()))
+    def _rank(self, stack: str, layers: Mapping[int, set[str]]) -> tuple[bool, bool, bool, int]:
+        is_language = "language" in stack or "decoder" in stack
+        names = sum(map(len, layers.values()))
+        return _OTHER_STACKS.search(stack) is None, is_language, "encoder" not in stack, names
 
     def findings(self) -> Iterator[Diagnostic]:
         yield from self._layers()
@@ -193,7 +212,9 @@ class _Model:
         facts = f"the configuration has {count(len(wanted), 'layer')}"
         if lost := sorted({*wanted} - self.layers.keys()):
             layers = count(len(lost), "layer", "are")
-            yield _wrong(f"{self._pattern(lost)}: {layers} missing", facts)
+            is_looped = any(map(_LOOPS.search, self.config.values))
+            problem = _doubt if is_looped else _wrong
+            yield problem(f"{self._pattern(lost)}: {layers} missing", facts)
         if more := [n for n in sorted(self.layers) if n >= len(wanted) + self.mtp_wanted]:
             yield _wrong(f"{self._pattern(more)}: {count(len(more), 'layer')} too many", facts)
         alone: list[int] = []
@@ -234,20 +255,22 @@ class _Model:
     def _of_experts(self, names: Iterable[str]) -> set[str]:
         """Return the names that all experts of a layer should have, by those of some."""
         matches = [match for name in names if (match := _EXPERT.fullmatch(name))]
-        wanted = self.config.number(*_EXPERTS)
-        numbers = range(wanted or 1 + max((int(match[2]) for match in matches), default=-1))
+        numbers = range(
+            self.config.experts or 1 + max((int(match[2]) for match in matches), default=-1)
+        )
         suffixes = Counter((match[1], match[3]) for match in matches)
         most = max(suffixes.values(), default=0)
         usual = [key for key, number in suffixes.items() if 2 * number >= most]
         return {f"{prefix}.{n}.{suffix}" for prefix, suffix in usual for n in numbers}
 
     def _experts(self) -> Iterator[Diagnostic]:
-        wanted = self.config.number(*_EXPERTS)
-        if not wanted or wanted == 1:
+        wanted = self.config.experts
+        if wanted < 2:
             return
-        of_experts = [name for name in self.metas if "expert" in name]
+        of_experts = [name for name in self.metas if "expert" in name and "share" not in name]
         told = f"the configuration has {wanted} experts"
-        if not of_experts:
+        others = (meta for n, meta in self.metas.items() if meta and not _ROUTER.search(n))
+        if not of_experts and wanted not in {meta.shape[:1] and meta.shape[0] for meta in others}:
             yield _wrong("no expert is there", told)
         matches = [match for name in of_experts if (match := _EXPERT.fullmatch(name))]
         if more := {int(match[2]) for match in matches} - {*range(wanted)}:
@@ -255,7 +278,7 @@ class _Model:
             yield _wrong(f"experts {numbers}: more than there should be", told)
         for name in filter(re.compile(r"experts\.[a-z]\w*$").search, of_experts):
             if (meta := self.metas[name]) and meta.shape and meta.shape[0] % wanted:
-                yield _wrong(f"{name}: axis 0 does not hold the experts", _facts(meta, told))
+                self._name([name], _wrong("do not hold the experts in axis 0", _facts(meta, told)))
         if of_experts and not any(map(_ROUTER.search, self.metas)):
             yield _wrong("no router of the experts is there", "for example mlp.gate.weight")
 
@@ -280,15 +303,21 @@ class _Model:
     def _vocabulary(self) -> Iterator[Diagnostic]:
         """Compare the embedding, the output head and the final norm."""
         rows, hidden = self.config.number("vocab_size"), self.config.number(*_HIDDEN)
-        outside = [name for name in self.outside if not _OTHER_STACKS.search(name)]
+        outside = [n for n in self.outside if not _OTHER_STACKS.search(n) and not _LAYER.match(n)]
+        shapes = {
+            n: meta.shape for n in outside if (meta := self.metas[n]) and len(meta.shape) == 2
+        }
         heads = [name for name in outside if _HEAD.search(name)]
-        alike = {n for n in outside if (meta := self.metas[n]) and meta.shape == (rows, hidden)}
-        embeddings = [n for n in outside if _EMBEDDING.search(n) or n in alike.difference(heads)]
+        alike = [n for n, it in shapes.items() if it == (rows, hidden) and n not in heads]
+        embeddings = alike or [name for name in outside if _EMBEDDING.search(name)]
         tied = self.config.values.get("tie_word_embeddings")
+        if not heads and not tied:
+            heads = [n for n, shape in shapes.items() if shape[0] == rows and n not in embeddings]
         classes = str(self.config.values.get("architectures") or "CausalLM")
         has_head = re.search("CausalLM|LMHead|Conditional", classes) is not None
-        if not embeddings and not (tied and heads):
-            yield _wrong("the embedding of the vocabulary is missing", "for example embed_tokens")
+        if rows is not None and not embeddings and not (tied and heads):
+            problem = _wrong if has_head else _doubt
+            yield problem("the embedding of the vocabulary is missing", "for example embed_tokens")
         if not heads and tied is None and has_head:
             facts = "the configuration lacks tie_word_embeddings"
             yield _doubt("no output head: the embedding may be tied to it", facts)
@@ -298,9 +327,10 @@ class _Model:
         elif heads and embeddings and tied:
             facts = f"{heads[0]}; tie_word_embeddings is true"
             yield _doubt("the output head is there, and loaders may take the embedding", facts)
-        has_norms = any("norm" in name.lower() for name in set().union(*self.layers.values()))
-        if has_norms and not any("norm" in name.lower() for name in self.outside):
-            yield _wrong("the norm behind the last layer is missing", "layers have norms")
+        has_norms = any(_NORM.search(name.lower()) for name in set().union(*self.layers.values()))
+        if has_norms and not any(_NORM.search(name.lower()) for name in self.outside):
+            problem = _wrong if "CausalLM" in classes else _doubt
+            yield problem("the norm behind the last layer is missing", "layers have norms")
         for name in (*embeddings, *heads):
             meta = self.metas[name]
             if meta is None or len(meta.shape) != 2 or rows is None or self.is_packed:
@@ -338,6 +368,8 @@ class _Model:
             parent, _, part = stem.rpartition(".")
             modules[f"{parent}.", name.removeprefix(stem)].add(part)
         for (parent, end), parts in modules.items():
+            if _ROUTER.search(f"{parent}weight") or not _LAYER.match(parent):
+                continue
             for given, belonging in _TOGETHER:
                 if not parts.issuperset(given) or parts & {*belonging}:
                     continue
@@ -350,6 +382,8 @@ class _Model:
         """Compare the weights of attention and of MLPs with the sizes in the configuration."""
         config, of_heads = self.config, dict[str, tuple[int, int]]()  # to axis and size
         heads, groups = config.number(*_HEADS) or 0, config.number(*_KV_HEADS)
+        if config.values.get("multi_query") and not config.values.get("new_decoder_architecture"):
+            groups = 1
         size = config.number("head_dim") or (config.number(*_HIDDEN) or 0) // max(heads, 1)
         others = [key for key in config.values if key.endswith("head_dim") and key != "head_dim"]
         facts = f"{heads} heads, {groups or heads} of keys and values"
@@ -376,19 +410,24 @@ class _Model:
             parts = {f"{parent}.{part}.weight" for part in mlp}
             if name in parts and len(parts & names) > 1 and "share" not in name:
                 key = config.key(*(_WIDTH_OF_EXPERTS if "expert" in name else _WIDTH))
-                self._fit(name, int(module == mlp[-1]), config.number(key), key)
+                self._fit(name, int(module == mlp[-1]), config.number(key), key, is_usual=True)
             elif name.endswith(".weight") and module in of_heads:
-                self._fit(name, *of_heads[module], facts)
+                is_usual = all(name in of_layer for of_layer in self.layers.values())
+                self._fit(name, *of_heads[module], facts, is_usual=is_usual)
 
-    def _fit(self, name: str, axis: int, size: int | None, why: str) -> None:
-        """Compare an axis of a weight in all layers that have it; None for an unknown size."""
+    def _fit(self, name: str, axis: int, size: int | None, why: str, *, is_usual: bool) -> None:
+        """Compare an axis of a weight in all layers that have it; None for an unknown size.
+
+        If it fits in no layer, it is wrong if the size is usual in all kinds of layers.
+        """
         there = {n: self.metas.get(f"{self.stack}{n}.{name}") for n in self.layers}
         metas = {n: meta for n, meta in there.items() if meta and len(meta.shape) == 2}
         fitting = {self._kind(n) for n, meta in metas.items() if meta.shape[axis] == size}
+        wanting = fitting or {self._kind(n) for n in metas if is_usual}
         for n, meta in metas.items() if size is not None else ():
             if meta.shape[axis] != size:  # perhaps another attention, of its own kind
                 facts = f"{_facts(meta, f'expected {size} in axis {axis}')}: {why}"
-                self._name([meta.name], _unfit(facts, not fitting or self._kind(n) in fitting))
+                self._name([meta.name], _unfit(facts, self._kind(n) in wanting))
 
     def _kind(self, layer: int) -> object:
         return self.kinds[min(layer, self.layers_wanted - 1)]  # MTP layers are as the last one
@@ -406,12 +445,14 @@ def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
         if isinstance(value, str) and "pattern" in key and len(value) == layers:
             by_layer = [*value]
         elif isinstance(value, list) and (len(value) == layers or _BY_LAYER.search(key)):
-            is_each = len(value) >= layers
-            by_layer = [repr(value[n]) if is_each else n in value for n in range(layers)]
+            is_each = len(value) >= layers or isinstance(next(iter(value), 0), str)
+            by_layer = [
+                repr(value[n % len(value)]) if is_each else n in value for n in range(layers)
+            ]
         elif isinstance(value, int) and 0 < value < layers and key not in (*_LAYERS, *_MTP):
             if _EVERY.search(key):
                 by_layer = [n % value for n in range(layers)]
-            elif key.startswith("first_k_"):
+            elif _BORDER.search(key) and value < layers - 1:
                 by_layer = [n < value for n in range(layers)]
             elif key.endswith("_layers"):
                 by_layer = [(n < value, n >= layers - value) for n in range(layers)]

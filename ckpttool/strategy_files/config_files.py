@@ -11,6 +11,7 @@ from ckpttool.formats.strict_json import read_json_object
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
+_TIED = "tie_word_embeddings"
 _LANGUAGE = ("text_config", "llm_config", "language_config")  # beside the parts for images
 
 
@@ -31,4 +32,6 @@ def read_config(path: str | os.PathLike[str]) -> Mapping[str, object]:
     """
     config = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
     inner = next((part for key in _LANGUAGE if isinstance(part := config.get(key), dict)), {})
-    return {**config, **inner}
+    # Of parts the outer one decides; where it says nothing, it ties none.
+    tied = {_TIED: True} if inner and config.get(_TIED) else {}
+    return {**config, **inner, **tied}
