@@ -73,7 +73,8 @@ _EMBEDDING = compile_late(
 )
 _HEAD = compile_late(r"(?:^|\.)(?:\w*lm_head|output_layer|embed_out|head|output)\.weight$")
 _NORM = compile_late(r"norm|(?:^|[._])ln(?:[._]|$)")
-_OTHER_STACKS = compile_late(r"mtp|vis|audio|image|speech|codec|vq|qformer")
+_MODALITY = compile_late(r"vis|audio|image|speech")
+_OTHER_STACKS = compile_late(rf"{_MODALITY.pattern}|mtp|codec|vq|qformer")
 _LOOPS = compile_late(r"loop|cycle")  # of keys of models that run a layer several times
 _OF_MTP = ("enorm.weight", "hnorm.weight", "eh_proj.weight")  # beside those of a decoder layer
 
@@ -165,6 +166,7 @@ class _Model:
                 stacks[match[1]][int(match[2])].add(match[3])
         self.layers_wanted = config.layers
         self.mtp_wanted = config.number(*_MTP) or 0
+        self.stacks: Mapping[str, Mapping[int, set[str]]] = stacks
         self.stack = max(stacks, key=lambda it: self._rank(it, stacks[it]), default="")
         self.layers: Mapping[int, set[str]] = stacks.get(self.stack, {})
         self.named: dict[str, Diagnostic] = {}  # name to what is wrong with it
@@ -181,6 +183,7 @@ class _Model:
 
     def findings(self) -> Iterator[Diagnostic]:
         yield from self._layers()
+        yield from self._parts()
         yield from self._mtp()
         yield from self._experts()
         yield from self._vocabulary()
@@ -202,21 +205,14 @@ class _Model:
     def _lose(self, names: Iterable[str], facts: str) -> None:
         self._name((name for name in names if name not in self.metas), _wrong("are missing", facts))
 
-    def _pattern(self, numbers: Iterable[int]) -> str:
-        shown = format_numbers(numbers, MOST_RANGES, ",")
-        return f"{self.stack}{shown if shown.isdigit() else f'{{{shown}}}'}.*"
-
     def _layers(self) -> Iterator[Diagnostic]:
         """Compare the number of layers, and the names of the layers of a kind."""
         wanted = range(self.layers_wanted)
         facts = f"the configuration has {count(len(wanted), 'layer')}"
-        if lost := sorted({*wanted} - self.layers.keys()):
-            layers = count(len(lost), "layer", "are")
-            is_looped = any(map(_LOOPS.search, self.config.values))
-            problem = _doubt if is_looped else _wrong
-            yield problem(f"{self._pattern(lost)}: {layers} missing", facts)
+        yield from self._gaps(self.stack, self.layers, wanted, facts)
         if more := [n for n in sorted(self.layers) if n >= len(wanted) + self.mtp_wanted]:
-            yield _wrong(f"{self._pattern(more)}: {count(len(more), 'layer')} too many", facts)
+            layers = count(len(more), "layer")
+            yield _wrong(f"{_pattern(self.stack, more)}: {layers} too many", facts)
         alone: list[int] = []
         for kind in dict.fromkeys(self.kinds):
             alike = [n for n in wanted if self.kinds[n] == kind and n in self.layers]
@@ -232,7 +228,35 @@ class _Model:
                 self._lose(full_names, "other layers, or experts, of the kind have them")
         if alone:
             facts = "so nothing shows what it should have"
-            yield _doubt(f"{self._pattern(alone)}: no other layer is of its kind", facts)
+            yield _doubt(f"{_pattern(self.stack, alone)}: no other layer is of its kind", facts)
+
+    def _gaps(
+        self, stack: str, layers: Mapping[int, set[str]], wanted: Iterable[int], facts: str
+    ) -> Iterator[Diagnostic]:
+        if lost := sorted({*wanted} - layers.keys()):
+            problem = _doubt if any(map(_LOOPS.search, self.config.values)) else _wrong
+            missing = count(len(lost), "layer", "are")
+            yield problem(f"{_pattern(stack, lost)}: {missing} missing", facts)
+
+    def _parts(self) -> Iterator[Diagnostic]:
+        """Compare the layers of images and of sound with those of their configurations."""
+        for key, values in self.config.values.items():
+            part = Config("", values) if isinstance(values, dict) else None
+            number = 0 if part is None else part.layers or part.number("depth") or 0
+            if not number or not _MODALITY.search(key):
+                continue
+            wanted = {*range(min(number, MAX_NUMBER))}
+            others = (stack for stack in self.stacks if stack != self.stack)
+            stack = min(others, key=lambda it: len(wanted ^ self.stacks[it].keys()), default="")
+            layers = self.stacks.get(stack, {})
+            if 2 * len(wanted & layers.keys()) < len(wanted) or layers.keys() - wanted:
+                yield _doubt(f"no layers are those of {key}", f"it has {count(number, 'layer')}")
+                continue
+            yield from self._gaps(stack, layers, wanted, f"{key} has {count(number, 'layer')}")
+            holders = Counter(name for names in layers.values() for name in names)
+            usual = [name for name, times in holders.items() if 4 * times > 3 * len(layers)]
+            names = (f"{stack}{n}.{name}" for n in layers for name in usual)
+            self._lose(names, "other layers of the stack have them")
 
     def _shapes(self) -> None:
         """Compare the shapes of the layers of a kind, and of all experts in them."""
@@ -367,6 +391,8 @@ class _Model:
             stem = name.removesuffix(".weight")
             parent, _, part = stem.rpartition(".")
             modules[f"{parent}.", name.removeprefix(stem)].add(part)
+            if part == "bias" and _NORM.search(parent.lower()):
+                self._lose([f"{parent}.weight"], "a norm with a bias has a weight")
         for (parent, end), parts in modules.items():
             if _ROUTER.search(f"{parent}weight") or not _LAYER.match(parent):
                 continue
@@ -403,6 +429,7 @@ class _Model:
                 fused = ("linear_qkv", "qkv_proj", "query_key_value")
                 of_heads |= dict.fromkeys(fused, (0, (heads + 2 * (groups or heads)) * size))
             facts += f", {size} elements each"
+        is_adjusted = config.values.get("block_auto_adjust_ff_dim")
         names = set[str]().union(*self.layers.values())
         for name in sorted(names):
             parent, _, module = name.removesuffix(".weight").rpartition(".")
@@ -410,7 +437,8 @@ class _Model:
             parts = {f"{parent}.{part}.weight" for part in mlp}
             if name in parts and len(parts & names) > 1 and "share" not in name:
                 key = config.key(*(_WIDTH_OF_EXPERTS if "expert" in name else _WIDTH))
-                self._fit(name, int(module == mlp[-1]), config.number(key), key, is_usual=True)
+                width = None if is_adjusted else config.number(key)
+                self._fit(name, int(module == mlp[-1]), width, key, is_usual=True)
             elif name.endswith(".weight") and module in of_heads:
                 is_usual = all(name in of_layer for of_layer in self.layers.values())
                 self._fit(name, *of_heads[module], facts, is_usual=is_usual)
@@ -433,6 +461,11 @@ class _Model:
         return self.kinds[min(layer, self.layers_wanted - 1)]  # MTP layers are as the last one
 
 
+def _pattern(stack: str, numbers: Iterable[int]) -> str:
+    shown = format_numbers(numbers, MOST_RANGES, ",")
+    return f"{stack}{shown if shown.isdigit() else f'{{{shown}}}'}.*"
+
+
 def _facts(meta: TensorMeta, told: str) -> str:
     return f"{format_shape(meta.shape)}; {told}"
 
@@ -445,7 +478,8 @@ def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
         if isinstance(value, str) and "pattern" in key and len(value) == layers:
             by_layer = [*value]
         elif isinstance(value, list) and (len(value) == layers or _BY_LAYER.search(key)):
-            is_each = len(value) >= layers or isinstance(next(iter(value), 0), str)
+            is_flags = len(value) >= layers and len({*map(repr, value)}) < len(value)
+            is_each = is_flags or isinstance(next(iter(value), 0), str)
             by_layer = [
                 repr(value[n % len(value)]) if is_each else n in value for n in range(layers)
             ]
