@@ -125,7 +125,7 @@ def load_config(path: str, is_typed: bool = True) -> Config:
             raise error.with_hint(hint) from error
         if all(0 < number <= MAX_NUMBER for number in (config.layers, config.experts + 1)):
             return config
-        message, hint = "no number of layers", "--like REFERENCE, which needs no configuration"
+        message, hint = "no number of layers", f"{hint}, or --like with another copy of it"
         facts = f"expected num_hidden_layers, a number from 1 to {MAX_NUMBER}, and no more experts"
     raise PlanError([Diagnostic("source", message, hint, (), facts, where=path)])
 
@@ -254,7 +254,7 @@ class _Model:
                 continue
             yield from self._gaps(stack, layers, wanted, f"{key} has {count(number, 'layer')}")
             holders = Counter(name for names in layers.values() for name in names)
-            usual = [name for name, times in holders.items() if 4 * times > 3 * len(layers)]
+            usual = [name for name, times in holders.items() if 4 * times >= 3 * len(layers)]
             names = (f"{stack}{n}.{name}" for n in layers for name in usual)
             self._lose(names, "other layers of the stack have them")
 

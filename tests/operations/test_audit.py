@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.audit import _unlike
-from ckpttool.operations.model_config import Config, compare_config
+from ckpttool.operations.model_config import Config, compare_config, load_config
 from ckpttool.operations.tensor_diff import compare_headers
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.checkpoints import noise, write_file, write_ranks
@@ -52,6 +52,12 @@ OF_KINDS = {  # what tells the dense layers, the first two, from the others
     "moe_layer_freq": {"n_routed_experts": EXPERTS, "moe_layer_freq": [0, 0, 1, 1, 1, 1]},
     "layer_types": {"num_local_experts": EXPERTS, "layer_types": [*("abcccc")]},
     "hybrid_override_pattern": {"num_experts": EXPERTS, "hybrid_override_pattern": "--EEEE"},
+    "moe_layer_start_index": {"moe_num_experts": EXPERTS, "moe_layer_start_index": 2},
+    "moe_layers": {
+        "n_routed_experts": EXPERTS,
+        "moe_layers": [*range(LAYERS)],  # a list of layers, not an item for each
+        "first_k_dense_replace": 2,
+    },
 }
 
 
@@ -147,6 +153,97 @@ def test_a_complete_model_is_as_its_configuration_says(key):
     assert found(model_of(mtp=0), {**BASE, **OF_KINDS[key]}) == []
 
 
+def test_a_list_of_kinds_begins_again_behind_its_end():
+    metas = model_of(dense=LAYERS, mtp=0)
+    for n in (2, 5):
+        del metas[f"model.layers.{n}.self_attn.o_proj.weight"]
+    config = {**BASE, "block_types": ["recurrent", "recurrent", "attention"]}
+    assert found(metas, config) == []
+    assert len(found(metas, BASE)) == 1
+
+
+def with_images(layers, gone=()):
+    """A model with a stack of layers for images; ``gone`` are tensors that it lacks."""
+    names = [f"vision_tower.blocks.{n}.{name}" for n in range(layers) for name in ("a", "b")]
+    return FULL | {name: TensorMeta(name, "Float32", (3, 4)) for name in names if name not in gone}
+
+
+OF_IMAGES = {**CONFIG, "vision_config": {"depth": 4}}
+
+
+def test_layers_of_images_are_as_their_configuration_says():
+    assert found(with_images(4), OF_IMAGES) == []
+    assert found(with_images(3), OF_IMAGES) == ["vision_tower.blocks.3.*: 1 layer is missing"]
+    (message,) = found(with_images(4, ["vision_tower.blocks.2.b"]), OF_IMAGES)
+    assert message == "vision_tower.blocks.2.b: 1 tensor is missing"
+
+
+def as_falcon():
+    """Falcon: one weight has the queries, one key and one value; norms are called ``ln``."""
+    shapes = {
+        "transformer.word_embeddings.weight": (WORDS, HIDDEN),
+        "lm_head.weight": (WORDS, HIDDEN),
+    }
+    shapes |= {"transformer.ln_f.weight": (HIDDEN,), "transformer.ln_f.bias": (HIDDEN,)}
+    for n in range(LAYERS):
+        qkv = ((HEADS + 2) * 2, HIDDEN)
+        shapes[f"transformer.h.{n}.self_attention.query_key_value.weight"] = qkv
+        shapes[f"transformer.h.{n}.input_layernorm.weight"] = (HIDDEN,)
+    return {name: TensorMeta(name, "BFloat16", shape) for name, shape in shapes.items()}
+
+
+OF_FALCON = {**BASE, "head_dim": None, "multi_query": True, "num_key_value_heads": HEADS}
+
+
+def test_one_key_serves_all_heads_with_multi_query():
+    assert found(as_falcon(), OF_FALCON) == []
+    (message,) = found(as_falcon(), {**OF_FALCON, "multi_query": False})
+    assert "query_key_value.weight: 6 tensors have another shape" in message
+
+
+def test_a_norm_that_lost_its_weight_or_all_of_it_is_missing():
+    metas = as_falcon()
+    del metas["transformer.ln_f.weight"]
+    assert found(metas, OF_FALCON) == ["transformer.ln_f.weight: 1 tensor is missing"]
+    del metas["transformer.ln_f.bias"]
+    assert found(metas, OF_FALCON) == ["the norm behind the last layer is missing"]
+
+
+def without_experts(shape):
+    """A model whose experts are one tensor of a layer, under a name without that word."""
+    metas = model_of(dense=LAYERS, mtp=0)
+    name = "model.layers.3.block.input_linear.weight"
+    return metas | {name: TensorMeta(name, "BFloat16", shape)}
+
+
+def test_experts_are_known_by_their_number():
+    config = {**BASE, "num_local_experts": EXPERTS, "layer_types": [*"aaabaa"]}
+    assert found(without_experts((EXPERTS, 3, 5)), config) == []
+    assert found(without_experts((EXPERTS + 1, 3, 5)), config) == ["no expert is there"]
+
+
+def test_experts_of_each_modality_count():
+    config = {**CONFIG, "n_routed_experts": EXPERTS // 2, "moe_intermediate_size": [5, 5]}
+    assert found(FULL, config) == []
+
+
+def test_the_outer_configuration_ties_the_head(tmp_path):
+    metas = {name: meta for name, meta in FULL.items() if name != "lm_head.weight"}
+    for tied, expected in ((True, []), (False, ["the output head is missing"])):
+        nested = {"tie_word_embeddings": tied, "text_config": CONFIG}
+        (tmp_path / "config.json").write_text(json.dumps(nested))
+        assert found(metas, load_config(str(tmp_path)).values) == expected
+
+
+def test_layers_are_counted_by_other_keys():
+    given = {key: value for key, value in CONFIG.items() if key != "num_hidden_layers"}
+    decoder = {name.replace("layers", "decoder.layers"): meta for name, meta in FULL.items()}
+    encoder = {name.replace("layers", "encoder.layers"): meta for name, meta in FULL.items()}
+    longer = {name.replace(".6.", ".7."): meta for name, meta in encoder.items()}
+    assert found(decoder | longer, {**given, "encoder_layers": 8, "decoder_layers": LAYERS}) == []
+    assert found(FULL, {**given, "layer_types": [*"aabbbb"]}) == []
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_model_of_each_family_is_as_its_configuration_says(name):
     recipe, choices = next(variant[1:] for variant in VARIANTS if variant[0] == name)
@@ -215,6 +312,9 @@ def test_what_is_not_as_the_configuration_says_is_an_error(metas, config, expect
         (transposed(FULL, "s.1.mlp.down_proj.weight"), {}, "1 tensor has another shape"),
         (model_of(dense=1), {"first_k_dense_replace": 1}, "no other layer is of its kind"),
         (FULL, {"quantization_config": {"quant_method": "gptq"}}, "shapes are not compared"),
+        (FULL, {"num_hidden_layers": 12, "n_loops": 2}, "{7-11}.*: 5 layers are missing"),
+        (FULL, {"vision_config": {"depth": 4}}, "no layers are those of vision_config"),
+        (without("embed_tokens.weight"), {"architectures": ["Encoder"]}, "the embedding of"),
     ],
 )
 def test_what_the_configuration_does_not_explain_is_a_doubt(metas, config, doubt):
