@@ -178,7 +178,7 @@ class Claim:
             self._log_lock.release()
 
     def abandon(self) -> None:
-        """Release the log; remove new folders without an output, and records of no use."""
+        """Release the log; if nothing can be resumed, remove records, and new folders."""
         record = self._record
         if self._run.is_finished:
             return
@@ -193,9 +193,9 @@ class Claim:
                 self.release()
                 if not (self._is_of_others(destination) or _has_something_to_resume(destination)):
                     forget_run(record)
+                    remove_empty(self._new_folders)
         finally:
             self.release()
-            remove_empty(self._new_folders)
 
     def _is_of_others(self, destination: Destination) -> bool:
         if self._has_locks:

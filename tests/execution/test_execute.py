@@ -137,7 +137,6 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
     ]
     names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
     assert files_below(tmp_path) == [*UNFINISHED, *names]
-    assert not any(tmp_path.glob("rank_[2-9]"))
 
 
 def test_a_removed_output_stays_open_until_no_task_can_write_to_it(tmp_path, monkeypatch):
