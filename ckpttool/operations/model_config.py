@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from shlex import quote
 
@@ -214,6 +215,7 @@ class _Model:
             layers = count(len(more), "layer")
             yield _wrong(f"{_pattern(self.stack, more)}: {layers} too many", facts)
         alone: list[int] = []
+        of_experts = cache(self._of_experts)  # most layers have equal names
         for kind in dict.fromkeys(self.kinds):
             alike = [n for n in wanted if self.kinds[n] == kind and n in self.layers]
             holders = Counter(name for n in alike for name in self.layers[n])
@@ -223,8 +225,8 @@ class _Model:
                 odd = (f"{self.stack}{n}.{name}" for name in self.layers[n] - usual)
                 unexplained = "most layers lack them, and no key of the configuration explains it"
                 self._name(odd, _doubt("are in some layers only", unexplained))
-                names = usual | self._of_experts(usual | self.layers[n])
-                full_names = (f"{self.stack}{n}.{name}" for name in names)
+                names = usual | of_experts(frozenset(usual | self.layers[n]))
+                full_names = (f"{self.stack}{n}.{name}" for name in names - self.layers[n])
                 self._lose(full_names, "other layers, or experts, of the kind have them")
         if alone:
             facts = "so nothing shows what it should have"
