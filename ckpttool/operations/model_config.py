@@ -29,7 +29,7 @@ from ckpttool.problems import Diagnostic, FormatError, PlanError, join_clauses
 from ckpttool.strategy_files.config_files import CONFIG, read_config
 from ckpttool.wording import MOST_RANGES, count, format_numbers, format_shape
 
-MAX_NUMBER = 100_000  # of layers, and of experts; stops hostile files
+MAX_NUMBER = 10_000  # of layers, and of experts; stops hostile files
 
 # Keys of one meaning; the first that the configuration has counts.
 _LAYERS = (
@@ -62,12 +62,13 @@ _TOGETHER = (
 )
 
 # Keys that divide layers into kinds: each k-th is another, or a list has an item for each.
-_EVERY = compile_late(r"_(step|freq|interval|period)$")
+_EVERY = compile_late(r"_(step|freq|frequency|interval|period|share_factor)$|^layer_group_size$")
 _BORDER = compile_late(r"^first_k_|layer.*_(start|end)(_|$)")
 _BY_LAYER = compile_late(r"layer|block|ratio|pattern|freq|idx|indices")
 
-_LAYER = compile_late(r"((?:.*?\.)?)(\d{1,7})\.(.*)")  # around the first number
-_EXPERT = compile_late(r"((?:.*\.)?(?!shared)\w*experts?)\.(\d{1,7})\.(.*)")
+_LAYER = compile_late(r"((?:.*?\.)?)([0-9]{1,7})\.(.*)")  # around the first number
+_EXPERT = compile_late(r"^((?:.*\.)?(?!shared)\w*experts?)\.([0-9]{1,7})\.(.*)")
+_ZEROS = compile_late(r"(?<![^.])0+(?=[0-9]+\.)")  # before numbers, as in layers.07
 _ROUTER = compile_late(r"(?:^|\.)(?!shared)\w*(?:gate|router)\.(?:.*\.)?weight$")
 _EMBEDDING = compile_late(
     r"(?:^|\.)(?:embed(?:_tokens|_in)?|(?:word_|tok_)?embeddings?|wte)\.(?:embedding$|(?:embedding_)?w\w*$)"
@@ -108,6 +109,11 @@ class Config(Struct, frozen=True):
         sizes = self.values.get("moe_intermediate_size")
         return (self.number(*_EXPERTS) or 0) * (len(sizes) if isinstance(sizes, list) else 1)
 
+    @property
+    def mtp_layers(self) -> int:
+        """The number of layers that predict further tokens; 0 for none."""
+        return max(self.number(*_MTP) or 0, 0)
+
 
 def load_config(path: str, is_typed: bool = True) -> Config:
     """Read a configuration, a file or that of a folder.
@@ -124,16 +130,21 @@ def load_config(path: str, is_typed: bool = True) -> Config:
             config = Config(file, read_config(file), is_typed)
         except FormatError as error:
             raise error.with_hint(hint) from error
-        if all(0 < number <= MAX_NUMBER for number in (config.layers, config.experts + 1)):
+        numbers = (config.layers, config.experts + 1, config.mtp_layers + 1)
+        if all(0 < number <= MAX_NUMBER for number in numbers):
             return config
         message, hint = "no number of layers", f"{hint}, or --like with another copy of it"
-        facts = f"expected num_hidden_layers, a number from 1 to {MAX_NUMBER}, and no more experts"
+        facts = f"expected num_hidden_layers, from 1 to {MAX_NUMBER}; as many experts at most"
     raise PlanError([Diagnostic("source", message, hint, (), facts, where=path)])
 
 
 def compare_config(config: Config, metas: Metas) -> Iterator[Diagnostic]:
     """Yield what of a model is not as its configuration says, and what cannot be known."""
-    weights = {n: meta for n, meta in metas.items() if parse_name(n).parameter is None}
+    weights = {
+        _ZEROS.sub("", name): meta
+        for name, meta in metas.items()
+        if parse_name(name).parameter is None
+    }
     hint = f"--config {quote(config.path)}, which makes it an error"
     for finding in _Model(config, weights).findings():
         if config.is_typed:
@@ -166,13 +177,13 @@ class _Model:
             if match := _LAYER.fullmatch(name):
                 stacks[match[1]][int(match[2])].add(match[3])
         self.layers_wanted = config.layers
-        self.mtp_wanted = config.number(*_MTP) or 0
+        self.mtp_wanted = config.mtp_layers
         self.stacks: Mapping[str, Mapping[int, set[str]]] = stacks
         self.stack = max(stacks, key=lambda it: self._rank(it, stacks[it]), default="")
         self.layers: Mapping[int, set[str]] = stacks.get(self.stack, {})
         self.named: dict[str, Diagnostic] = {}  # name to what is wrong with it
         self.outside = [name for name in metas if not name.startswith(self.stack or "\0")]
-        self.kinds = _kinds(config, self.layers_wanted)
+        self.kinds = _kinds(config, self.layers_wanted, self.layers)
         quantized = config.values.get("quantization_config")
         self.quantized = quantized if isinstance(quantized, dict) else {}
         self.is_packed = self.quantized.get("quant_method", "fp8") != "fp8"
@@ -216,8 +227,11 @@ class _Model:
             yield _wrong(f"{_pattern(self.stack, more)}: {layers} too many", facts)
         alone: list[int] = []
         of_experts = cache(self._of_experts)  # most layers have equal names
-        for kind in dict.fromkeys(self.kinds):
-            alike = [n for n in wanted if self.kinds[n] == kind and n in self.layers]
+        by_kind: dict[object, list[int]] = {}
+        for n in wanted:
+            if n in self.layers:
+                by_kind.setdefault(self._kind(n), []).append(n)
+        for alike in by_kind.values():
             holders = Counter(name for n in alike for name in self.layers[n])
             usual = {name for name, number in holders.items() if 2 * number >= len(alike)}
             alone += alike if len(alike) == 1 else ()
@@ -267,9 +281,10 @@ class _Model:
         folded = {name: _EXPERT.sub(r"\1.*.\3", name) for name in every}
         for n, names in self.layers.items():
             for name in sorted(names):
-                if meta := self.metas[f"{self.stack}{n}.{name}"]:
+                full_name = f"{self.stack}{n}.{name}"
+                if meta := self.metas[full_name]:
                     key = self._kind(n), folded[name]
-                    alike.setdefault(key, {}).setdefault(meta.shape, []).append(meta.name)
+                    alike.setdefault(key, {}).setdefault(meta.shape, []).append(full_name)
         for shapes in alike.values():
             usual = max(shapes, key=lambda shape: len(shapes[shape]))
             is_usual = 2 * len(shapes[usual]) > sum(map(len, shapes.values()))
@@ -295,8 +310,8 @@ class _Model:
             return
         of_experts = [name for name in self.metas if "expert" in name and "share" not in name]
         told = f"the configuration has {wanted} experts"
-        others = (meta for n, meta in self.metas.items() if meta and not _ROUTER.search(n))
-        if not of_experts and wanted not in {meta.shape[:1] and meta.shape[0] for meta in others}:
+        stacked = (meta.shape[0] for meta in self.metas.values() if meta and len(meta.shape) > 2)
+        if not of_experts and wanted not in stacked:
             yield _wrong("no expert is there", told)
         matches = [match for name in of_experts if (match := _EXPERT.fullmatch(name))]
         if more := {int(match[2]) for match in matches} - {*range(wanted)}:
@@ -436,8 +451,9 @@ class _Model:
         for name in sorted(names):
             parent, _, module = name.removesuffix(".weight").rpartition(".")
             mlp: tuple[str, ...] = next((it for it in _MLPS if module in it), ())
-            parts = {f"{parent}.{part}.weight" for part in mlp}
-            if name in parts and len(parts & names) > 1 and "share" not in name:
+            parts = [f"{parent}.{part}.weight" for part in mlp]
+            is_mlp = name in parts and parts[1] in names  # Qwen's first one has w1 and w2 alone
+            if is_mlp and len(names.intersection(parts)) > 1 and "share" not in name:
                 key = config.key(*(_WIDTH_OF_EXPERTS if "expert" in name else _WIDTH))
                 width = None if is_adjusted else config.number(key)
                 self._fit(name, int(module == mlp[-1]), width, key, is_usual=True)
@@ -457,10 +473,11 @@ class _Model:
         for n, meta in metas.items() if size is not None else ():
             if meta.shape[axis] != size:  # perhaps another attention, of its own kind
                 facts = f"{_facts(meta, f'expected {size} in axis {axis}')}: {why}"
-                self._name([meta.name], _unfit(facts, self._kind(n) in wanting))
+                is_sure = self._kind(n) in wanting
+                self._name([f"{self.stack}{n}.{name}"], _unfit(facts, is_sure))
 
     def _kind(self, layer: int) -> object:
-        return self.kinds[min(layer, self.layers_wanted - 1)]  # MTP layers are as the last one
+        return self.kinds[layer]
 
 
 def _pattern(stack: str, numbers: Iterable[int]) -> str:
@@ -472,26 +489,41 @@ def _facts(meta: TensorMeta, told: str) -> str:
     return f"{format_shape(meta.shape)}; {told}"
 
 
-def _kinds(config: Config, layers: int) -> list[tuple[object, ...]]:
-    """Return the kind of each layer, by all keys that may tell layers apart."""
-    kinds: list[list[object]] = [[] for _ in range(layers)]
-    for key, value in sorted(config.values.items()):
+def _kinds(config: Config, layers: int, there: Iterable[int]) -> Mapping[int, object]:
+    """Return the kind of each layer that is there, by all keys that may tell layers apart."""
+    numbers = {n: min(n, layers - 1) for n in there}  # MTP layers are as the last one
+    kinds: dict[int, list[object]] = {n: [] for n in numbers.values()}
+    for key, value in _values_of_layers(config):
         by_layer: list[object] = []
         if isinstance(value, str) and "pattern" in key and len(value) == layers:
-            by_layer = [*value]
+            by_layer = [value[n] for n in kinds]
         elif isinstance(value, list) and (len(value) == layers or _BY_LAYER.search(key)):
             is_flags = len(value) >= layers and len({*map(repr, value)}) < len(value)
-            is_each = is_flags or isinstance(next(iter(value), 0), str)
-            by_layer = [
-                repr(value[n % len(value)]) if is_each else n in value for n in range(layers)
-            ]
-        elif isinstance(value, int) and 0 < value < layers and key not in (*_LAYERS, *_MTP):
+            if is_flags or isinstance(next(iter(value), 0), str):
+                by_layer = [repr(value[n % len(value)]) for n in kinds]
+            else:
+                named = {n for n in value if isinstance(n, int)}
+                first = int(layers in named)  # some count from 1
+                by_layer = [n + first in named for n in kinds]
+        elif type(value) is int and 0 < value < layers and key not in (*_LAYERS, *_MTP):
             if _EVERY.search(key):
-                by_layer = [n % value for n in range(layers)]
+                by_layer = [n % value for n in kinds]
             elif _BORDER.search(key) and value < layers - 1:
-                by_layer = [n < value for n in range(layers)]
+                by_layer = [n < value for n in kinds]
             elif key.endswith("_layers"):
-                by_layer = [(n < value, n >= layers - value) for n in range(layers)]
-        for kind, item in zip(kinds, by_layer, strict=False):
+                by_layer = [(n < value, n >= layers - value) for n in kinds]
+        for kind, item in zip(kinds.values(), by_layer, strict=False):
             kind.append(item)
-    return [*map(tuple, kinds)]
+    return {n: tuple(kinds[number]) for n, number in numbers.items()}
+
+
+def _values_of_layers(config: Config) -> Iterator[tuple[str, object]]:
+    """Yield keys with their values; of a part without layers of its own, lists of layers."""
+    for key, value in config.values.items():
+        yield key, value
+        if not isinstance(value, dict) or Config("", value).layers:
+            continue
+        for inner, numbers in value.items():
+            are_layers = inner.endswith("_layers") and isinstance(numbers, list)
+            if are_layers and all(type(n) is int for n in numbers):
+                yield inner, numbers

@@ -14,6 +14,7 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations.audit import _unlike
 from ckpttool.operations.model_config import Config, compare_config, load_config
 from ckpttool.operations.tensor_diff import compare_headers
+from ckpttool.problems import PlanError
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import merged, message, run, run_well
@@ -58,6 +59,7 @@ OF_KINDS = {  # what tells the dense layers, the first two, from the others
         "moe_layers": [*range(LAYERS)],  # a list of layers, not an item for each
         "first_k_dense_replace": 2,
     },
+    "part": {"n_routed_experts": EXPERTS, "part": {"moe_layers": [3, 4, 5, LAYERS]}},  # from 1
 }
 
 
@@ -151,6 +153,59 @@ def test_another_shape_is_told_beside_another_type():
 def test_a_complete_model_is_as_its_configuration_says(key):
     assert found(GATED, {**BASE, **WIDTHS, "num_nextn_predict_layers": 1, **OF_KINDS[key]}) == []
     assert found(model_of(mtp=0), {**BASE, **OF_KINDS[key]}) == []
+
+
+@pytest.mark.parametrize("key", ["moe_layer_frequency", "cla_share_factor", "layer_group_size"])
+def test_each_second_layer_may_be_of_another_kind(key):
+    metas = model_of(dense=LAYERS, mtp=0)
+    for n in (1, 3, 5):
+        del metas[f"model.layers.{n}.self_attn.o_proj.weight"]
+    assert found(metas, {**BASE, key: 2}) == []
+    (said,) = found(metas, BASE)
+    assert "{1,3,5}.self_attn.o_proj.weight: 3 tensors are missing" in said
+
+
+def test_a_switch_tells_no_layers_apart():
+    metas = model_of(dense=LAYERS, mtp=0)
+    del metas["model.layers.0.input_layernorm.weight"]
+    (said,) = found(metas, {**BASE, "share_layers": True})
+    assert "layers.0.input_layernorm.weight: 1 tensor is missing" in said
+
+
+def test_numbers_of_layers_may_begin_with_zeros():
+    metas = {name.replace("layers.", "layers.0"): meta for name, meta in FULL.items()}
+    assert found(metas) == []
+    del metas["model.layers.03.mlp.experts.1.up_proj.weight"]
+    (said,) = found(metas)
+    assert "layers.3.mlp.experts.1.up_proj.weight: 1 tensor is missing" in said
+
+
+def test_experts_that_are_all_gone_are_missed_beside_vectors_as_long_as_their_number():
+    metas = {name: meta for name, meta in FULL.items() if ".experts." not in name}
+    assert metas["model.layers.2.mlp.gate.e_score_correction_bias"].shape == (EXPERTS,)
+    assert "no expert is there" in found(metas)
+
+
+def test_w1_and_w2_without_w3_are_no_mlp_of_three():
+    shapes = {"w1": (5, HIDDEN), "w2": (5, HIDDEN), "c_proj": (HIDDEN, 5)}  # Qwen's first one
+    metas = {name: meta for name, meta in model_of(mtp=0).items() if ".mlp." not in name}
+    for n in range(LAYERS):
+        for part, shape in shapes.items():
+            name = f"model.layers.{n}.mlp.{part}.weight"
+            metas[name] = TensorMeta(name, "BFloat16", shape)
+    assert found(metas, {**BASE, "intermediate_size": 10}) == []
+
+
+def test_numbers_that_no_model_has_are_refused_or_ignored(tmp_path):
+    path = tmp_path / "config.json"
+    assert found(model_of(mtp=0), {**CONFIG, "num_nextn_predict_layers": -1}) == []
+    path.write_text(json.dumps({**CONFIG, "num_nextn_predict_layers": 10**30}))
+    with pytest.raises(PlanError, match="no number of layers"):
+        load_config(str(path))
+    path.write_text(json.dumps({**CONFIG, "num_hidden_layers": 10_000, "moe_layer_freq": 5_000}))
+    many = {**load_config(str(path)).values, **{f"{n}_step": 2 for n in range(10_000)}}
+    (lost, *_) = found(FULL, many)  # takes minutes if it is done for each layer and key
+    assert lost == "model.layers.{7-9999}.*: 9993 layers are missing"
 
 
 def test_a_list_of_kinds_begins_again_behind_its_end():
