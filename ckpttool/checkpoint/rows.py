@@ -203,7 +203,7 @@ class RowChanges:
         idle = self.regrouped_by - self._effective
         if (names := [it.name for it in self._fusions if it.name in idle]) and not self._unlike:
             message = f"--fused changes nothing of {shorten(names)}"
-            facts = "source and target have as many slices of these weights"
+            facts = "source and target have as many slices along the axis that is fused"
             yield Diagnostic("doubt", message, facts=facts, where=self._where)
         if self._wanted is not None:
             yield from self._found_of_vocabulary(*self._wanted)

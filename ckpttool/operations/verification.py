@@ -21,6 +21,7 @@ from ckpttool.checkpoint.checkpoint import (
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
+from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks.bad_values import DIFFERENT_UNLISTED, check_contents, find_differences
 from ckpttool.checks.manifest_hashes import check_set
@@ -321,7 +322,8 @@ def _read(
     """
     catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
     mistakes = [*check_choice(checkpoint), *check_casts(checkpoint)]
-    if mistakes and not catalog.damaged:  # which may have the names
+    are_all_there = not (ranks_without_file(catalog, checkpoint.strategy) or catalog.damaged)
+    if mistakes and are_all_there:  # else the others may have the names
         raise PlanError(mistakes)
     manifests = find_manifests(catalog)
     partial = () if checkpoint.unfiltered is None else catalog.paths
