@@ -32,6 +32,6 @@ def read_config(path: str | os.PathLike[str]) -> Mapping[str, object]:
     """
     config = read_json_object(os.fspath(path), MAX_CONFIG_BYTES)
     inner = next((part for key in _LANGUAGE if isinstance(part := config.get(key), dict)), {})
-    # Of parts the outer one decides; where it says nothing, it ties none.
+    # Either may tie: transformers 5 goes by the outer part, 4 by that of the language.
     tied = {_TIED: True} if inner and config.get(_TIED) else {}
     return {**config, **inner, **tied}
