@@ -250,7 +250,8 @@ class _Model:
         self, stack: str, layers: Mapping[int, set[str]], wanted: Iterable[int], facts: str
     ) -> Iterator[Diagnostic]:
         if lost := sorted({*wanted} - layers.keys()):
-            problem = _doubt if any(map(_LOOPS.search, self.config.values)) else _wrong
+            has_loops = any(it for key, it in self.config.values.items() if _LOOPS.search(key))
+            problem = _doubt if has_loops else _wrong
             missing = count(len(lost), "layer", "are")
             yield problem(f"{_pattern(stack, lost)}: {missing} missing", facts)
 

@@ -322,6 +322,7 @@ def test_a_lost_part_of_a_stack_of_its_own_that_predicts_tokens_is_named(name):
     ("metas", "config", "expected"),
     [
         (model_of(4, mtp=0), {}, ["model.layers.{4,5}.*: 2 layers are missing"]),
+        (FULL, {"num_hidden_layers": 9, "n_loops": 0}, ["{7,8}.*: 2 layers are missing"]),
         (model_of(mtp=0), {}, ["1 MTP layer is missing"]),
         (FULL, {"num_nextn_predict_layers": 2}, ["1 MTP layer is missing"]),
         (FULL, {"num_hidden_layers": 4}, ["model.layers.{5,6}.*: 2 layers too many"]),
