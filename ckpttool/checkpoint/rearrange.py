@@ -55,8 +55,9 @@ def rearrange(
             rearranging = _Rearranging(checkpoint, trial)
             return *rearranging.run(questions), rearranging.copies
         except ValueError as error:
-            hint = f"{_THIS_MODEL}; `ckpttool recipe show {used.typed}`"
-            problem = _problem(checkpoint, "a rule cannot be evaluated", str(error), hint)
+            problem = _problem(
+                checkpoint, "a rule cannot be evaluated", str(error), _rule_hint(used)
+            )
             raise PlanError(questions or [problem]) from error
         except LookupError as error:
             name = str(error.args[0])
@@ -105,6 +106,13 @@ def _questions(
             for name in open_choices
         )
         yield _problem(checkpoint, message, facts, f"{answered}, if these are the values")
+
+
+def _rule_hint(used: UsedRecipe) -> str:
+    """Return what to do about a rule that does not fit; a person can mend their own."""
+    if used.typed not in SHIPPED:
+        return f"another rule in {used.typed}, or {_THIS_MODEL}"
+    return f"{_THIS_MODEL}; `ckpttool recipe show {used.typed}`"
 
 
 def _other_family(used: UsedRecipe) -> str:
@@ -292,8 +300,7 @@ class _Rearranging:
 
     def _report(self, missing: list[str]) -> None:
         for misfit, _ in fold_names(self._misfits):
-            hint = f"{_THIS_MODEL}; `ckpttool recipe show {self._used.typed}`"
-            self._refuse("a shape is not that of the rule", misfit, hint)
+            self._refuse("a shape is not that of the rule", misfit, _rule_hint(self._used))
         recipe = self._used.recipe.recipe
         broken = {tensor.name for tensor in self._checkpoint.records} - self._stored.keys()
         unknown = broken.union(map(self._used.recipe.spelled, broken))  # a check reports them

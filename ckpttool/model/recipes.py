@@ -37,6 +37,7 @@ Value = object  # of an expression: a number, a text, a truth value, a range, or
 SIDES = ("MindSpore", "Hugging Face")
 _MAX_LOOP = 1 << 16  # values of a hole; models have some hundred layers or experts
 _HOLE = compile_late(r"\{([^{}]*)\}")
+_BLANK = compile_late(r"\s")
 _OPERATORS: Mapping[type, Callable[..., Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -52,12 +53,15 @@ _OPERATORS: Mapping[type, Callable[..., Value]] = {
 }
 
 
+_SYNTAX = "names, numbers, lists, range, + - * // %, comparisons, in, and, or, not, if"
+
+
 @lru_cache(maxsize=4096)  # a recipe has few expressions, each for many layers
 def _parse(expression: str) -> ast.expr:
     try:
         return ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"{expression!r} is no expression") from error
+        raise ValueError(f"{expression!r} is not an expression") from error
 
 
 def evaluate(expression: str, values: Mapping[str, Value]) -> Value:
@@ -122,7 +126,7 @@ def _value(node: ast.expr, find: Callable[[str], Value]) -> Value:
             scopes = [partial(_find_in, {name: it}, find) for it in _sequence(loop.iter, find)]
             kept = (it for it in scopes if all(truth(_value(test, it)) for test in loop.ifs))
             return [_value(elt, it) for it in kept]
-    raise ValueError(f"{ast.unparse(node)!r} has more than names, numbers and operators")
+    raise ValueError(f"{ast.unparse(node)!r} is not of an expression: it has {_SYNTAX}")
 
 
 def _find_in(scope: Mapping[str, Value], find: Callable[[str], Value], name: str) -> Value:
@@ -198,7 +202,7 @@ def parse_axes(notation: str) -> tuple[Axes, tuple[Factor, ...]]:
     at = 0
     while left := notation[at:].strip():
         if (match := _AXIS.match(notation, at)) is None:
-            raise ValueError(f"{notation!r} is no list of axes: see {left!r}")
+            raise ValueError(f"{notation!r} is not a list of axes: {_wrong_factor(left)}")
         at = match.end()
         axis = tuple(
             Factor(name, start.strip(), stop[1:].strip(), bool(start) and not stop)
@@ -212,6 +216,16 @@ def parse_axes(notation: str) -> tuple[Axes, tuple[Factor, ...]]:
     if len(names) > len({*names}):
         raise ValueError(f"{notation!r} has a factor twice")
     return tuple(axes), tuple(rest)
+
+
+def _wrong_factor(left: str) -> str:
+    """Return what is wrong with the factors that begin a text."""
+    rest = left.removeprefix("(").lstrip()
+    while match := _FACTORS.match(rest):
+        rest = rest[match.end() :].lstrip()
+    if number := re.match(r"\d+", rest):
+        return f"{number[0]} has no name; sizes: gives it one, {{p: {number[0]}}}"
+    return f"{rest!r} is not a factor" if rest else "a bracket is not closed"
 
 
 class Unanswered(Struct, frozen=True):
@@ -240,7 +254,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     condition
         Whether there are these tensors at all.
     names
-        Names that are one tensor on each side, with the same ``axes``.
+        Names that are one tensor on each side, with the same ``axes`` (``""`` of a single value).
     mindspore, huggingface
         Names with their axes, as `parse_axes` reads them.  MindSpore's may have several shapes,
         parted by ``|``; which of them is written is the number that ``written`` gives.
@@ -254,7 +268,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
     loops: Mapping[str, str] = field(default_factory=dict, name="for")
     condition: str = field(default="True", name="if")
-    axes: str = ""
+    axes: str | None = None
     names: Mapping[str, str] = {}
     mindspore: Mapping[str, str] = {}
     huggingface: Mapping[str, str] = {}
@@ -386,7 +400,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 for name, expression in rule.sizes.items():
                     sizes[name] = evaluate(expression, sizes)
                 for old, new in rule.names.items():
-                    ours, theirs = ({here(_fill(it, of_loop)): rule.axes} for it in (old, new))
+                    ours, theirs = (
+                        {here(_fill(it, of_loop)): rule.axes or ""} for it in (old, new)
+                    )
                     yield Relation((ours, theirs), sizes, dtype=rule.dtype, is_same=True)
                 if rule.mindspore:
                     every = [*_loop(rule.each, "True", of_loop)]
@@ -404,6 +420,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         for rule in self.rules:
             if not rule.names and not (rule.mindspore and rule.huggingface):
                 raise ValueError("a rule has neither names: nor mindspore: and huggingface:")
+            if rule.names and rule.axes is None:
+                first = next(iter(rule.names))
+                raise ValueError(f"the rule of {first} has names: without axes:")
             if rule.dtype and rule.dtype not in DTYPES:
                 raise ValueError(f"no element type {rule.dtype}")
 
@@ -423,7 +442,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         for rule in self.rules:
             yield from (*rule.loops.values(), *rule.each.values(), *rule.sizes.values())
             yield from (rule.condition, rule.written)
-            axes += (rule.axes, *rule.mindspore.values(), *rule.huggingface.values())
+            axes += (rule.axes or "", *rule.mindspore.values(), *rule.huggingface.values())
             names += (*rule.names, *rule.names.values(), *rule.mindspore, *rule.huggingface)
         for copies in self.copies:
             yield from (copies.condition, *copies.loops.values())
@@ -434,6 +453,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         for name in names:
             if "{" in _HOLE.sub("", name) or "}" in _HOLE.sub("", name):
                 raise ValueError(f"{name!r} has a hole that is not closed")
+            if _BLANK.search(_HOLE.sub("", name)):
+                raise ValueError(f"{name!r} is not a name: it has a blank")
             yield from _HOLE.findall(name)
         for notation in chain.from_iterable(notation.split("|") for notation in axes):
             for factor in _factors(_HOLE.sub("0", notation)):
@@ -565,7 +586,7 @@ def _solve(
 ) -> None:
     """Add the sizes of factors that follow from a shape: of one in each axis at most."""
     if len(axes) != len(shape):
-        raise ValueError(f"{name} has {len(shape)} axes, expected {len(axes)}")
+        raise ValueError(f"{name}: number of axes is {len(shape)}, expected {len(axes)}")
     for axis, size in zip(axes, shape, strict=True):
         unknown = [factor for factor in axis if factor.name not in sizes]
         known = (_ends(name, it, sizes[it.name], values) for it in axis if it.name in sizes)

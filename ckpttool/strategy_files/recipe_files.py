@@ -24,6 +24,13 @@ from ckpttool.wording import any_of, nearest
 
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 _WRITING = "`ckpttool help writing-recipes`"
+_REASONS = {  # of msgspec
+    r"Object contains unknown field `(\w+)`": r"unknown key \1",
+    r"Object missing required field `(\w+)`": r"the key \1 is missing",
+    r"Expected (.+), got (.+)": r"\2, expected \1",
+}
+_KINDS = {"str": "a text", "int": "a number", "bool": "true or false", "array": "a list"}
+_KINDS |= {"object": "a mapping", "null": "nothing"}
 _FOLDER = Path(__file__).with_name("recipes")
 _BASES = ("mcore-moe",)  # what others extend, of no model by itself
 SHIPPED = (
@@ -105,7 +112,8 @@ def _read_values(text: str, path: str, recipe: Recipe, pairs: Sequence[str]) -> 
 def _read(path: str) -> Recipe:
     shipped = (*SHIPPED, *_BASES)
     if path not in shipped and not is_file(path):
-        raise RulesError(path, "no such recipe", f"{any_of(SHIPPED)}, or a YAML file")
+        hint = nearest(path, SHIPPED) or f"{any_of(SHIPPED)}, or a YAML file"
+        raise RulesError(path, "no such recipe", hint)
     if Path(path).name == CONFIG:
         hint = f"--recipe with a name, and --hf-config {quote(path)}"
         raise RulesError(path, "a configuration is no recipe", hint)
@@ -114,7 +122,7 @@ def _read(path: str) -> Recipe:
         recipe = msgspec.convert(_plain(document), Recipe, strict=False)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$")
-        raise RulesError(_place(document, at), reason, _WRITING) from error
+        raise RulesError(_place(document, at), _in_words(reason), _WRITING) from error
     try:
         recipe.check()
     except ValueError as error:
@@ -137,9 +145,30 @@ def _place(node: Node, at: str) -> str:
     return node.place
 
 
+def _in_words(reason: str) -> str:
+    """Return a reason of msgspec in the words of YAML.
+
+    >>> _in_words("Expected `str`, got `array`"), _in_words("Object contains unknown field `a`")
+    ('a list, expected a text', 'unknown key a')
+    """
+    for pattern, words in _REASONS.items():
+        reason = re.sub(pattern, words, reason)
+    for kind, words in _KINDS.items():
+        reason = reason.replace(f"`{kind}`", words)
+    return reason
+
+
 def _plain(node: Node) -> object:
-    """Return the value of a document without places."""
+    """Return the value of a document without places; a number or a list of such is a text.
+
+    So it is an expression, which stands where YAML has such values.
+    """
     value = node.value
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
-    return [*map(_plain, value)] if isinstance(value, tuple) else value
+    if not isinstance(value, tuple):
+        return str(value) if isinstance(value, int) else value
+    items = [item.value for item in value]
+    if items and all(isinstance(item, str | int) for item in items):
+        return str(items)
+    return [*map(_plain, value)]

@@ -491,7 +491,9 @@ MISTAKES = {  # what is typed, the exit code, what is said
             "knows no atention; fc1 has no value x; qwen3 knows no typo Try: --recipe 'qwen3:att",
         ),
     ),
-    "qwen4": (4, "no such recipe"),
+    "qwen4": (4, "no such recipe Try: qwen"),
+    "Qwen3_MoE": (4, "no such recipe Try: qwen3-moe"),
+    "mixtral": (4, "no such recipe Try: deepseek-v3, deepseek-v3-legacy"),
     "qwen3:fc1": (4, "Try: --recipe 'qwen3:fc1=interleaved' or --recipe 'qwen3:fc1=c"),
     "llama:fc1": (4, "'fc1' is not KEY=VALUE Try: --recipe 'llama'"),
     "qwen3:typo=3,attention=grouped": (4, "knows no typo Try: --recipe 'qwen3:attention=grouped"),
@@ -739,8 +741,12 @@ BROKEN = {  # what another recipe says beside that of qwen3, the exit code, and 
     "sizes: {h: head_dim // 0}": (5, "by zero"),
     "sizes: {h: 'layer_types[3]'}": (5, "layer_types has 3 values, and none at 3"),
     "sizes: {h: 'kinds[0]'}": (5, "mine.yaml needs kinds Try: --hf-config of this model"),
-    "sizes: {L: '3 * 10 ** 3'}": (4, "has more than names"),
-    "rules: [{for: {i: '3'}, axes: H, names: {'a.{i}': 'b.{i}'}}]": (5, "no list or range"),
+    "sizes: {L: '3 * 10 ** 3'}": (4, "'10 ** 3' is not of an expression: it has names, numbers"),
+    "sizes: {h: hidden_size / 3}": (4, "'hidden_size / 3' is not of an expression"),
+    "rules: [{for: {i: '3'}, axes: H, names: {'a.{i}': 'b.{i}'}}]": (
+        5,
+        "no list or range Try: another rule in",
+    ),
 }
 
 
@@ -815,15 +821,43 @@ def test_a_copy_with_other_values_is_no_copy(tmp_path):
     run_well(*words, "--exclude", "lm_head.weight")
 
 
+def test_a_number_and_a_list_of_yaml_are_expressions(tmp_path):
+    head = "recipe: mine\nversion: 1\nsource: x\nrules:\n"
+    rule = "- for: {{i: {numbers}, x: {words}}}\n  sizes: {{p: {two}}}\n"
+    rule += "  mindspore: {{'{{x}}.{{i}}': (p h)}}\n"
+    rule += "  huggingface: {{'{{x}}.{{i}}.a': '(p[0] h)', '{{x}}.{{i}}.b': '(p[1] h)'}}\n"
+    (tmp_path / "plain.yaml").write_text(
+        head + rule.format(numbers="[0, 2]", words="[q, k]", two=2)
+    )
+    (tmp_path / "quoted.yaml").write_text(
+        head + rule.format(numbers='"[0, 2]"', words="\"['q', 'k']\"", two='"2"')
+    )
+    tensors = {f"{x}.{i}": noise(f"{x}{i}", "Int8", (6,)) for i in (0, 2) for x in "qk"}
+    write_file(tmp_path / "m.ckpt", tensors, "ckpt")
+    made = []
+    for name in ("plain", "quoted"):
+        out = tmp_path / f"{name}.safetensors"
+        run_well("merge", tmp_path / "m.ckpt", "-o", out, "--recipe", tmp_path / f"{name}.yaml")
+        made.append(read(out))
+    assert made[0] == made[1]
+    assert {*made[0]} == {f"{x}.{i}.{half}" for i in (0, 2) for x in "qk" for half in "ab"}
+
+
 MALFORMED = {  # a line of a rule, what is said
-    "if: L +": "'L +' is no expression",
-    "if: open('x')": "has more than names",
-    "axes: (g": "'(g' is no list of axes: see '(g'",
+    "if: L +": "'L +' is not an expression",
+    "if: open('x')": "not of an expression: it has names, numbers, lists, range, + - * // %, com",
+    "axes: (g": "'(g' is not a list of axes: a bracket is not closed",
+    "axes: (g 3 h)": "'(g 3 h)' is not a list of axes: 3 has no name; sizes: gives it one, {p: 3}",
+    "axes: f, H": "'f, H' is not a list of axes: ', H' is not a factor",
+    "names: {a: b}": "mine.yaml: the rule of a has names: without axes:",
+    "names: {a: b f H}": "mine.yaml: 'b f H' is not a name: it has a blank",
+    "mindspore: {'a{i + 1} H': H}": "mine.yaml: 'a{i + 1} H' is not a name: it has a blank",
     "axes: g g": "a factor twice",
     "for: {i: range(L}": "mine.yaml",
     "names: {a: b, a: c}": "twice",
-    "wrong: 1": "mine.yaml, line 5, column 3: Object contains unknown field `wrong`",
-    "names: 1": "mine.yaml, line 5, column 3: Expected `object`, got `int`",
+    "wrong: 1": "mine.yaml, line 5, column 3: unknown key wrong",
+    "names: 1": "mine.yaml, line 5, column 3: a text, expected a mapping",
+    "sizes: {p: {q: 3}}": "mine.yaml, line 5, column 3: a mapping, expected a text",
 }
 
 

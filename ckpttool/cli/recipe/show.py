@@ -48,7 +48,7 @@ def _rows(rule: Rule) -> Iterator[tuple[str, ...]]:
     loops = ", ".join(f"{hole} in {text}" for hole, text in {**rule.loops, **rule.each}.items())
     condition = "" if rule.condition == "True" else rule.condition
     for ours, theirs in rule.names.items():
-        yield ours, rule.axes, theirs, rule.axes, loops, condition
+        yield ours, rule.axes or "", theirs, rule.axes or "", loops, condition
     ours_of: Mapping[str, str] = rule.mindspore
     pairs = [(*it, *other) for it in ours_of.items() for other in rule.huggingface.items()]
     for name, axes, other, of_other in pairs:
