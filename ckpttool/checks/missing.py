@@ -21,7 +21,7 @@ from ckpttool.checkpoint.presence import (
 )
 from ckpttool.model.belonging import LEAST_COUNT, WEIGHT, Belonging, owners_of
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.dtypes import CAST_WORDS, CASTABLE, DTYPES, FLOAT8
+from ckpttool.model.dtypes import CASTABLE, DTYPES, FLOAT8, WORDS_OF_CASTS
 from ckpttool.model.joining import format_names
 from ckpttool.model.names import parse_name
 from ckpttool.model.patterns import Pattern, covering_patterns
@@ -621,10 +621,10 @@ def check_narrowed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if few := [name for name, dtype in narrowed.items() if dtype != usual]:
         whose = shorten(dict.fromkeys(narrowed[name] for name in few), 3)
         message = f"cast from {whose}, while most weights are {usual}: {shorten(few, 3)}"
-        words = [word for word, of in CAST_WORDS.items() if of == narrowed[few[0]]]  # not Float64
+        word = WORDS_OF_CASTS.get(narrowed[few[0]])  # Float64 has none
         unaffected = checkpoint.metas.keys() - few
-        patterns = covering_patterns(few, unaffected, _MOST_PATTERNS) if words else ()
-        hint = " ".join(f"--dtype {quote(f'{words[0]}:{pattern}')}" for pattern in patterns)
+        patterns = covering_patterns(few, unaffected, _MOST_PATTERNS) if word else ()
+        hint = " ".join(f"--dtype {quote(f'{word}:{pattern}')}" for pattern in patterns)
         yield Diagnostic("narrowed", message, hint=hint and f"{hint}, to keep them")
 
 

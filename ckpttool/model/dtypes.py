@@ -90,6 +90,7 @@ FLOATS = frozenset(name for name in DTYPES if "Float" in name)  # real floating-
 INEXACT = FLOATS | {"Complex64", "Complex128"} | SAFETENSORS_DTYPES.keys()  # that are rounded
 
 CAST_WORDS = {"fp32": "Float32", "fp16": "Float16", "bf16": "BFloat16"}  # of --dtype
+WORDS_OF_CASTS = {dtype: word for word, dtype in CAST_WORDS.items()}
 CASTABLE = frozenset({"Float64", *CAST_WORDS.values()})  # what is cast, and to what
 
 # MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.

@@ -32,7 +32,7 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.belonging import find_belongings
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.dtypes import CAST_WORDS, CASTABLE
+from ckpttool.model.dtypes import CASTABLE, WORDS_OF_CASTS
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
@@ -65,7 +65,6 @@ _SAYS: Mapping[Kind, str] = {  # the gravest first
     "text": "have another text",
     "values": "have other values",
 }
-_WORDS = {dtype: word for word, dtype in CAST_WORDS.items()}
 
 
 class Reference(Struct, frozen=True):
@@ -264,12 +263,13 @@ def audit_checkpoint(
     The checkpoint is as the options make it: with a recipe the model that merge would write.
     ``sight.found`` gets what is wrong.  ``deep`` compares values, too, with those of
     ``reference``, and a card has hashes.  ``deltas`` says how some differ, and gets the others.
-    Of a checkpoint with errors no tensor is hashed, and nothing is made.
+    Of a checkpoint with errors no tensor is hashed, and nothing is made.  One without a file that
+    can be read is not compared.
     """
     like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"
     is_wrong, is_made = bool(found.errors), sight.source.options.tensors.are_changed
-    if is_wrong and is_made:
+    if is_wrong and (is_made or not checkpoint.catalog.files):
         return None, None  # which is said
     is_read = is_made or audit.card or (deep and like)
     outputs = {it.meta.name: it for it in checkpoint.outputs()} if is_read else {}
@@ -378,7 +378,8 @@ def _unlike(
             parts = ((a.dtype, b.dtype), (format_shape(a.shape), format_shape(b.shape)))
             unlike = zip(*(pair for pair in parts if pair[0] != pair[1]), strict=True)
             facts = ", expected ".join(map(" ".join, unlike))
-            word = _WORDS.get(b.dtype) if a.dtype in CASTABLE and a.shape == b.shape else None
+            can_cast = a.dtype in CASTABLE and a.shape == b.shape
+            word = WORDS_OF_CASTS.get(b.dtype) if can_cast else None
             if deep and kind == "dtype":
                 facts += "; values are not compared"
                 hint = f"--dtype {word}" if word else ""

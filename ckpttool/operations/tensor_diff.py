@@ -21,6 +21,7 @@ from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.missing import find_nothing, find_shared_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import CASTABLE, DTYPES, WORDS_OF_CASTS
 from ckpttool.model.joining import format_names
 from ckpttool.model.manifest import LeftOut
 from ckpttool.model.plan import OutputTensor
@@ -56,7 +57,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import count, fold_names, fold_subtrees, format_bytes
+from ckpttool.wording import any_of, count, fold_names, fold_subtrees, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 Metas: TypeAlias = Mapping[str, TensorMeta | None]  # None if only the name is known
@@ -350,9 +351,11 @@ def diff(
         pairs = list(_pairs(*([*checkpoint.outputs()] for checkpoint in checkpoints)))
         nbytes = sum(pair.nbytes for pair in pairs)
         a_names, b_names = ([it.name for it in checkpoint.tensors] for checkpoint in checkpoints)
-        unlike = compare_names(a_names, b_names)
+        unlike = [*compare_names(a_names, b_names)]
         with open_progress(2 * nbytes) as on_progress:
             differences, changes = _compare(pairs, executor, compare, on_progress)
+        weights = [it for it in differences if it.name not in checkpoints[0].belongings]
+        unlike += _of_other_types(weights)
         findings = [*chain(*(side.findings(is_empty=not pairs) for side in sides))]
         applied: dict[Literal["a", "b"], Applied] = {
             "a": Applied.to(checkpoints[0]),
@@ -476,6 +479,23 @@ def compare_names(a: Collection[str], b: Collection[str]) -> Iterator[Diagnostic
         facts = f"one has {format_names(a, 1)}; the other {format_names(b, 1)}"
         hint = "--recipe NAME, for names of Hugging Face"
         yield Diagnostic("doubt", "no name is in common", hint, facts=facts)
+
+
+def _of_other_types(weights: Iterable[TensorDifference]) -> Iterator[Diagnostic]:
+    """Yield a note if --dtype makes weights comparable: in the narrower type, or in that of B."""
+    names, words = list[str](), set[str]()
+    for weight in weights:
+        a, b = weight.a, weight.b
+        if weight.kind == "dtype" and a and b and a.shape == b.shape:
+            both = [DTYPES[b.dtype], DTYPES[a.dtype]]
+            dtype = min(both, key=lambda it: it.itemsize).name
+            if dtype in WORDS_OF_CASTS and CASTABLE.issuperset((a.dtype, b.dtype)):
+                names.append(weight.name)
+                words.add(WORDS_OF_CASTS[dtype])
+    if names:
+        message = f"values of {count(len(names), 'weight')} of another type are not compared"
+        hint = f"--dtype {any_of(sorted(words))}"
+        yield Diagnostic("doubt", message, hint, facts=format_names(names))
 
 
 def _looks_merged(catalog: Catalog, full: Mapping[str, TensorMeta]) -> bool:

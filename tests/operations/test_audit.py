@@ -468,6 +468,18 @@ def test_values_that_are_not_compared_are_named_with_the_option_that_does(tmp_pa
     assert "Try: --recipe NAME" in message(run("diff", a, c))
 
 
+@pytest.mark.parametrize("option", ["--like", "--config"])
+def test_a_file_that_cannot_be_read_is_not_compared(tmp_path, option):
+    zeros = {"w": Entry("Float32", (2,), bytes(8))}
+    write_file(tmp_path / "ref" / "model.safetensors", zeros, "safetensors")
+    (tmp_path / "ref" / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "card.json").write_text('{"digest": "sha256:00"}')
+    (tmp_path / "short.safetensors").write_bytes(bytes([99, *bytes(7)]))
+    for name, code in (("card.json", "unsupported"), ("short.safetensors", "damaged")):
+        result = run("verify", tmp_path / name, option, tmp_path / "ref", "--json")
+        assert [it["code"] for it in json.loads(result.stdout)["findings"]] == [code]
+
+
 def test_what_the_reference_proves_is_said_beside_a_warning(tmp_path):
     tensors = {"w": Entry("Float32", (2, 2), bytes(16))}
     for name in ("a.ckpt", "b.ckpt"):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
 from ckpttool.operations.tensor_diff import diff
 from ckpttool.problems import PlanError
@@ -120,6 +121,28 @@ def test_names_types_shapes_and_texts_are_compared_before_values(tmp_path):
     assert found.differences[0].b is None
     assert found.differences[3].a is None
     assert found.differences[1].b.dtype == "Float16"
+
+
+@pytest.mark.parametrize(
+    ("types", "hint"),
+    [
+        (("Float32", "Float16"), "--dtype fp16"),
+        (("BFloat16", "Float32"), "--dtype bf16"),
+        (("BFloat16", "Float16"), "--dtype fp16"),
+        (("Float64", "Float32"), "--dtype fp32"),
+        (("Float32", "Int32"), None),
+        (("Float32", "Float32"), None),
+    ],
+)
+def test_values_of_another_type_are_compared_by_the_option_that_a_note_names(tmp_path, types, hint):
+    sides = []
+    for side, dtype in zip("ab", types, strict=True):
+        zeros = Entry(dtype, (4,), bytes(4 * DTYPES[dtype].itemsize))
+        wide = Entry("Float32", (2,), bytes(8)) if side == "a" else Entry("Float16", (2,), bytes(4))
+        sides.append(written(tmp_path / side, {"w": zeros, "adam_m.w": wide}))
+    notes = [(it.message, it.hint) for it in diff(*sides).notes]
+    message = "values of 1 weight of another type are not compared"
+    assert notes == ([(message, hint)] if hint else [])
 
 
 def test_values_that_differ_are_counted_measured_and_located(tmp_path):
