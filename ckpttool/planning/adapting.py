@@ -9,7 +9,7 @@ gets: training that resumes from a master copy would undo the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from shlex import quote
 from typing import NamedTuple
@@ -30,12 +30,15 @@ from ckpttool.wording import any_of, count, format_shape, shorten
 
 
 def adapt(
-    checkpoint: Checkpoint, transfers: Sequence[Transfer]
+    checkpoint: Checkpoint, transfers: Sequence[Transfer], listed: Collection[str] = ()
 ) -> tuple[list[Transfer], list[Diagnostic]]:
-    """Return the transfers with the terms of all adapters; what is wrong, and what was done."""
+    """Return the transfers with the terms of all adapters; what is wrong, and what was done.
+
+    ``listed`` are the names in the strategy of the target.
+    """
     adapted, found = [*transfers], list[Diagnostic]()
     for number, adapter in enumerate(checkpoint.options.tensors.lora, 1):
-        adapting = _Adapting(adapter, number, adapted, checkpoint)
+        adapting = _Adapting(adapter, number, adapted, checkpoint, listed)
         adapted = [adapting.with_terms(transfer) for transfer in adapted]
         found += adapting.found()
     return adapted, found
@@ -54,6 +57,7 @@ class _Product(NamedTuple):
 
 _EXPERT = 1 << 40  # where an expert lies on the axis of its stack, which has others on both sides
 _OTHER = "an adapter of this model"
+_BY_MERGE = "`merge` with --recipe and --lora, then `split` of its folder with --recipe"
 _BY_PEFT = "`merge_and_unload` of the PEFT that saved it"
 
 
@@ -64,6 +68,7 @@ class _Adapting:
         number: int,
         transfers: Sequence[Transfer],
         checkpoint: Checkpoint,
+        listed: Collection[str],
     ) -> None:
         self._adapter, self._input, self._belongings = adapter, number, checkpoint.belongings
         self._tensors = {it.name: it for it in records_of_files(adapter.catalog, "full")}
@@ -71,6 +76,8 @@ class _Adapting:
         self._has_recipe = checkpoint.options.tensors.recipe is not None
         stored = checkpoint.catalog.metas if self._has_recipe else checkpoint.whole.metas
         self._stored = [name for name in stored if name not in self._belongings]
+        # A recipe would give the outputs names that the target does not list.
+        self._keeps_names = not {*self._stored}.isdisjoint(listed)
         # A copy that a recipe makes has the slicing of what it copies, and none of its names.
         # A name that the source has is that of its tensor, whatever the output calls by it.
         self._called = {
@@ -255,7 +262,8 @@ class _Adapting:
             message = unused.format(count(len({*chain(*unmet.values())}), "tensor"))
             sides = format_names(self._stored, 1), format_names(unmet, 1)
             has_names = self._met or self._has_recipe
-            hint = _OTHER if has_names else f"--recipe of the family, or {_OTHER}"
+            by_recipe = _BY_MERGE if self._keeps_names else "--recipe of the family"
+            hint = _OTHER if has_names else f"{by_recipe}, or {_OTHER}"
             facts = "the source has {}, the adapter {}".format(*sides)
             refused.append(self._refusal(message, facts, hint))
         if not is_adapter:

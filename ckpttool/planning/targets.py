@@ -249,8 +249,8 @@ def _find_transfers(
         layouts, reasons = chooser.fit(tensor)
         if reasons:
             if rows is None or not rows.refuses(tensor.name):  # else it is reported below
-                padded = layouts if checkpoint.is_of_vocabulary(tensor.name) else ()
-                diagnostics.add(_mismatch_problem(tensor.meta, reasons, target, padded))
+                problem = _mismatch_problem(checkpoint, tensor.meta, reasons, target, layouts)
+                diagnostics.add(problem)
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
             dtype = checkpoint.wanted_dtype(tensor.meta)
@@ -267,7 +267,8 @@ def _find_transfers(
     if checkpoint.options.tensors.lora:
         from ckpttool.planning.adapting import adapt
 
-        transfers, of_adapters = adapt(checkpoint, transfers)
+        listed = () if target.strategy is None else target.strategy.layouts
+        transfers, of_adapters = adapt(checkpoint, transfers, listed)
         diagnostics.add(*of_adapters)
     if not checkpoint.is_recorded:  # else ckpttool cut these slices from full tensors
         diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
@@ -424,16 +425,25 @@ def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
 
 
 def _mismatch_problem(
-    meta: TensorMeta, reasons: Sequence[str], target: Target, padded: Sequence[Layout]
+    checkpoint: Checkpoint,
+    meta: TensorMeta,
+    reasons: Sequence[str],
+    target: Target,
+    layouts: Sequence[Layout],
 ) -> Diagnostic:
-    """Return the problem of a shape; of ``padded`` layouts more rows can be the remedy."""
-    alike = (it for it in padded if len(it.tensor_map) == len(meta.shape))
-    cuts = [axis.slices for it in alike for axis in it.uneven_axes(meta.shape) if axis.axis == 0]
+    """Return the problem of a shape; more rows of a vocabulary can be the remedy."""
+    alike = [it for it in layouts if len(it.tensor_map) == len(meta.shape)]
     hint = "a target with slices that divide the axes; `ckpttool help target` explains"
+    if checkpoint.is_of_vocabulary(meta.name):
+        cuts = [it.slices for of in alike for it in of.uneven_axes(meta.shape) if it.axis == 0]
+        hint = f"--pad-vocab multiple:{math.lcm(*cuts)}" if cuts else hint
+    if len(alike) < len(layouts):
+        hint = "a target of this model"
+        hint += ", or another answer behind --recipe" if checkpoint.rearranged else ""
     return Diagnostic(
         "target",
         "the target cannot shard this shape",
-        hint=f"--pad-vocab multiple:{math.lcm(*cuts)}" if cuts else hint,
+        hint=hint,
         facts="; ".join(reasons),
         tensor=meta.name,
         where="" if target.strategy is None else target.strategy.origin,

@@ -790,6 +790,31 @@ def test_what_is_wrong_with_a_rule_is_told_once_for_all_layers(tmp_path, parts, 
     assert f"a shape is not that of the rule {told}" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "hint"),
+    [
+        ("theirs", ["--recipe", "mine.yaml"], "this model, or another answer behind --recipe"),
+        ("ours", [], "this model"),
+    ],
+)
+def test_a_target_for_more_axes_is_of_another_model_or_answer(
+    tmp_path, monkeypatch, name, more, hint
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "recipe: mine\nversion: 1\nsource: x\nrules: [{axes: a b, names: {ours: theirs}}]\n"
+    )
+    layout = {"dev_matrix": [2], "tensor_map": [0, -1, -1]}
+    (tmp_path / "target.json").write_text(json.dumps({"parallel_layout_item": {"ours": layout}}))
+    write_file(tmp_path / "m.safetensors", {name: noise("w", "Int8", (4, 2))}, "safetensors")
+    words = ["split", "m.safetensors", "-d", "target.json", "-o", "out", "--format", "ckpt"]
+    said = message(run(*words, *more))
+    assert (
+        f"tensor map [[0], [], []] is for 3 axes, not shape (4, 2) Try: a target of {hint}" in said
+    )
+    assert said.endswith(hint)
+
+
 def test_a_recipe_extends_one_that_comes_with_ckpttool(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(f"recipe: mine\nversion: 1\nsource: x\nextends: {path}\n")

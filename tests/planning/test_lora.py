@@ -633,6 +633,17 @@ def test_an_adapter_of_other_names_asks_for_the_recipe(tmp_path):
     assert "Try: --recipe of the family, or an adapter of this model" in message(result)
 
 
+def test_an_adapter_of_other_names_is_added_before_the_target_that_lists_the_names(tmp_path):
+    adapter = write_adapter(tmp_path / "ad", named("layers.0.q", *pair("a", (6, 4), 2)))
+    write_file(tmp_path / "base.ckpt", {"decoder.0.q.weight": BASE["a.weight"]}, "ckpt")
+    target = tmp_path / "two.yaml"
+    target.write_text("ckpttool_strategy: 1\nranks: 2\nparameters: {'*': replicated}\n")
+    words = ["split", tmp_path / "base.ckpt", "-d", target, "-o", tmp_path / "out"]
+    result = run(*words, "--format", "ckpt", "--lora", f"{adapter}:1")
+    by_merge = "`merge` with --recipe and --lora, then `split` of its folder with --recipe"
+    assert f"Try: {by_merge}, or an adapter of this model" in message(result)
+
+
 def test_a_wrong_path_of_an_adapter_is_told_as_one(tmp_path):
     folder = write_adapter(tmp_path / "ad", named("a", *pair("a", (6, 4), 2)), lora_alpha=2)
     write_file(tmp_path / "base.ckpt", BASE, "ckpt")
