@@ -182,6 +182,8 @@ class Rearranged(Struct, frozen=True):
         Names of the fusions of weights that each rank of the source fused for itself.
     scales
         The terms of the scales of Float8 weights, by the names of the records.
+    confirmed
+        Old names of the tensors of ``called`` whose full shapes the configuration gives.
     """
 
     source: Checkpoint
@@ -190,6 +192,7 @@ class Rearranged(Struct, frozen=True):
     copied: Mapping[str, str] = {}
     regrouped_by: frozenset[str] = frozenset()
     scales: Mapping[str, Term] = {}
+    confirmed: frozenset[str] = frozenset()
 
 
 class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
@@ -504,15 +507,16 @@ class Checkpoint(Brief, Struct, frozen=True, kw_only=True, dict=True):
     def confirmed_by(self, indexes: Iterable[Mapping[str, TensorMeta]]) -> frozenset[str]:
         """Return the tensors whose full shapes more shows than the layouts of the strategy.
 
-        It is the manifest, one of the ``indexes``, the strategy in JSON, or a parameter and a
-        state: the strategy shards them differently, and both have one full shape.  If it shards
-        both alike, both would be wrong in the same way.
+        It is the manifest, one of the ``indexes``, the strategy in JSON, the configuration of a
+        recipe, or a parameter and a state: the strategy shards them differently, and both have one
+        full shape.  If it shards both alike, both would be wrong in the same way.
         """
         shapes = {t.name: t.meta.shape for t in self.tensors}
         if self.is_recorded:
             return frozenset(shapes)
         layouts = self.strategy.layouts
         shown = {n for n in shapes if any(layout.full_shape for layout in layouts.get(n, ()))}
+        shown |= frozenset() if self.rearranged is None else self.rearranged.confirmed
         for index in indexes:
             shown |= {name for name, meta in index.items() if shapes.get(name) == meta.shape}
         for pair in self.states.items():

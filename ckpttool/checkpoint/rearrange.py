@@ -137,6 +137,7 @@ class _Rearranging:
         self._misfits = dict[str, str]()  # of all layers, which are folded
         self._made: dict[str, FullTensor] = {}
         self._called: dict[str, str] = {}
+        self._confirmed = set[str]()  # of these, by sizes of the configuration
         self._dtypes: dict[str, str] = {}
         self._copied: dict[str, str] = {}
         self._used_names = set[str]()
@@ -183,7 +184,9 @@ class _Rearranging:
         fused = frozenset(self._rows.regrouped_by)
         scales = {name: term for name, term in self._of_source.items() if name in self._called}
         rearranged = Rearranged(
-            checkpoint, self._called, self._dtypes, self._copied, fused, scales | self._scales
+            *(checkpoint, self._called, self._dtypes, self._copied, fused),
+            scales | self._scales,
+            frozenset(self._confirmed),
         )
         tensors = replace(checkpoint.options.tensors, include=(), exclude=(), weights_only=False)
         made = replace(
@@ -222,6 +225,9 @@ class _Rearranging:
             return
         if relation.is_same:
             (old,), (self._called[old],) = stored, others
+            words = (self._used.config.get("vocab_size"),)  # the only open factor is of these rows
+            if len(relation.open_factors) <= (is_of_vocabulary(old) and shapes[old][:1] == words):
+                self._confirmed.add(old)
             return
         wanted_dtypes = {self._checkpoint.wanted_dtype(tensor.meta) for tensor in sources.values()}
         if len(wanted_dtypes) > 1:

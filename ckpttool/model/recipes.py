@@ -311,6 +311,13 @@ class Relation(Struct, frozen=True, gc=False):
     dtype: str = ""
     is_same: bool = False
 
+    @property
+    def open_factors(self) -> frozenset[str]:
+        """The factors whose sizes follow from shapes alone."""
+        factors = chain(*(_factors(notation) for side in self.sides for notation in side.values()))
+        sizes = self.values
+        return frozenset(it.name for it in factors if type(sizes.get(it.name)) is not int)
+
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The names and axes of a family of models, here and there.

@@ -249,7 +249,7 @@ def verify(
     if audit.like is not None:
         audited.append(f"the {audit.like.proves(deep)} are those of {audit.like.path}")
     compared = "; ".join((compared, *audited))
-    is_open = checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)
+    is_open = sight.checkpoint.whole.find_unconfirmed(sight.contents.readable_indexes)
     if audit.like is None and any(True for _ in is_open):
         compared += "; full shapes come from the strategy alone"
     report = _report(catalog, diagnostics, deep, compared, LeftOut.of(checkpoint.left_out))

@@ -478,6 +478,36 @@ def test_counters_that_differ_between_ranks_are_left_out_by_a_rule(tmp_path):
     assert read(tmp_path / "out" / "model.safetensors") == tensors
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, ""),
+        (
+            {"vocab_size": 65},
+            "Check the full shapes, which only the strategy shows: 64 x 24 (2 ten",
+        ),
+    ],
+)
+def test_shapes_that_the_configuration_gives_need_no_check(tmp_path, words, said):
+    config, tensors = write_model(tmp_path / "hf", "qwen3")
+    choices = {"fc1": "interleaved", "attention": "grouped"}
+    made = to_mindformers(config, tensors, "qwen3", choices)
+    (tmp_path / "s.json").write_text(json.dumps(shard(made, 4)))
+    strategy = ckpttool.read_strategy(tmp_path / "s.json")
+    write_ranks(tmp_path / "ms", cut(made, strategy), "ckpt")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | words))
+    source = [tmp_path / "ms", "-s", tmp_path / "s.json"]
+    plain = run_well("merge", *source, "-o", tmp_path / "plain.ckpt").stdout
+    assert plain.count(" x ") == 5
+    recipe = ["--recipe", option("qwen3", choices), "--hf-config", tmp_path / "hf"]
+    shapes = run_well("merge", *source, "-o", tmp_path / "out", *recipe).stdout
+    assert shapes.replace("\n  ", " ").startswith(said or "Wrote")
+    assert shapes.count(" x ") == bool(said)
+    open_shapes = "full shapes come from the strategy alone"
+    assert open_shapes in message(run("verify", *source))
+    assert (open_shapes in message(run("verify", *source, *recipe))) == bool(said)
+
+
 MISTAKES = {  # what is typed, the exit code, what is said
     "qwen3:fc1=interleaved": (5, "attention is grouped or contiguous"),
     "qwen3:fc1=true,attention=grouped": (
