@@ -146,11 +146,7 @@ def _place(node: Node, at: str) -> str:
 
 
 def _in_words(reason: str) -> str:
-    """Return a reason of msgspec in the words of YAML.
-
-    >>> _in_words("Expected `str`, got `array`"), _in_words("Object contains unknown field `a`")
-    ('a list, expected a text', 'unknown key a')
-    """
+    """Return a reason of msgspec in the words of YAML."""
     for pattern, words in _REASONS.items():
         reason = re.sub(pattern, words, reason)
     for kind, words in _KINDS.items():
