@@ -184,7 +184,11 @@ class _Rearranging:
         fused = frozenset(self._rows.regrouped_by)
         scales = {name: term for name, term in self._of_source.items() if name in self._called}
         rearranged = Rearranged(
-            *(checkpoint, self._called, self._dtypes, self._copied, fused),
+            checkpoint,
+            self._called,
+            self._dtypes,
+            self._copied,
+            fused,
             scales | self._scales,
             frozenset(self._confirmed),
         )
@@ -225,8 +229,9 @@ class _Rearranging:
             return
         if relation.is_same:
             (old,), (self._called[old],) = stored, others
-            words = (self._used.config.get("vocab_size"),)  # the only open factor is of these rows
-            if len(relation.open_factors) <= (is_of_vocabulary(old) and shapes[old][:1] == words):
+            words = (self._used.config.get("vocab_size"),)
+            has_these_rows = is_of_vocabulary(old) and shapes[old][:1] == words
+            if len(relation.open_factors) <= int(has_these_rows):  # no rule gives their number
                 self._confirmed.add(old)
             return
         wanted_dtypes = {self._checkpoint.wanted_dtype(tensor.meta) for tensor in sources.values()}

@@ -263,8 +263,8 @@ def audit_checkpoint(
     The checkpoint is as the options make it: with a recipe the model that merge would write.
     ``sight.found`` gets what is wrong.  ``deep`` compares values, too, with those of
     ``reference``, and a card has hashes.  ``deltas`` says how some differ, and gets the others.
-    Of a checkpoint with errors no tensor is hashed, and nothing is made.  One without a file that
-    can be read is not compared.
+    No tensor of a checkpoint with errors is hashed or made.  A checkpoint without a file that can
+    be read is not compared.
     """
     like, checkpoint, found = audit.like, sight.checkpoint, sight.found
     assert checkpoint is not None, "else there is an error"

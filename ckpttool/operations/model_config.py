@@ -75,8 +75,9 @@ _EMBEDDING = compile_late(
 )
 _HEAD = compile_late(r"(?:^|\.)(?:\w*lm_head|output_layer|embed_out|head|output)\.weight$")
 _NORM = compile_late(r"norm|(?:^|[._])ln(?:[._]|$)")
-_MODALITY = compile_late(r"vis|audio|image|speech")
-_OTHER_STACKS = compile_late(rf"{_MODALITY.pattern}|mtp|codec|vq|qformer")
+_NOT_TEXT = "vis|audio|image|speech"
+_MODALITY = compile_late(_NOT_TEXT)
+_OTHER_STACKS = compile_late(f"{_NOT_TEXT}|mtp|codec|vq|qformer")
 _LOOPS = compile_late(r"loop|cycle")  # of keys of models that run a layer several times
 _OF_MTP = ("enorm.weight", "hnorm.weight", "eh_proj.weight")  # beside those of a decoder layer
 
